@@ -1,0 +1,26 @@
+"""ml_factory: from 1-minute bars to an honest, calibrated, exported model on a machine that may vanish.
+
+`import ml_factory` is fast: names below load their module when first used.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CheckpointManager": "ml_factory.runs.checkpoints",
+    "Workspace": "ml_factory.runs.workspace",
+}
+_ROOMS = {"pipeline", "notebook"}
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"ml_factory.{name}")
+    raise AttributeError(f"module 'ml_factory' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_ROOMS])

@@ -1,0 +1,1 @@
+"""Numbers ready to learn from."""

@@ -1,0 +1,54 @@
+"""Errors that say what went wrong, where, what was got and wanted, and the next step."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FactoryError(ValueError):
+    """A mistake the user can mend. The message alone must be enough to mend it.
+
+    Parameters
+    ----------
+    what : one sentence: what could not be done.
+    where : the file, column, row or setting concerned.
+    got, wanted : what was found there, and what should have been.
+    next_step : what to do now, as an imperative.
+    """
+
+    def __init__(
+        self, what: str, *, where: object = None, got: object = None, wanted: object = None, next_step: str = ""
+    ):
+        self.what, self.where, self.got, self.wanted, self.next_step = what, where, got, wanted, next_step
+        parts = [what if where is None else f"{what} [{where}]"]
+        if got is not None or wanted is not None:
+            parts.append(f"got {got}, wanted {wanted}" if wanted is not None else f"got {got}")
+        if next_step:
+            parts.append(f"Next: {next_step}")
+        super().__init__(". ".join(part.rstrip(".") for part in parts) + ".")
+
+
+class SettingsError(FactoryError):
+    """A setting, parameter or name that cannot be used."""
+
+
+class BarsError(FactoryError):
+    """Raw bars that break the contract."""
+
+
+class WorkspaceError(FactoryError):
+    """A folder, file or disk that cannot be used."""
+
+
+class CheckpointError(FactoryError):
+    """A state that cannot be saved or loaded."""
+
+
+class NotPreparedError(FactoryError):
+    """Something an earlier step writes is not there yet."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """'did you mean X?' for the closest option, else the list of options."""
+    options = sorted(options)
+    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else "use one of " + ", ".join(options)

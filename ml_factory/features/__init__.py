@@ -1,0 +1,1 @@
+"""What we knew then: bars in, columns out, past only."""

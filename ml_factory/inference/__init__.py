@@ -1,0 +1,1 @@
+"""A bundle that predicts."""

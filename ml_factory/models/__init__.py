@@ -1,0 +1,1 @@
+"""Forward passes and boosters."""

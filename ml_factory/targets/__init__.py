@@ -1,0 +1,1 @@
+"""What we ask, and how we judge fairly."""

@@ -1,0 +1,1 @@
+"""Colab and its stand-ins; importable from a checkout only."""
