@@ -1,6 +1,31 @@
-"""Trading calendar, session ids, daylight saving."""
+"""Trading calendar, session ids, daylight saving.
 
+A session is one exchange day. CME index and metal futures open at 17:00 Chicago the evening before and halt at
+16:00; US equities trade 9:30 to 16:00 New York; 24-hour markets are cut at 00:00 UTC. Clock times are the
+exchange's, so a session's UTC edges move with daylight saving.
+"""
+
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+
+import exchange_calendars
+import numpy as np
+import pandas as pd
+
+from ml_factory.errors import SettingsError, did_you_mean
+
+MINUTE_NS = 60_000_000_000
+DAY_NS = 1440 * MINUTE_NS
+INFER_SESSIONS = 20
+
+# calendar -> (zone, minutes from the exchange day's midnight to open and to close)
+CLOCKS = {
+    "cme": ("America/Chicago", -7 * 60, 16 * 60),
+    "us_equity": ("America/New_York", 9 * 60 + 30, 16 * 60),
+    "24h": ("UTC", 0, 24 * 60),
+}
+_EXCHANGE = {"cme": "CMES", "us_equity": "XNYS"}
 
 
 @dataclass(frozen=True)
@@ -19,3 +44,203 @@ class MarketSpec:
     has_volume: bool
     hole_minutes: int = 60
     source: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self):
+        if self.calendar not in CLOCKS:
+            hint = did_you_mean(self.calendar, CLOCKS)
+            raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
+        if self.tick is not None and not (np.isfinite(self.tick) and self.tick > 0):
+            raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
+        if self.hole_minutes < 1:
+            raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")
+
+    def notes(self) -> list[str]:
+        """One warning per field that was read off the bars instead of being given or looked up."""
+        return [
+            f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
+            f"give {field}= to fix it"
+            for field, how in self.source
+            if how == "inferred"
+        ]
+
+    def to_dict(self) -> dict:
+        """Plain values for a manifest; `from_dict` undoes it."""
+        fields = ("symbol", "calendar", "tick", "has_volume", "hole_minutes")
+        return {name: getattr(self, name) for name in fields} | {"source": dict(self.source)}
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "MarketSpec":
+        return cls(**{**stored, "source": tuple(sorted(stored.get("source", {}).items()))})
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """The session of each of N moments.
+
+    id : int32[N], the exchange day as days since 1970-01-01.
+    open_ns, close_ns : int64[N], the session's edges in UTC. On a day with an early close the CME calendar is only
+        a schedule by product group: moments after it still belong to the day, with the regular close.
+    inside : bool[N], False in the daily halt, at weekends and outside regular hours.
+    """
+
+    id: np.ndarray
+    open_ns: np.ndarray
+    close_ns: np.ndarray
+    inside: np.ndarray
+
+    def edges(self) -> np.ndarray:
+        """bool[N], True where a moment's session is not that of the moment before it (True for the first)."""
+        changed = np.ones(len(self.id), bool)
+        changed[1:] = (np.diff(self.id) != 0) | (np.diff(self.close_ns) != 0)
+        return changed
+
+
+def _local_days(calendar: str, start_ns: np.ndarray) -> np.ndarray:
+    """Exchange day of each moment: a date of its own from the open on (17:00 Chicago begins the next one)."""
+    zone, open_minute, _ = CLOCKS[calendar]
+    if zone == "UTC":
+        return start_ns // DAY_NS
+    utc = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC")
+    wall = utc.tz_convert(zone).tz_localize(None).as_unit("ns").asi8
+    return (wall - min(open_minute, 0) * MINUTE_NS) // DAY_NS
+
+
+def _clock_to_utc(zone: str, days: np.ndarray, minute: int) -> np.ndarray:
+    """UTC nanoseconds of `minute` of each local day; the clocks never change at an exchange's open or close."""
+    wall = pd.DatetimeIndex((days * DAY_NS + minute * MINUTE_NS).astype("datetime64[ns]"))
+    return wall.tz_localize(zone).as_unit("ns").asi8
+
+
+@lru_cache(maxsize=256)
+def _early_closes(calendar: str, year: int) -> dict[int, int]:
+    """Exchange day -> early close (UTC ns) in one year, by the rules of `exchange_calendars` (XNYS, CMES).
+
+    CMES closes every short day at 12:00 Chicago. The index futures stop at 12:15 on the day after Thanksgiving, on
+    3 July and on 24 December (CME Globex holiday schedule).
+    """
+    if calendar not in _EXCHANGE:
+        return {}
+    book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=f"{year}-01-01", end=f"{year}-12-31")
+    closes = book.closes[book.early_closes]
+    days = closes.index.as_unit("ns").asi8 // DAY_NS
+    ends = pd.DatetimeIndex(closes).as_unit("ns").asi8.copy()
+    if calendar == "cme":
+        day = closes.index
+        quarter_past = ((day.month == 11) & (day.dayofweek == 4)) | ((day.month == 7) & (day.day == 3))
+        ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
+    return dict(zip(days.tolist(), ends.tolist(), strict=True))
+
+
+def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
+    """Session of each bar start (int64 ns, UTC, in any order). Cost grows with distinct days, not with rows."""
+    start_ns = np.asarray(start_ns, np.int64)
+    if calendar not in CLOCKS:
+        hint = did_you_mean(calendar, CLOCKS)
+        raise SettingsError("Unknown trading calendar", where="calendar", got=repr(calendar), next_step=hint)
+    zone, open_minute, close_minute = CLOCKS[calendar]
+    days, day_of_row = np.unique(_local_days(calendar, start_ns), return_inverse=True)
+    opens, closes = (_clock_to_utc(zone, days, minute) for minute in (open_minute, close_minute))
+    years = days.astype("datetime64[D]").astype("datetime64[Y]").astype(int) + 1970
+    early = closes.copy()
+    for k, (day, year) in enumerate(zip(days.tolist(), years.tolist(), strict=True)):
+        early[k] = min(early[k], _early_closes(calendar, year).get(day, early[k]))
+    if calendar == "us_equity":
+        closes = early  # the exchange itself closes: nothing regular comes after
+    opened = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
+    open_row, close_row, early_row = opens[day_of_row], closes[day_of_row], early[day_of_row]
+    inside = opened[day_of_row] & (start_ns >= open_row) & (start_ns < close_row)
+    close_row = np.where(start_ns < early_row, early_row, close_row)
+    return Sessions(days[day_of_row].astype(np.int32), open_row, close_row, inside)
+
+
+# Symbol roots: calendar and tick. Contract sizes share the tick of their parent (MES as ES).
+_ROOTS = {
+    **dict.fromkeys(("MES", "ES", "MNQ", "NQ"), ("cme", 0.25)),
+    **dict.fromkeys(("YM", "MYM"), ("cme", 1.0)),
+    **dict.fromkeys(("RTY", "M2K", "GC", "MGC"), ("cme", 0.10)),
+    **dict.fromkeys(("SI", "HG"), ("cme", None)),
+    **dict.fromkeys(("CL", "MCL"), ("cme", 0.01)),
+    **dict.fromkeys(("XAUUSD", "XAGUSD"), ("cme", None)),
+    **dict.fromkeys(("SPY", "QQQ", "IWM", "DIA", "GLD", "AAPL", "MSFT", "NVDA", "TSLA"), ("us_equity", 0.01)),
+}
+_COINS = "BTC|XBT|ETH|SOL|XRP|ADA|DOGE|LTC|BNB|LINK|FIL|AVAX|DOT|BCH|MATIC|TRX"
+_CRYPTO = re.compile(rf"^({_COINS})([-_.].*|USD.*|EUR.*|GBP.*)?$|USDT?C?$")
+_CONTRACT = re.compile(r"^([A-Z0-9]{1,4}?)([FGHJKMNQUVXZ]\d{1,4}|[-_.].*|\d+)$")  # ESZ4, ES-202412, NQ.C.0, ES1
+
+
+def _lookup(symbol: str) -> tuple[str | None, float | None]:
+    """(calendar, tick) known for this symbol, None where unknown."""
+    if symbol in _ROOTS:
+        return _ROOTS[symbol]
+    contract = _CONTRACT.match(symbol)
+    if contract and contract[1] in _ROOTS:
+        return _ROOTS[contract[1]]
+    return ("24h", None) if _CRYPTO.search(symbol) else (None, None)
+
+
+def _infer_calendar(start_ns: np.ndarray) -> str:
+    """The calendar that leaves almost no bar out: weekends traded -> 24h; regular hours only -> us_equity."""
+    days = np.unique(start_ns // DAY_NS)
+    head = start_ns[start_ns // DAY_NS <= days[min(INFER_SESSIONS, len(days)) - 1]]
+    for calendar in ("us_equity", "cme"):
+        # one closing print a day may stand at the close itself
+        if sessions_of(head - MINUTE_NS, calendar).inside.mean() >= 0.99 and len(days) >= 2:
+            return calendar
+    return "24h"
+
+
+_TICKS = sorted(step * 10.0**power for power in range(-8, 3) for step in (1.0, 2.5, 5.0))[::-1]
+
+
+def _infer_tick(prices: np.ndarray) -> float | None:
+    """The largest usual step of which every price is a multiple, or None."""
+    for tick in _TICKS:
+        steps = prices / tick
+        if len(prices) and np.abs(steps - np.round(steps)).max() < 1e-4 and steps.max() < 1e9:
+            return float(f"{tick:.9g}")
+    return None
+
+
+def market_for(
+    symbol: str,
+    bars: pd.DataFrame | None = None,
+    *,
+    calendar: str | None = None,
+    tick: float | None = None,
+    has_volume: bool | None = None,
+    hole_minutes: int = 60,
+) -> MarketSpec:
+    """The market's fixed facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
+
+    `bars` : checked bars (index UTC). What was inferred is listed by `MarketSpec.notes()`. Without bars an unknown
+    calendar is an error, an unknown tick None and volume taken as absent.
+    """
+    known_calendar, known_tick = _lookup(symbol)
+    source = {"calendar": "given" if calendar else "lookup", "tick": "given" if tick is not None else "lookup"}
+    source["has_volume"] = "given" if has_volume is not None else "inferred"
+    calendar = calendar or known_calendar
+    tick = tick if tick is not None else known_tick
+    start_ns = bars.index.as_unit("ns").asi8 if bars is not None and len(bars) else np.empty(0, np.int64)
+    if calendar is None:
+        if not len(start_ns):
+            step = "give calendar= one of " + ", ".join(CLOCKS)
+            raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
+        calendar, source["calendar"] = _infer_calendar(start_ns), "inferred"
+    head = bars.iloc[: _first_sessions(start_ns, calendar)] if len(start_ns) else None
+    if tick is None and head is not None:
+        tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
+        source["tick"] = "inferred"
+    if has_volume is None:
+        has_volume = bool(head is not None and "volume" in head and (head["volume"].to_numpy(float) > 0).any())
+    return MarketSpec(symbol, calendar, tick, has_volume, hole_minutes, tuple(sorted(source.items())))
+
+
+def _first_sessions(start_ns: np.ndarray, calendar: str) -> int:
+    """How many leading rows make up the first 20 sessions."""
+    guess = np.searchsorted(start_ns, start_ns[0] + 2 * INFER_SESSIONS * DAY_NS)
+    ids = sessions_of(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)
+    distinct = np.unique(ids)
+    if len(distinct) < INFER_SESSIONS and guess < len(start_ns):
+        ids = sessions_of(start_ns, calendar).id
+        distinct = np.unique(ids)
+    return int(np.searchsorted(ids, distinct[min(INFER_SESSIONS, len(distinct)) - 1], side="right"))
