@@ -1,0 +1,123 @@
+"""Predictions of every row by a model that has not seen it: what a stack may learn from."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.targets.weights import training_weights
+
+Fold = tuple[np.ndarray, np.ndarray]
+
+
+def scaled_rows(x_NF: np.ndarray, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """The default inputs of a fold: a scaler fitted on its training rows alone, then positions → scaled rows."""
+    scaler = RobustScaler.fit(x_NF[train])
+    return lambda rows: scaler.transform(x_NF[rows])
+
+
+def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
+    """Training positions split once more in time, for early stopping inside a fold: (fit, validation).
+
+    Validation is the last `share` of the positions; a row is fitted on only when its label had ended before the
+    first validation row was known. Twelve rows, labels of two bars, share 0.25 (f: fit, v: validation)::
+
+        row   0 1 2 3 4 5 6 7 8 9 10 11
+              f f f f f f f . . v  v  v     (rows 7 and 8 end at or after row 9 is known)
+
+    Raises
+    ------
+    FactoryError when nothing is left to fit or to validate on.
+    """
+    train = np.sort(train)
+    first = len(train) - round(share * len(train))
+    fit, validation = train[:first], train[first:]
+    if len(validation):
+        fit = fit[labels["label_end"].to_numpy()[fit] < labels.index.to_numpy()[validation[0]]]
+    if not len(fit) or (share > 0 and not len(validation)):
+        raise FactoryError(
+            "a fold has too few training rows to keep some for early stopping",
+            got=f"{len(train)} rows, {share:.0%} of them for validation",
+            wanted="rows left on both sides",
+            next_step="use fewer folds, or bring more bars",
+        )
+    return fit, validation
+
+
+def out_of_fold(
+    make_model: Callable[[int], object],
+    x: object,
+    labels: pd.DataFrame,
+    folds: Sequence[Fold],
+    *,
+    inputs: Callable = scaled_rows,
+    usable: np.ndarray | None = None,
+    validation_share: float = 0.15,
+    weights: Callable[[pd.DataFrame], np.ndarray] = training_weights,
+    fit_options: Callable[[int], dict] = lambda fold: {},
+    checkpoints=None,
+    on_fold: Callable[[int, object], None] = lambda fold, result: None,
+) -> np.ndarray:
+    """Train one model per fold and predict the fold's test rows.
+
+    Parameters
+    ----------
+    make_model : fold number → a fresh estimator (derive its seed from the fold).
+    x : whatever `inputs` understands, by default the unscaled features of the labels' rows, (N, F).
+    labels : (N rows) index known_at; label, label_end and what `weights` reads.
+    folds : (train, test) positions into `labels`, already purged and embargoed, as from `purged_kfold`.
+    inputs : (x, training positions) → (positions → model input); whatever is fitted there, is fitted on those only.
+    usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
+    weights : labels of some rows → their training weights, called on each fold's rows alone.
+    fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
+    checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
+    on_fold : called with the fold number and what `fit` returned.
+
+    Returns
+    -------
+    float64 (N, 3), NaN in rows that no fold predicts.
+
+    Raises
+    ------
+    SettingsError when two folds predict the same row, or a fold trains on a row it predicts.
+    """
+    _check_folds(folds, len(labels))
+    usable = np.ones(len(labels), dtype=bool) if usable is None else np.asarray(usable, dtype=bool)
+    y, p_N3 = labels["label"].to_numpy(), np.full((len(labels), 3), np.nan)
+    finished = 0
+    if checkpoints is not None and (found := checkpoints.load()) is not None:
+        finished, p_N3 = int(found["state"]["finished"]), np.array(found["state"]["p"], dtype=np.float64)
+    for number in range(finished, len(folds)):
+        train, test = (rows[usable[rows]] for rows in folds[number])
+        fit, validation = inner_validation(labels, train, validation_share)
+        w_fit, w_validation = weights(labels.iloc[fit]), None
+        fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
+        held_out = None
+        take = inputs(x, fit)
+        if len(validation):
+            w_validation = weights(labels.iloc[validation])
+            held_out = (take(validation), y[validation], w_validation)
+        model = make_model(number)
+        result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
+        if len(test):
+            p_N3[test] = model.predict_proba(take(test))
+        del model, take, held_out  # one fold's memory at a time
+        on_fold(number, result)
+        if checkpoints is not None:
+            checkpoints.save({"finished": number + 1, "p": p_N3}, force=True)
+    return p_N3
+
+
+def _check_folds(folds: Sequence[Fold], n: int) -> None:
+    """Each row predicted at most once, never by a model trained on it."""
+    predicted = np.zeros(n, dtype=np.int64)
+    for number, (train, test) in enumerate(folds):
+        if np.intersect1d(train, test).size:
+            raise SettingsError("a fold trains on rows it predicts", where=f"fold {number}")
+        predicted[test] += 1
+    if (predicted > 1).any():
+        raise SettingsError(
+            "two folds predict the same row", where=f"row {int(predicted.argmax())}", wanted="test blocks apart"
+        )

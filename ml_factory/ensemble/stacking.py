@@ -1,0 +1,160 @@
+"""One forecast from several: a logarithmic pool whose weights are learnt from out-of-fold predictions.
+
+Stacking after Wolpert (1992), on probabilities with weights of at least zero after Breiman (1996) and Ting and
+Witten (1999, §4). The form is the logarithmic opinion pool (Genest and Zidek 1986, §3.2) with a bias per class,
+
+    p ∝ π · exp(b + Σ_m a_m · (log p_m − log π)),        π the class prior, a_m ≥ 0,
+
+a multinomial logistic regression on log-probabilities in which the three classes share each model's weight. Three
+models take 6 numbers instead of the 30 of the free regression: where the edge is some thousandths of a nat and
+labels overlap, 30 numbers cost more than they find. All a_m = 0 is the prior, one a_m = 1 that model as it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.evaluation.calibration import log_probabilities, softmax
+from ml_factory.evaluation.metrics import checked_rows, class_shares
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Fitted weights of a pool; numbers and names only.
+
+    names : the models, in order.  pool : weight of each.  bias : of short, neutral, long.  prior : π.
+    note : why the weights are equal, where they could not be learnt; otherwise "".
+    rows : out-of-fold rows the weights were learnt from.
+    """
+
+    names: tuple[str, ...]
+    pool: tuple[float, ...]
+    bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    prior: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
+    note: str = ""
+    rows: int = 0
+
+    @classmethod
+    def fit(
+        cls,
+        oof: Mapping[str, np.ndarray],
+        y,
+        w=None,
+        *,
+        ridge: float = 1.0,
+        horizon: int = 1,
+        least_rows: int = 100,
+    ) -> "Stack":
+        """Weights that make the weighted log loss of the pooled out-of-fold predictions least.
+
+        Parameters
+        ----------
+        oof : model → (N, 3) out-of-fold probabilities; rows where one of them is NaN are left out.
+        ridge : pull towards equal weights and no bias, in rows' worth of evidence.
+        horizon : rows over which one label reaches. Overlapping rows are not separate witnesses: the evidence
+            counted against the ridge is (Σw)²/Σw²/horizon rows.
+        least_rows : with fewer such rows the weights stay equal, and `note` says so.
+        """
+        if not oof:
+            raise SettingsError("nothing to stack", got="no predictions", wanted="at least one model's")
+        names, M = tuple(oof), len(oof)
+        p_MN3 = np.stack([np.asarray(oof[name], dtype=np.float64) for name in names])
+        y = np.asarray(y)
+        w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
+        keep = np.isfinite(p_MN3).all(axis=(0, 2)) & (w > 0)
+        p_MN3, y, w = p_MN3[:, keep], y[keep], w[keep]
+        witnesses = w.sum() ** 2 / (w**2).sum() / max(1, horizon) if len(w) else 0.0
+        equal = (1 / M,) * M
+        if witnesses < least_rows:
+            note = f"equal weights: {witnesses:.0f} separate rows with all predictions, {least_rows} are needed"
+            return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
+        for name, p_N3 in zip(names, p_MN3, strict=True):
+            _check(name, y, p_N3)
+        prior = class_shares(y, w)
+        pool, bias = _least_log_loss(log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * witnesses, prior, ridge)
+        return cls(names, tuple(pool.tolist()), tuple(bias.tolist()), tuple(prior.tolist()), "", len(w))
+
+    def predict_proba(self, predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Pooled probabilities, float64 (N, 3); NaN in rows where a model has none.
+
+        Raises
+        ------
+        SettingsError naming the model whose predictions are missing.
+        """
+        for name in self.names:
+            if name not in predictions:
+                raise SettingsError(
+                    "the stack needs every model it was fitted with", got=", ".join(predictions), wanted=name,
+                    next_step=did_you_mean(name, predictions or self.names),
+                )  # fmt: skip
+        evidence = [log_probabilities(predictions[name]) - np.log(self.prior) for name in self.names]
+        pooled = sum(a * z_N3 for a, z_N3 in zip(self.pool, evidence, strict=True))
+        return softmax(np.log(self.prior) + np.asarray(self.bias) + pooled)
+
+    def weights(self) -> pd.DataFrame:
+        """One row per model: its weight, and its share of all weight."""
+        pool = np.asarray(self.pool)
+        share = pool / pool.sum() if pool.sum() > 0 else pool
+        return pd.DataFrame({"weight": pool, "share": share}, index=pd.Index(self.names, name="model"))
+
+    def to_dict(self) -> dict:
+        """Names and numbers, fit for JSON."""
+        return {
+            "names": list(self.names),
+            "pool": list(self.pool),
+            "bias": list(self.bias),
+            "prior": list(self.prior),
+            "note": self.note,
+            "rows": self.rows,
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping) -> "Stack":
+        numbers = {key: tuple(float(v) for v in facts[key]) for key in ("pool", "bias", "prior")}
+        return cls(tuple(facts["names"]), **numbers, note=str(facts["note"]), rows=int(facts["rows"]))
+
+
+def equal_pool(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The plain mean of the models' probabilities, (N, 3): what a learnt stack has to beat."""
+    return np.mean([np.asarray(p_N3, dtype=np.float64) for p_N3 in predictions.values()], axis=0)
+
+
+def _shares_or_flat(y: np.ndarray, w: np.ndarray) -> tuple[float, float, float]:
+    return tuple(class_shares(y, w).tolist()) if len(y) else (1 / 3, 1 / 3, 1 / 3)
+
+
+def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:
+    try:
+        checked_rows(y, p_N3)
+    except ValueError as error:
+        raise SettingsError(f"the predictions of {name} cannot be stacked: {error}") from error
+
+
+def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (M,) and biases (3,) of least loss. Convex, from a fixed start: the same on every run.
+
+    Loss: Σ w · −log p of what happened, plus ridge/2 · (Σ (a − 1/M)² + Σ b²); w sums to the number of witnesses.
+    """
+    M, code = len(z_MN3), np.asarray(y, dtype=np.int64) + 1
+    hit_N3 = np.eye(3)[code]
+
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        a, b = theta[:M], theta[M:]
+        score_N3 = np.log(prior) + b + np.tensordot(a, z_MN3, 1)
+        p_N3 = softmax(score_N3)
+        top = score_N3.max(axis=1)
+        log_total = top + np.log(np.exp(score_N3 - top[:, None]).sum(axis=1))
+        value = w @ (log_total - score_N3[np.arange(len(code)), code])
+        miss_N3 = w[:, None] * (p_N3 - hit_N3)
+        slope = np.concatenate([np.tensordot(z_MN3, miss_N3, 2), miss_N3.sum(axis=0)])
+        away = np.concatenate([a - 1 / M, b])
+        return value + ridge / 2 * away @ away, slope + ridge * away
+
+    start = np.concatenate([np.full(M, 1 / M), np.zeros(3)])
+    bounds = [(0, None)] * M + [(None, None)] * 3
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-14})
+    return found.x[:M], found.x[M:]

@@ -1,0 +1,124 @@
+"""Everything a prediction needs in one file: model, scaler, feature names, settings, temperature, versions."""
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from ml_factory.errors import CheckpointError, SettingsError
+from ml_factory.runs.state import load_state, save_state
+
+FORMAT = "ml_factory.bundle/1"
+WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
+
+
+def library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
+    """Installed versions of python and these packages; one that is absent is left out."""
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model with all it needs to predict from unscaled features.
+
+    model_state : what the model's `get_state()` gave.  scaler : `RobustScaler.to_dict()`.
+    feature_names : the columns it was trained on, in order.  spec : settings of features and labels.
+    temperature : `Temperature.to_dict()`.  lookback : base rows a network's window spans, 0 for tabular models.
+    versions : of the libraries it was made with.  facts : what a person may want to know (symbol, horizon, model…).
+    """
+
+    model_state: dict
+    scaler: dict
+    feature_names: tuple[str, ...]
+    spec: dict = field(default_factory=dict)
+    temperature: dict = field(default_factory=lambda: {"temperature": 1.0})
+    lookback: int = 0
+    versions: dict = field(default_factory=library_versions)
+    facts: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "feature_names", tuple(self.feature_names))
+        doubled = sorted({name for name in self.feature_names if self.feature_names.count(name) > 1})
+        if not self.feature_names or doubled:
+            raise SettingsError(
+                "a bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
+            )
+        if self.lookback < 0:
+            raise SettingsError(
+                "a look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
+            )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the bundle to one file, whole or not at all."""
+        state = {item.name: getattr(self, item.name) for item in fields(self)}
+        save_state(path, {"format": FORMAT, **state, "feature_names": list(self.feature_names)})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Bundle":
+        """Read what `save` wrote.
+
+        Raises
+        ------
+        CheckpointError for a file that holds something else, or a bundle of a form this version does not know.
+        """
+        state = load_state(path)
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            got = state.get("format", "no bundle") if isinstance(state, dict) else "no bundle"
+            raise CheckpointError(
+                "this file is no bundle of this version", where=path, got=got, wanted=FORMAT,
+                next_step="train the model again, or use the version of ml_factory that wrote it",
+            )  # fmt: skip
+        missing = [item.name for item in fields(cls) if item.name not in state]
+        if missing:
+            raise CheckpointError("a bundle lacks parts", where=path, got=f"no {', '.join(missing)}")
+        return cls(**{item.name: state[item.name] for item in fields(cls)})
+
+    def check_features(self, columns: Iterable[str]) -> None:
+        """Refuse features other than those the model was trained on, or in another order.
+
+        Raises
+        ------
+        SettingsError naming the first difference.
+        """
+        columns = list(columns)
+        if columns == list(self.feature_names):
+            return
+        place = next(
+            (i for i, (a, b) in enumerate(zip(columns, self.feature_names, strict=False)) if a != b),
+            min(len(columns), len(self.feature_names)),
+        )
+        missing = [name for name in self.feature_names if name not in set(columns)]
+        extra = [name for name in columns if name not in set(self.feature_names)]
+        if missing:
+            next_step = f"prepare the features with the bundle's settings; missing: {_some(missing)}"
+        else:
+            next_step = "select the bundle's columns in its order: features[list(bundle.feature_names)]"
+        raise SettingsError(
+            f"these are not the model's {len(self.feature_names)} features"
+            + (f"; not known to it: {_some(extra)}" if extra else ""),
+            where=f"column {place + 1}",
+            got=repr(columns[place]) if place < len(columns) else "nothing",
+            wanted=repr(self.feature_names[place]) if place < len(self.feature_names) else "nothing",
+            next_step=next_step,
+        )
+
+    def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
+        """One line per library whose version differs from the one the bundle was made with."""
+        now = library_versions() if now is None else now
+        return [
+            f"{name} {was} when trained, {now.get(name, 'absent')} now"
+            for name, was in self.versions.items()
+            if now.get(name) != was
+        ]
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

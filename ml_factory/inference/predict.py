@@ -1,0 +1,68 @@
+"""Batch predictions from a bundle."""
+
+import importlib
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.rows import rows_with_window
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.errors import FactoryError
+from ml_factory.evaluation.calibration import Temperature
+from ml_factory.inference.bundle import Bundle
+from ml_factory.models.registry import load_model
+
+COLUMNS = ["p_short", "p_neutral", "p_long"]
+
+
+def predict_features(
+    bundle: Bundle,
+    features: pd.DataFrame,
+    *,
+    segment: np.ndarray | None = None,
+    rows: np.ndarray | None = None,
+    batch: int = 65_536,
+) -> pd.DataFrame:
+    """Calibrated probabilities for feature rows.
+
+    Parameters
+    ----------
+    features : unscaled, the bundle's columns in its order, index known_at (UTC, increasing).
+    segment : int (N,), changes at each session edge and hole. Needed when the bundle has a look-back: a window
+        never crosses one.
+    rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
+    batch : rows handed to the model at a time; it bounds memory and changes no number.
+
+    Returns
+    -------
+    DataFrame, index known_at of the rows predicted; p_short, p_neutral, p_long (float64, summing to 1).
+
+    Raises
+    ------
+    SettingsError for other features than the bundle's, FactoryError for a look-back without segments.
+    """
+    bundle.check_features(features.columns)
+    rows = np.arange(len(features), dtype=np.int64) if rows is None else np.asarray(rows, dtype=np.int64)
+    if bundle.lookback:
+        if segment is None:
+            raise FactoryError(
+                f"a model that looks back {bundle.lookback} rows must know where sessions end",
+                where="segment",
+                next_step="pass the segments stored beside the features",
+            )
+        rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
+    scaled = RobustScaler.from_dict(bundle.scaler).transform(features.to_numpy(dtype=np.float32))
+    model, temperature = load_model(bundle.model_state), Temperature.from_dict(bundle.temperature)
+    p_N3 = np.empty((len(rows), 3))
+    for first in range(0, len(rows), batch):
+        some = rows[first : first + batch]
+        p_N3[first : first + batch] = temperature.apply(model.predict_proba(_inputs(scaled, some, bundle.lookback)))
+    return pd.DataFrame(p_N3, index=features.index[rows], columns=COLUMNS)
+
+
+def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int):
+    if not lookback:
+        return scaled_NF[rows]
+    # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
+    windows = importlib.import_module("ml_factory.datasets.windows")
+    return windows.Windows(scaled_NF, rows, lookback)
