@@ -26,6 +26,10 @@ class FactoryError(ValueError):
             parts.append(f"Next: {next_step}")
         super().__init__(". ".join(part.rstrip(".") for part in parts) + ".")
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the message alone. A user's mistake needs no stack of our frames."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class SettingsError(FactoryError):
     """A setting, parameter or name that cannot be used."""
