@@ -1,0 +1,37 @@
+"""Choosing rows without tearing time apart."""
+
+import numpy as np
+
+from ml_factory.errors import SettingsError
+
+
+def contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarray:
+    """At most `limit` of `rows` (increasing positions), as `blocks` unbroken runs of them spread evenly over time.
+
+    What QUICK trains on: each run keeps its order and its neighbours, the first run starts at the first row and the
+    last run ends at the last one. All rows come back where `limit` allows it.
+    """
+    for name, value in {"limit": limit, "blocks": blocks}.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise SettingsError("Rows cannot be chosen like this", where=name, got=repr(value), wanted="1 or more")
+    rows = np.asarray(rows)
+    if len(rows) <= limit:
+        return rows
+    blocks = min(blocks, limit)
+    sizes = np.full(blocks, limit // blocks)
+    sizes[: limit % blocks] += 1
+    gaps = np.diff(np.linspace(0, len(rows) - limit, blocks).round().astype(np.int64), prepend=0)
+    starts = np.cumsum(gaps) + np.cumsum(sizes) - sizes
+    return np.concatenate([rows[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+
+
+def rows_with_window(segment: np.ndarray, rows: np.ndarray, lookback: int) -> np.ndarray:
+    """bool[len(rows)]: do the `lookback` consecutive rows that end at each row lie in the row's own segment?
+
+    segment : int[N] of all feature rows.  rows : int64 positions into them.
+    """
+    if isinstance(lookback, bool) or not isinstance(lookback, int | np.integer) or lookback < 1:
+        raise SettingsError("A window cannot be this long", where="lookback", got=repr(lookback), wanted="1 or more")
+    segment, rows = np.asarray(segment), np.asarray(rows, np.int64)
+    first = rows - (lookback - 1)
+    return (first >= 0) & (segment[np.maximum(first, 0)] == segment[rows])

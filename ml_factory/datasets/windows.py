@@ -1,0 +1,99 @@
+"""Rows and a look-back become x_BTF: windows sliced from one array, never copied before they are asked for.
+
+B windows in a batch, T = lookback time steps (oldest first), F features, N rows of the array.
+"""
+
+import warnings
+
+import numpy as np
+import torch
+
+from ml_factory.errors import SettingsError
+
+
+class Windows:
+    """len(rows) windows; window i is x_NF[rows[i] - lookback + 1 : rows[i] + 1].
+
+    Parameters
+    ----------
+    x_NF : float32 C-contiguous array or tensor (on any device); kept as it is, not copied.
+    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.rows_with_window`).
+    lookback : T >= 1.
+    """
+
+    def __init__(self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int):
+        self.x_NF = _as_tensor(x_NF)
+        self.rows = np.ascontiguousarray(rows, dtype=np.int64)
+        self.lookback = int(lookback)
+        n, features = self.x_NF.shape
+        least, most = self.lookback - 1, n - 1
+        if self.lookback < 1 or self.rows.ndim != 1 or (len(self.rows) and self._outside(least, most)):
+            raise SettingsError(
+                "These windows reach outside the data",
+                where=f"lookback={lookback}, {n} rows",
+                got=f"last rows from {self.rows.min()} to {self.rows.max()}" if self.rows.size else "no rows",
+                wanted=f"last rows from {least} to {most}",
+                next_step="keep only rows whose whole window exists (datasets.rows.rows_with_window)",
+            )
+        # One entry per possible window, all overlapping in the same memory.
+        self._all_STF = self.x_NF.as_strided((max(n - least, 0), self.lookback, features), (features, features, 1))
+        self._starts_B = torch.from_numpy(self.rows - least).to(self.x_NF.device)
+
+    def _outside(self, least: int, most: int) -> bool:
+        return bool(self.rows.min() < least or self.rows.max() > most)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.rows), self.lookback, self.x_NF.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.x_NF.device
+
+    def gather(self, positions: np.ndarray | torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x_BTF float32 of the windows at `positions` (into `rows`); written into `out` (B, T, F) where given."""
+        positions_B = torch.as_tensor(positions, dtype=torch.int64).to(self.device)
+        starts_B = self._starts_B.index_select(0, positions_B)
+        if out is None:
+            return self._all_STF.index_select(0, starts_B)
+        return torch.index_select(self._all_STF, 0, starts_B, out=out)
+
+    def take(self, positions: np.ndarray) -> "Windows":
+        """The windows at `positions` alone, on the same memory."""
+        return Windows(self.x_NF, self.rows[np.asarray(positions)], self.lookback)
+
+    def to(self, device: torch.device | str) -> "Windows":
+        """The same windows with their array on `device`."""
+        return Windows(self.x_NF.to(device), self.rows, self.lookback)
+
+    def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
+        """NumPy (T, F) for a number, (B, T, F) for a slice or an array: a copy."""
+        positions = np.arange(len(self.rows))[key]
+        picked = self.gather(np.atleast_1d(positions)).cpu().numpy()
+        return picked[0] if np.ndim(positions) == 0 else picked
+
+
+def _as_tensor(x_NF: np.ndarray | torch.Tensor) -> torch.Tensor:
+    """A tensor on the same memory; (N, F) float32, rows next to each other."""
+    sound = x_NF.ndim == 2 and x_NF.dtype in (torch.float32, np.float32)
+    if sound and isinstance(x_NF, torch.Tensor):
+        sound = x_NF.is_contiguous()
+    elif sound:
+        sound = x_NF.flags.c_contiguous
+    if not sound:
+        raise SettingsError(
+            "Windows cannot be sliced from this array",
+            where="x_NF",
+            got=f"{x_NF.dtype} of shape {tuple(x_NF.shape)}",
+            wanted="a C-contiguous float32 array of shape (rows, features)",
+            next_step="np.ascontiguousarray(x, dtype=np.float32)",
+        )
+    if isinstance(x_NF, torch.Tensor):
+        return x_NF
+    with warnings.catch_warnings():
+        # A memory-mapped file is read-only, and so are we.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(x_NF)

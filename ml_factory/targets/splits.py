@@ -1,0 +1,146 @@
+"""Which rows may teach and which may judge: no label is shared across the line.
+
+The rule, for a training row and a block of rows that judges (validation, or a test fold). The row stays only if
+  - its `label_end` is before the block's first `known_at`, strictly; or
+  - the row `embargo` places before it is known after the block's latest `label_end`, strictly.
+So with embargo >= the model's input window in rows, no window of a training row that follows the block reaches
+back to anything the block's labels were made of. (AFML 7.4; embargo counted in rows, as skfolio does.)
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Shares of the labelled rows in time order; the rest is test. `embargo_bars` >= the model's input window.
+
+    In the chronological split no training row follows a block, so the embargo acts in folds only.
+    """
+
+    train: float = 0.7
+    validation: float = 0.15
+    embargo_bars: int = 64
+
+    def __post_init__(self):
+        for name in ("train", "validation"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+                raise SettingsError(
+                    "The rows cannot be split like this",
+                    where=f"SplitSpec.{name}",
+                    got=repr(value),
+                    wanted="a share between 0 and 1",
+                    next_step="use for example train=0.7, validation=0.15",
+                )
+        if not self.train + self.validation < 1 or not math.isfinite(self.train + self.validation):
+            raise SettingsError(
+                "The rows cannot be split like this",
+                where="SplitSpec.train + SplitSpec.validation",
+                got=self.train + self.validation,
+                wanted="less than 1, so that test rows remain",
+                next_step="use for example train=0.7, validation=0.15",
+            )
+        _check_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
+
+
+def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
+    """Train, then validation, then test: int64 positions into the rows of `labels`.
+
+    Twelve rows whose labels end two rows later, train=0.5, validation=0.25 (. is purged):
+
+        row         0  1  2  3  4  5  6  7  8  9 10 11
+        train       0  1  2  3  .  .
+        validation                    6  .  .
+        test                                   9 10 11
+
+    Raises SettingsError when a part would be empty.
+    """
+    known_at, label_end = _times(labels)
+    n = len(labels)
+    first, second = int(n * spec.train), int(n * (spec.train + spec.validation))
+    test, validation = np.arange(second, n), np.arange(first, second)
+    parts = {"train": np.arange(first), "validation": validation, "test": test}
+    if all(map(len, parts.values())):
+        parts["validation"] = purge(known_at, label_end, validation, test, spec.embargo_bars)
+        parts["train"] = purge(known_at, label_end, parts["train"], np.arange(first, n), spec.embargo_bars)
+    for name, rows in parts.items():
+        if not len(rows):
+            raise SettingsError(
+                f"No {name} row is left",
+                where=f"{n} labelled rows",
+                got=f"train={spec.train}, validation={spec.validation}",
+                wanted=f"a {name} part longer than the labels' horizon",
+                next_step="bring in more bars, or use a smaller horizon",
+            )
+    return parts
+
+
+def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(train, test) for each of `folds` contiguous test blocks: int64 positions into the rows of `labels`.
+
+    Twelve rows whose labels end two rows later, folds=3, embargo=1 (T tests, . is purged, e is embargoed):
+
+        row      0  1  2  3  4  5  6  7  8  9 10 11
+        fold 0   T  T  T  T  .  .  e  7  8  9 10 11
+        fold 1   0  1  .  .  T  T  T  T  .  .  e 11
+        fold 2   0  1  2  3  4  5  .  .  T  T  T  T
+
+    Raises SettingsError when a fold would keep no training row.
+    """
+    if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= len(labels):
+        raise SettingsError(
+            "The rows cannot be folded like this",
+            where="folds",
+            got=repr(folds),
+            wanted=f"a whole number from 2 to the {len(labels)} labelled rows",
+            next_step="use folds=5",
+        )
+    _check_embargo(embargo, "embargo")
+    known_at, label_end = _times(labels)
+    rows, pairs = np.arange(len(labels)), []
+    for number, test in enumerate(np.array_split(rows, folds)):
+        train = purge(known_at, label_end, np.delete(rows, test), test, embargo)
+        if not len(train):
+            raise SettingsError(
+                f"Fold {number} keeps no training row",
+                where=f"{len(labels)} labelled rows, {folds} folds",
+                got=f"embargo of {embargo} rows",
+                wanted="a block that leaves rows beside it",
+                next_step="use fewer folds, a smaller embargo or more bars",
+            )
+        pairs.append((train, test))
+    return pairs
+
+
+def purge(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
+    """The training rows that the rule at the top of this file lets stay beside `block`.
+
+    known_at, label_end : int64[N] ns of all labelled rows.  rows, block : int64 positions into them; the block's
+    rows stand next to each other.  embargo : rows.
+    """
+    before = label_end[rows] < known_at[block[0]]
+    # known_at increases, so "embargo places before it is known after T" is one position from which on rows stay.
+    free = int(np.searchsorted(known_at, label_end[block].max(), side="right")) + embargo
+    return rows[before | (rows >= free)]
+
+
+def _times(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
+    return known_at, pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
+
+
+def _check_embargo(value: object, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise SettingsError(
+            "The rows cannot be split like this",
+            where=where,
+            got=repr(value),
+            wanted="a whole number of rows, 0 or more",
+            next_step="use the length of the model's input window",
+        )
