@@ -1,0 +1,167 @@
+"""Files that are there whole or not at all.
+
+A new file is written aside in the folder it will live in (a temporary file elsewhere could not be renamed across
+file systems), flushed to the disk and renamed over the old one. A slot that is reused for ever is overwritten in
+place instead, because on Google Drive every deletion and every rename fills the Trash, which counts against the quota.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ml_factory.errors import WorkspaceError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+# What a file system answers that has no fsync (some network mounts); the write itself went through.
+_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+_LEFTOVER_SECONDS = 3600
+
+
+def free_bytes(path: str | os.PathLike) -> int:
+    """Bytes free on the disk that holds `path`, or that would hold it."""
+    folder = Path(path).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def replace_file(path: str | os.PathLike, writer: Callable[[Path], object]) -> None:
+    """Let `writer` fill a temporary path, then put it in the place of `path` in one step.
+
+    Until that step the old file is untouched; whatever the writer raises, nothing half-written stays behind.
+    Raises WorkspaceError when the disk is full or refuses.
+    """
+    path = Path(path)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep_leftovers(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        with disk_errors(path, lambda: aside.stat().st_size if aside.exists() else None):
+            writer(aside)
+            with open(aside, "r+b") as file:
+                flush_to_disk(file.fileno())
+            os.replace(aside, path)
+            _flush_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> None:
+    """Put these bytes in the place of `path` in one step. Raises WorkspaceError when the disk is full or refuses."""
+    with disk_errors(Path(path), lambda: len(data)):
+        replace_file(path, lambda aside: aside.write_bytes(data))
+
+
+def write_json(path: str | os.PathLike, obj: object) -> None:
+    """Write `obj` as indented JSON in one step; NaN and infinity are refused because JSON has no word for them."""
+    text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
+    write_bytes_atomic(path, (text + "\n").encode())
+
+
+def read_json(path: str | os.PathLike) -> object:
+    """Read a JSON file. Raises WorkspaceError naming the file, and the line where it stops being JSON."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise WorkspaceError("This file cannot be read", where=path, got=error.strerror) from error
+    except (ValueError, RecursionError) as error:
+        raise WorkspaceError(
+            "This file is not JSON", where=path, got=error, next_step="restore or delete it"
+        ) from error
+
+
+def overwrite_file(path: str | os.PathLike, parts: Iterable[bytes]) -> None:
+    """Write `parts` over the file where it stands: no deletion, no rename, and NOT atomic.
+
+    Only for slots that verify themselves and have good neighbours. Raises WorkspaceError; the file then holds
+    nothing, so that a full disk gets its space back.
+    """
+    path, parts = Path(path), list(parts)
+    with disk_errors(path, lambda: sum(map(len, parts))):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            with open(descriptor, "r+b", buffering=0, closefd=False) as file:
+                for part in parts:
+                    view = memoryview(part)
+                    while view:
+                        view = view[file.write(view) :]
+                file.truncate()
+                flush_to_disk(descriptor)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def file_hash(path: str | os.PathLike) -> str:
+    """SHA-256 of the file's content, 64 hex digits."""
+    with disk_errors(Path(path)), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(obj: object) -> str:
+    """SHA-256 (64 hex digits) of the canonical JSON of `obj`: the same for equal content, whatever the key order."""
+    text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
+    """Turn what the operating system says about `path` into a WorkspaceError; `needed` counts the bytes wanted."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            size = needed()
+            raise WorkspaceError(
+                "No space left on the disk; what was there before is untouched",
+                where=path,
+                got=f"{free_bytes(path):,} bytes free",
+                wanted="room for the file" if size is None else f"at least {size:,} bytes",
+                next_step="free some space (on Google Drive empty the Trash too) and run again",
+            ) from error
+        raise WorkspaceError(
+            "The disk refused this file",
+            where=path,
+            got=error.strerror or error,
+            next_step="check that the folder exists, can be written and is still mounted",
+        ) from error
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """fsync, except on file systems that have none."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename last through a power cut; a system that cannot open folders does it by itself."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sweep_leftovers(path: Path) -> None:
+    """Remove what a process killed in the middle of writing this very file left behind."""
+    with suppress(OSError):
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
+                leftover.unlink(missing_ok=True)

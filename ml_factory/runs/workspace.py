@@ -1,0 +1,139 @@
+"""Where a user's files are: data/raw, data/processed, models, checkpoints and results under one root.
+
+The root is the one given, else $ML_FACTORY_ROOT, else Google Drive on Colab, else `workspace` in the checkout, else
+`./workspace` when the library was installed without one.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from ml_factory.errors import SettingsError, WorkspaceError
+
+COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
+SYMBOL_LENGTH = 32
+_SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def check_symbol(symbol: str) -> str:
+    """Give the symbol back when it is a legal one, such as MES, BTC-USDT or BRK.B.
+
+    Raises SettingsError with a legal spelling: a symbol becomes a folder and must not lead out of the workspace.
+    """
+    if isinstance(symbol, str) and len(symbol) <= SYMBOL_LENGTH and _SYMBOL.fullmatch(symbol):
+        return symbol
+    proposal = legal_symbol(str(symbol))
+    raise SettingsError(
+        "This symbol cannot be a folder's name",
+        where="symbol",
+        got=repr(symbol),
+        wanted=f"capital letters, digits, '-', '_' and inner dots, at most {SYMBOL_LENGTH} characters",
+        next_step=f"use {proposal!r}" if proposal else "use a name such as 'MES'",
+    )
+
+
+def legal_symbol(text: str) -> str:
+    """The nearest legal spelling, or '' when nothing is left of it."""
+    words = re.sub(r"[^A-Z0-9_.-]+", "-", text.upper().strip())
+    words = re.sub(r"\.+(?=-|$)|(?<=-)\.+|\.(?=\.)", "", words)  # dots stand only between two words
+    words = words.lstrip("._-")[:SYMBOL_LENGTH].rstrip("._-")
+    return words if _SYMBOL.fullmatch(words) else ""
+
+
+def on_colab() -> bool:
+    """Whether this is a real Colab runtime (a shim makes `import google.colab` work anywhere)."""
+    return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
+
+
+def default_root() -> Path:
+    """The root when none is given."""
+    if os.environ.get("ML_FACTORY_ROOT"):
+        return Path(os.environ["ML_FACTORY_ROOT"])
+    if on_colab():
+        if not COLAB_ROOT.parent.is_dir():
+            # Making the folder now would put a plain folder where Drive is to be mounted, and block the mount.
+            raise WorkspaceError(
+                "Google Drive is not mounted",
+                where=COLAB_ROOT.parent,
+                next_step="run setup_colab_environment() first, or give a local WORKSPACE such as /content/ml_factory",
+            )
+        return COLAB_ROOT
+    return (_CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else Path.cwd()) / "workspace"
+
+
+class Workspace:
+    """The folders of one user; makes those that are missing.
+
+    Parameters
+    ----------
+    root : folder, or "" or None for the default rule (see `default_root`).
+
+    Raises WorkspaceError when the root is a bucket, a file, or cannot be written.
+    """
+
+    def __init__(self, root: "str | os.PathLike | Workspace | None" = None):
+        if isinstance(root, Workspace):
+            root = root.root
+        text = os.fspath(root).strip() if root is not None else ""
+        if "://" in text:
+            raise WorkspaceError(
+                "A workspace in a bucket is not supported yet",
+                where=text,
+                wanted="a folder",
+                next_step="use a local folder or a mounted Google Drive, and copy it to the bucket afterwards",
+            )
+        self.root = Path(os.path.abspath(Path(text).expanduser() if text else default_root()))
+        for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
+            _make_folder(folder)
+        if not os.access(self.root, os.W_OK):
+            raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
+
+    @property
+    def raw(self) -> Path:
+        """data/raw, where the 1-minute bars are."""
+        return self.root / "data" / "raw"
+
+    @property
+    def models(self) -> Path:
+        """models, one folder for each symbol."""
+        return self.root / "models"
+
+    @property
+    def checkpoints(self) -> Path:
+        """checkpoints, one folder for each run."""
+        return self.root / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        """results: predictions, reports, executed notebooks."""
+        return self.root / "results"
+
+    def raw_bars(self, symbol: str) -> Path:
+        """data/raw/{SYMBOL}_1m.parquet; the file may not exist yet."""
+        return self.raw / f"{check_symbol(symbol)}_1m.parquet"
+
+    def processed(self, symbol: str) -> Path:
+        """data/processed/{SYMBOL}; made when something is first written there."""
+        return self.root / "data" / "processed" / check_symbol(symbol)
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.root)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workspace) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkspaceError(
+            "A folder of the workspace cannot be made",
+            where=folder,
+            got=error.strerror,
+            next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
+        ) from error
