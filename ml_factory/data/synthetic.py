@@ -1,0 +1,234 @@
+"""Markets whose true probabilities are known: null, planted edge, drift.
+
+One-minute bars of a log random walk with the shape of a trading day in volatility and volume. A hidden state of
+-1, 0 or +1 holds for hours and lifts the volume whenever it is not 0. In the planted market it also drifts the
+price, so recent momentum and volume show part of it and a model can find it; in the null market it does not, so
+nothing is to be found; the drift market rises at a constant rate, so classes lean and nothing can be timed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import CLOCKS, MINUTE_NS, sessions_of
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.seeding import generator
+
+KINDS = ("planted", "null", "drift")
+STATES = np.array([-1.0, 0.0, 1.0])
+STATE_PRIOR = np.array([0.25, 0.5, 0.25])
+_STEPS = 6  # steps of the walk inside one minute, from which high and low come
+
+# session fraction -> relative volatility; CME: quiet night, 8:30 Chicago at 0.67, the equity close at 0.96
+_SHAPES = {
+    "cme": (
+        [0.0, 0.02, 0.35, 0.66, 0.68, 0.73, 0.85, 0.95, 0.957, 1.0],
+        [1.0, 0.6, 0.5, 0.8, 2.2, 1.6, 1.1, 1.7, 0.7, 0.5],
+    ),
+    "us_equity": ([0.0, 0.08, 0.5, 0.9, 1.0], [2.2, 1.2, 0.7, 1.0, 1.7]),
+    "24h": ([0.0, 0.3, 0.6, 1.0], [0.8, 0.9, 1.4, 0.8]),
+}
+
+
+@dataclass(frozen=True)
+class SyntheticSpec:
+    """Settings of a synthetic market; per-minute quantities are in units of that minute's volatility.
+
+    days : sessions.  start : first date (the default's 60 days cross a daylight-saving change).
+    edge : drift while the state is +1 or -1 (planted only).  lean : constant drift (drift only).
+    dwell_minutes : mean life of a state.  volume_lift : extra volume, as a share, while the state is not 0.
+    minute_volatility : log return of an average minute.  missing : share of minutes without a trade.
+    """
+
+    days: int = 60
+    kind: str = "planted"
+    seed: int = 0
+    calendar: str = "cme"
+    start: str = "2024-01-22"
+    price: float = 5000.0
+    tick: float = 0.25
+    edge: float = 0.12
+    lean: float = 0.02
+    dwell_minutes: int = 240
+    volume_lift: float = 1.0
+    minute_volatility: float = 0.00027
+    missing: float = 0.002
+
+    def __post_init__(self):
+        for field, options in (("kind", KINDS), ("calendar", CLOCKS)):
+            if getattr(self, field) not in options:
+                got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)
+                raise SettingsError("No such synthetic market", where=field, got=got, next_step=hint)
+        for field in ("days", "price", "tick", "dwell_minutes", "minute_volatility"):
+            if not getattr(self, field) > 0:
+                raise SettingsError(
+                    "A synthetic market cannot be built", where=field, got=getattr(self, field), wanted="> 0"
+                )
+        if not 0 <= self.missing < 0.5:
+            raise SettingsError(
+                "A synthetic market cannot be built", where="missing", got=self.missing, wanted="0 to 0.5"
+            )
+
+    @property
+    def state_drift(self) -> float:
+        return self.edge if self.kind == "planted" else 0.0
+
+    @property
+    def constant_drift(self) -> float:
+        return self.lean if self.kind == "drift" else 0.0
+
+
+@dataclass(frozen=True)
+class SyntheticMarket:
+    """Bars and the truth behind them. The arrays have one entry a minute of the grid, traded or not.
+
+    bars : index timestamp (UTC, start), open high low close volume.
+    start_ns : int64[M], the grid.  state : int8[M].  sigma : float64[M], true log volatility of the minute.
+    returns : float64[M], close to close.  log_volume : float64[M], minus what is usual at that time of day.
+    close_ns : int64[M], the session's close.
+    """
+
+    spec: SyntheticSpec
+    bars: pd.DataFrame
+    start_ns: np.ndarray
+    state: np.ndarray
+    sigma: np.ndarray
+    returns: np.ndarray
+    log_volume: np.ndarray
+    close_ns: np.ndarray
+
+
+def synthetic_bars(
+    days: int = 60, kind: str = "planted", seed: int = 0, calendar: str = "cme", **settings
+) -> pd.DataFrame:
+    """The bars of `synthetic_market`, in the contract's form; the same arguments give the same bits."""
+    return synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, calendar=calendar, **settings)).bars
+
+
+def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
+    """Bars with their hidden state, volatility and returns."""
+    rng = generator("synthetic market", spec.kind, spec.seed)
+    start_ns, day, fraction, close_ns = _grid(spec)
+    count = len(start_ns)
+    shape = np.interp(fraction, *_SHAPES[spec.calendar])
+    weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=0.9, deviation=0.25))[day]
+    sigma = spec.minute_volatility * shape * weather
+    state = _states(rng, count, spec.dwell_minutes)
+    drift = sigma * (spec.state_drift * state + spec.constant_drift)
+    steps = drift[:, None] / _STEPS + sigma[:, None] / np.sqrt(_STEPS) * rng.standard_normal((count, _STEPS))
+    night = np.zeros(count)
+    opening = np.flatnonzero(np.diff(day)) + 1
+    night[opening] = 4 * sigma[opening] * rng.standard_normal(len(opening))
+    opens, walk = _walk(steps, night)
+    prices = np.column_stack([opens, np.c_[opens, walk].max(1), np.c_[opens, walk].min(1), walk[:, -1]])
+    prices = np.maximum(np.round(spec.price * np.exp(prices) / spec.tick), 1.0) * spec.tick
+    log_volume = np.log1p(spec.volume_lift * (state != 0)) + 0.5 * rng.standard_normal(count)
+    volume = np.maximum(np.round(300 * shape**1.5 * np.exp(log_volume)), 1.0)
+    traded = rng.random(count) >= spec.missing
+    index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
+    bars = pd.DataFrame(prices, index=index, columns=["open", "high", "low", "close"]).assign(volume=volume)
+    returns = steps.sum(1)
+    return SyntheticMarket(spec, bars[traded], start_ns, state, sigma, returns, log_volume, close_ns)
+
+
+def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Every minute of the first `days` sessions: start, session count, fraction of the session gone, close."""
+    first = pd.Timestamp(spec.start, tz=CLOCKS[spec.calendar][0]).tz_convert("UTC").floor("min").as_unit("ns").value
+    span = spec.days * 7 // 5 + 7
+    start_ns = first + np.arange(span * 1440, dtype=np.int64) * MINUTE_NS
+    sessions = sessions_of(start_ns, spec.calendar)
+    kept = sessions.inside
+    start_ns, ids, opens, closes = start_ns[kept], sessions.id[kept], sessions.open_ns[kept], sessions.close_ns[kept]
+    whole = opens >= first  # a CME day opens the evening before
+    count = np.unique(ids[whole], return_inverse=True)[1]
+    day = count[count < spec.days]
+    kept = np.flatnonzero(whole)[: len(day)]
+    start_ns, ids, opens, closes = start_ns[kept], ids[kept], opens[kept], closes[kept]
+    early = np.minimum.reduceat(closes, np.flatnonzero(np.diff(ids, prepend=-1)))[day]
+    traded = start_ns < early  # a scheduled early close really closes this market
+    length = (CLOCKS[spec.calendar][2] - CLOCKS[spec.calendar][1]) * MINUTE_NS
+    return start_ns[traded], day[traded], ((start_ns - opens) / length)[traded], early[traded]
+
+
+def _slow_noise(rng: np.random.Generator, count: int, persistence: float, deviation: float) -> np.ndarray:
+    """A stationary first-order autoregression of `count` values."""
+    shocks = rng.standard_normal(count) * deviation
+    values = np.empty(count)
+    level = shocks[0]
+    for k in range(count):
+        level = persistence * level + np.sqrt(1 - persistence**2) * shocks[k] if k else level
+        values[k] = level
+    return values
+
+
+def _states(rng: np.random.Generator, count: int, dwell_minutes: int) -> np.ndarray:
+    """int8[count]: each minute the state is drawn anew with probability 1 / dwell_minutes."""
+    drawn = rng.choice(STATES, size=count, p=STATE_PRIOR).astype(np.int8)
+    renewed = rng.random(count) < 1 / dwell_minutes
+    renewed[0] = True
+    return drawn[np.maximum.accumulate(np.where(renewed, np.arange(count), 0))]
+
+
+def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Log price at each minute's open, and after each step inside it."""
+    moves = steps.sum(1)
+    opens = np.cumsum(night) + np.cumsum(moves) - moves
+    return opens, opens[:, None] + np.cumsum(steps, axis=1)
+
+
+def state_posterior(market: SyntheticMarket) -> np.ndarray:
+    """float64[M, 3]: P(state | all bars up to and including this minute), states in the order -1, 0, +1.
+
+    The exact forward filter of the hidden chain (Rabiner 1989, section III.A): what an observer who knows every
+    setting could know. It uses the walk before rounding to ticks and the minutes without a trade.
+    """
+    spec = market.spec
+    standard = market.returns / market.sigma
+    lift = np.log1p(spec.volume_lift * (STATES != 0))
+    log_like = -0.5 * (standard[:, None] - spec.state_drift * STATES - spec.constant_drift) ** 2
+    log_like -= 0.5 * ((market.log_volume[:, None] - lift) / 0.5) ** 2
+    like = np.exp(log_like - log_like.max(1, keepdims=True)).tolist()
+    renew, prior = 1 / spec.dwell_minutes, STATE_PRIOR.tolist()
+    belief, rows = prior, []
+    for now in like:
+        joint = [((1 - renew) * b + renew * p) * x for b, p, x in zip(belief, prior, now, strict=True)]
+        total = sum(joint)
+        belief = [j / total for j in joint]
+        rows.append(belief)
+    return np.array(rows)
+
+
+def oracle_probabilities(
+    market: SyntheticMarket,
+    known_at_ns: np.ndarray,
+    up: np.ndarray,
+    down: np.ndarray,
+    minutes: int,
+    *,
+    knows: str = "bars",
+    paths: int = 400,
+) -> np.ndarray:
+    """float64[N, 3]: true P(lower first, neither, upper first) within `minutes` or the session, by simulation.
+
+    known_at_ns : int64[N], the moments asked at.  up, down : float64[N], log distances of the barriers, > 0.
+    knows : "bars" starts from the filtered state (the best any model can do), "state" from the hidden one.
+    Paths take one step a minute; barriers are moved in by 0.5826 sigma (1 - 1/sqrt(6)) for the steps left out
+    (Broadie, Glasserman and Kou 1997, the continuity correction). The standard error is 0.5 / sqrt(paths).
+    """
+    spec, rng = market.spec, generator("oracle", market.spec.seed, paths)
+    at = np.searchsorted(market.start_ns, known_at_ns - MINUTE_NS, side="right") - 1
+    start = np.eye(3)[market.state[at].astype(int) + 1] if knows == "state" else state_posterior(market)[at]
+    state = STATES[(rng.random((len(at), paths, 1)) > np.cumsum(start, 1)[:, None, :2]).sum(2)]
+    position, outcome = np.zeros(state.shape), np.zeros(state.shape, np.int8)
+    for minute in range(1, minutes + 1):
+        now = np.minimum(at + minute, len(market.start_ns) - 1)
+        open_still = (at + minute < len(market.start_ns)) & (market.close_ns[now] == market.close_ns[at])
+        sigma = np.where(open_still, market.sigma[now], 0.0)[:, None]
+        renewed = rng.random(state.shape) < 1 / spec.dwell_minutes
+        state[renewed] = rng.choice(STATES, size=int(renewed.sum()), p=STATE_PRIOR)
+        position += sigma * (spec.state_drift * state + spec.constant_drift + rng.standard_normal(state.shape))
+        nearer = 0.5826 * (1 - 1 / np.sqrt(_STEPS)) * sigma
+        touched = np.where(position >= up[:, None] - nearer, 1, np.where(position <= nearer - down[:, None], -1, 0))
+        outcome = np.where((outcome == 0) & open_still[:, None], touched, outcome).astype(np.int8)
+    return np.stack([(outcome == side).mean(1) for side in (-1, 0, 1)], axis=1)
