@@ -1,0 +1,199 @@
+"""What every model answers to: fit, predict_proba, get_state, load_state, save, load.
+
+Boosters and networks share nothing else. Labels are -1, 0, +1 outside and 0, 1, 2 inside.
+"""
+
+import dataclasses
+import os
+import platform
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
+from ml_factory.runs.state import load_state as read_state
+from ml_factory.runs.state import save_state as write_state
+
+CLASSES = (-1, 0, 1)
+
+
+@dataclass
+class FitResult:
+    """What a fit did.
+
+    history : one dict an epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
+    best_epoch : the epoch (1-based) the final model stands at; `best_round` for boosters, the round.
+    resumed_from : finished epochs (blocks) the run started from, None when it started from nothing.
+    exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
+    limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
+    """
+
+    history: list[dict] = field(default_factory=list)
+    best_epoch: int = 0
+    best_round: int | None = None
+    resumed_from: int | None = None
+    resumed_step: int | None = None
+    stopped_early: bool = False
+    exact: bool = True
+    inexact: tuple[str, ...] = ()
+    limited: dict = field(default_factory=dict)
+
+
+class Estimator:
+    """Base of all models. A subclass fits, predicts, and gives and takes its state as plain values.
+
+    name : the registry's name. settings : a frozen dataclass. lookback : base rows a prediction reads (1 = the row).
+    """
+
+    name: str
+    settings: Any
+    lookback: int = 1
+
+    def fit(
+        self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
+    ) -> FitResult:
+        """Learn from x and y in {-1, 0, 1}.
+
+        validation : (x, y, weight or None), read for early stopping alone.
+        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block.
+        checkpoints : what `CheckpointManager.phase(name)` gives; an unfinished fit goes on from there, to the bit.
+        limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown ones are not ours.
+        """
+        raise NotImplementedError
+
+    def predict_proba(self, x) -> np.ndarray:
+        """float64 (N, 3), columns -1, 0, +1, rows summing to 1."""
+        raise NotImplementedError
+
+    def get_state(self) -> dict:
+        """Everything needed to make an equal model, in numbers, strings, bytes, lists, dicts and arrays."""
+        raise NotImplementedError
+
+    def load_state(self, state: Mapping) -> "Estimator":
+        """Become the model whose state this is."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file (safetensors and JSON, no pickle)."""
+        write_state(path, self.get_state())
+
+    def load(self, path: str | Path) -> "Estimator":
+        """Become the model that `save` wrote there; returns self."""
+        return self.load_state(read_state(path))
+
+    def _own(self, state: Mapping) -> Mapping:
+        """The state, if it is one of ours."""
+        if state.get("model") != self.name:
+            raise CheckpointError(
+                "This is another model's state",
+                got=repr(state.get("model")),
+                wanted=repr(self.name),
+                next_step="use ml_factory.models.registry.load_model, which builds the right one",
+            )
+        return state
+
+
+def make_settings(kind: type, given: Mapping, *, where: str):
+    """The settings dataclass from keyword arguments, suggesting the right spelling of an unknown one."""
+    known = {item.name for item in dataclasses.fields(kind)}
+    for name in given:
+        if name not in known:
+            raise SettingsError("Unknown setting", where=where, got=repr(name), next_step=did_you_mean(name, known))
+    return kind(**given)
+
+
+def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
+    """Settings with each limit that is lower than the setting, and what was lowered."""
+    lowered = {}
+    for name, limit in (limits or {}).items():
+        wanted = getattr(settings, name, None)
+        if wanted is not None and limit < wanted:
+            lowered[name] = {"wanted": wanted, "used": limit}
+    return dataclasses.replace(settings, **{name: item["used"] for name, item in lowered.items()}), lowered
+
+
+def class_index(y, *, where: str = "y") -> np.ndarray:
+    """Labels -1, 0, 1 as int64 0, 1, 2."""
+    y = np.asarray(y)
+    if y.ndim != 1:
+        raise FactoryError("Labels must be one column", where=where, got=f"shape {y.shape}", wanted="(N,)")
+    strange = ~np.isin(y, CLASSES)
+    if strange.any():
+        raise FactoryError(
+            "Unknown label", where=f"{where}, row {int(strange.argmax())}", got=y[strange][0], wanted=CLASSES
+        )
+    return y.astype(np.int64) + 1
+
+
+def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """(labels 0..2 int64, weights float64) for n_x rows, refusing what cannot be learned from."""
+    target = class_index(y, where=f"{where} y")
+    weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
+    if not n_x == len(target) == len(weight):
+        raise FactoryError("Rows do not match", where=where, got=f"{n_x} x, {len(target)} y, {len(weight)} weights")
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise FactoryError("Weights must be finite and not negative", where=where)
+    if len(np.unique(target[weight > 0])) < 2 and where == "training":
+        raise FactoryError(
+            "Training rows with weight hold fewer than two classes",
+            got=f"{len(target)} rows",
+            next_step="take more rows, another fold or a shorter horizon",
+        )
+    if not weight.sum() > 0:
+        raise FactoryError("No row has weight", where=where, got=f"{len(target)} rows")
+    return target, weight
+
+
+def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
+    """A cheap identity of what is learned from: shapes, and a checksum of labels and weights."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    return {"features": int(n_features), "rows": [len(array) for array in arrays], "checksum": checksum}
+
+
+def check_same_run(saved: Mapping, wanted: Mapping) -> None:
+    """Refuse to go on from a fit of other settings or other rows."""
+    for part in ("model", "settings", "data"):
+        if saved.get(part) != wanted[part]:
+            raise CheckpointError(
+                "The checkpoint is of another run",
+                where=part,
+                got=saved.get(part),
+                wanted=wanted[part],
+                next_step="give this run its own phase, or start afresh (FRESH=True, --fresh)",
+            )
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def environment(**facts: Any) -> dict:
+    """What bits may depend on: the processor and the given facts (threads, device, library versions)."""
+    return {"processor": _processor(), **facts}
+
+
+def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
+    """One sentence for each fact in which this machine differs from the one that began."""
+    saved = saved or {}
+    names = sorted({*saved, *now})
+    return tuple(
+        f"{name}: began with {saved.get(name)}, now {now.get(name)}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
