@@ -1,0 +1,23 @@
+"""Any family on coarse bars, joined on `known_at`: a row sees the freshest coarse bar that was complete by then."""
+
+import numpy as np
+
+MINUTE_NS = 60_000_000_000
+
+
+def column_at(name: str, minutes: int) -> str:
+    """The name of a column of a coarse frame: `rsi_14@60m`."""
+    return f"{name}@{minutes}m"
+
+
+def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.ndarray) -> dict[str, float]:
+    """How old the joined coarse bars are, in minutes: mean, median, 99th percentile and maximum.
+
+    rows : int64[N], position of the joined coarse bar of each base row, as `asof_rows` gives them; none below 0.
+    In a session every age is below the frame's length; the first rows of a session see the last session's bar.
+    """
+    if not len(rows):
+        return dict.fromkeys(("mean", "median", "p99", "max"), float("nan"))
+    age = (known_at_base - known_at_coarse[rows]) / MINUTE_NS
+    median, late = np.percentile(age, (50, 99))
+    return {"mean": float(age.mean()), "median": float(median), "p99": float(late), "max": float(age.max())}
