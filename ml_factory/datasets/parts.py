@@ -1,0 +1,118 @@
+"""One part of a prepared data set as a file: how it is put down, and how it comes back the same.
+
+Times are int64 ns UTC in Arrow timestamps, splits are runs of positions in JSON, everything else is plain columns.
+"""
+
+import json
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ml_factory.errors import SettingsError
+from ml_factory.targets.labels import BARRIERS
+
+
+class Matrix(Protocol):
+    """What `features.build` hands over: N rows, F columns, five arrays of N beside them."""
+
+    values: np.ndarray
+    names: list[str]
+    known_at: np.ndarray
+    session: np.ndarray
+    segment: np.ndarray
+    close: np.ndarray
+
+
+def features_table(matrix: Matrix) -> pa.Table:
+    """known_at, then one float32 column for each feature."""
+    columns = [pa.array(np.ascontiguousarray(column, np.float32)) for column in np.asarray(matrix.values).T]
+    return pa.table([time_column(matrix.known_at), *columns], names=["known_at", *matrix.names])
+
+
+def rows_table(matrix: Matrix) -> pa.Table:
+    """known_at, session, segment, close."""
+    columns = {
+        "known_at": time_column(matrix.known_at),
+        "session": pa.array(np.asarray(matrix.session, np.int32)),
+        "segment": pa.array(np.asarray(matrix.segment, np.int32)),
+        "close": pa.array(np.asarray(matrix.close, np.float64)),
+    }
+    return pa.table(columns)
+
+
+def labels_table(labels: pd.DataFrame) -> pa.Table:
+    """known_at from the index, then the columns of `triple_barrier`."""
+    columns = {"known_at": time_column(labels.index)}
+    for name, column in labels.items():
+        if isinstance(column.dtype, pd.DatetimeTZDtype):
+            columns[name] = time_column(pd.DatetimeIndex(column))
+        elif name == "barrier":
+            columns[name] = pa.array(column.astype(object).to_numpy(), pa.string())
+        else:
+            columns[name] = pa.array(column.to_numpy())
+    return pa.table(columns)
+
+
+def frame(table: pa.Table) -> pd.DataFrame:
+    """The table back as it was: index known_at (UTC, ns), barrier a categorical of BARRIERS; a copy, writable."""
+    columns = {}
+    for name in table.column_names[1:]:
+        if name == "barrier":
+            columns[name] = pd.Categorical(table.column(name).to_pylist(), categories=list(BARRIERS))
+        elif pa.types.is_timestamp(table.schema.field(name).type):
+            columns[name] = time_index(table, name)
+        else:
+            columns[name] = np.array(table.column(name).to_numpy())
+    return pd.DataFrame(columns, index=time_index(table))
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """No dictionary, no compression: float features hardly shrink, and reading them is then a copy."""
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
+
+
+def write_plain(obj: object, path: Path) -> None:
+    path.write_text(json.dumps(obj, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def time_column(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
+    if isinstance(moments, pd.DatetimeIndex):
+        moments = moments.as_unit("ns").asi8
+    return pa.array(np.asarray(moments, np.int64)).cast(pa.timestamp("ns", tz="UTC"))
+
+
+def time_index(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
+    moments = np.array(table.column(name).cast(pa.int64()).to_numpy())
+    return pd.DatetimeIndex(moments.view("M8[ns]"), tz="UTC", name=name)
+
+
+def moment(text: object, where: str) -> pd.Timestamp:
+    """A moment in UTC; one without a zone is taken as UTC. Raises SettingsError."""
+    try:
+        found = pd.Timestamp(text)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(
+            "This is no moment in time", where=where, got=repr(text), wanted="for example '2024-12-31 14:30'"
+        ) from error
+    return (found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")).as_unit("ns")
+
+
+def to_runs(rows: np.ndarray) -> list[list[int]]:
+    """Positions as unbroken runs [first, stop)."""
+    rows = np.asarray(rows, np.int64)
+    if not len(rows):
+        return []
+    edges = np.flatnonzero(np.diff(rows) != 1)
+    firsts, lasts = rows[np.append(0, edges + 1)], rows[np.append(edges, len(rows) - 1)]
+    return [[int(first), int(last) + 1] for first, last in zip(firsts, lasts, strict=True)]
+
+
+def from_runs(runs: list[list[int]]) -> np.ndarray:
+    """The positions again, int64."""
+    if not runs:
+        return np.empty(0, np.int64)
+    return np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in runs])

@@ -1,0 +1,320 @@
+"""What `prepare` made, on disk: part files that never change, and a manifest written last that vouches for them.
+
+processed/{SYMBOL}/current.json                    which fingerprint the next step reads
+processed/{SYMBOL}/{fingerprint12}/features.parquet    known_at and float32 columns, before scaling
+                                   rows.parquet        known_at, session, segment, close of each feature row
+                                   labels_h20.parquet  splits_h20.json  scaler_h20.json
+                                   manifest.json       hash and size of every file above, and its own hash
+
+A folder without a sound manifest, or with a file that is not what the manifest says, is not there: it is rebuilt.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ml_factory.datasets import parts
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.runs import storage
+
+FORMAT = 1
+MANIFEST, CURRENT = "manifest.json", "current.json"
+REBUILD = "run prepare again: it rebuilds what is missing or damaged"
+
+
+class Store:
+    """One prepared data set. Get one from `begin` (to write), `find`, `current` or `open` (to read)."""
+
+    def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
+        self.folder, self.fingerprint = Path(folder), fingerprint
+        self._manifest = manifest
+        self._written: dict[str, dict] = {}
+
+    # -- which data set ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def begin(cls, processed: Path, fingerprint: str) -> "Store":
+        """The data set of this fingerprint, to write into: a sound one is kept, anything else starts anew.
+
+        processed : the symbol's folder.  fingerprint : hex digest of all that decides the content.
+        """
+        found = cls.find(processed, fingerprint)
+        if found is not None:
+            return found
+        folder = _folder(processed, fingerprint)
+        with storage.disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Without its manifest nothing here is believed, also if we die before the next one is written.
+            (folder / MANIFEST).unlink(missing_ok=True)
+        return cls(folder, fingerprint, None)
+
+    @classmethod
+    def find(cls, processed: Path, fingerprint: str) -> "Store | None":
+        """The committed data set of this fingerprint with every hash checked, or None where it must be (re)built."""
+        folder = _folder(processed, fingerprint)
+        manifest = _read_manifest(folder)
+        if manifest is None or manifest["fingerprint"] != fingerprint:
+            return None
+        store = cls(folder, fingerprint, manifest)
+        return None if store.verify() else store
+
+    @classmethod
+    def current(cls, processed: Path) -> "Store":
+        """The data set committed last. Raises NotPreparedError."""
+        pointer = Path(processed) / CURRENT
+        if not pointer.exists():
+            raise NotPreparedError(
+                "Nothing is prepared for this symbol yet",
+                where=processed,
+                got=f"no {CURRENT}",
+                wanted="features and labels",
+                next_step="run prepare (notebook 01, or python -m ml_factory prepare)",
+            )
+        try:
+            stored = storage.read_json(pointer)
+        except WorkspaceError:
+            stored = None  # half-written: said below, with the way out
+        name = stored.get("fingerprint") if isinstance(stored, dict) else None
+        if not _is_fingerprint(name):
+            raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
+        return cls.open(_folder(processed, name))
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        """The committed data set in this folder; each file's hash is checked when it is first read.
+
+        Raises NotPreparedError when there is no sound manifest.
+        """
+        manifest = _read_manifest(Path(folder))
+        if manifest is None:
+            raise NotPreparedError(
+                "This data set is not complete", where=folder, got=f"no sound {MANIFEST}", next_step=REBUILD
+            )
+        return cls(Path(folder), manifest["fingerprint"], manifest)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write_features(self, matrix: parts.Matrix) -> None:
+        """features.parquet and rows.parquet."""
+        self._write_table("features.parquet", parts.features_table(matrix))
+        self._write_table("rows.parquet", parts.rows_table(matrix))
+
+    def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
+        """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
+        self._write_table(f"labels_h{horizon}.parquet", parts.labels_table(labels))
+
+    def write_splits(self, horizon: int, splits: dict[str, np.ndarray]) -> None:
+        """splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
+        runs = {name: parts.to_runs(rows) for name, rows in splits.items()}
+        self._write(f"splits_h{horizon}.json", lambda aside: parts.write_plain(runs, aside))
+
+    def write_scaler(self, horizon: int, scaler: RobustScaler) -> None:
+        """scaler_h{horizon}.json."""
+        self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
+
+    def commit(self, facts: dict) -> None:
+        """Vouch for all that was written, and make this the symbol's current data set.
+
+        facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
+        """
+        standing = _read_manifest(self.folder)  # another process may have added a horizon meanwhile
+        if standing is None or standing["fingerprint"] != self.fingerprint:
+            standing = {"files": {}, "facts": {}}
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "files": standing["files"] | self._written,
+            "facts": _merged(standing["facts"], facts),
+        }
+        # As it will be read: JSON turns number keys into text, and the hash must be of that.
+        manifest = json.loads(json.dumps(manifest, allow_nan=False))
+        manifest["hash"] = storage.fingerprint(manifest)
+        storage.write_json(self.folder / MANIFEST, manifest)
+        self._manifest, self._written = manifest, {}
+        self.make_current()
+
+    def make_current(self) -> None:
+        """Let the next steps read this data set."""
+        path = self.folder.parent / CURRENT
+        pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
+        storage.write_json(path, pointer)
+
+    def _write_table(self, name: str, table: pa.Table) -> None:
+        self._write(name, lambda aside: parts.write_table(table, aside))
+
+    def _write(self, name: str, writer: Callable[[Path], object]) -> None:
+        if name in self.files:
+            raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
+        path = self.folder / name
+        storage.replace_file(path, writer)
+        self._written[name] = {"hash": storage.file_hash(path), "bytes": path.stat().st_size}
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> bool:
+        return self._manifest is not None
+
+    @property
+    def files(self) -> dict[str, dict]:
+        """name -> {"hash", "bytes"} of every committed file."""
+        return self._manifest["files"] if self._manifest else {}
+
+    @property
+    def facts(self) -> dict:
+        """What `commit` was told."""
+        return self._manifest["facts"] if self._manifest else {}
+
+    @property
+    def horizons(self) -> tuple[int, ...]:
+        """Horizons whose labels, splits and scaler are all committed."""
+        numbers = sorted(int(name[8:-8]) for name in self.files if name.startswith("labels_h"))
+        return tuple(h for h in numbers if {f"splits_h{h}.json", f"scaler_h{h}.json"} <= set(self.files))
+
+    @property
+    def feature_names(self) -> list[str]:
+        return pq.read_schema(self._checked("features.parquet")).names[1:]
+
+    def load_features(
+        self, columns: Iterable[str] | None = None, start: object = None, end: object = None
+    ) -> pd.DataFrame:
+        """float32 features, index known_at (UTC); only `columns`, only start <= known_at <= end (no zone: UTC).
+
+        Raises SettingsError for a column that is not there.
+        """
+        time = self.known_at
+        first = 0 if start is None else time.searchsorted(parts.moment(start, "start"), side="left")
+        stop = len(time) if end is None else time.searchsorted(parts.moment(end, "end"), side="right")
+        rows, names = slice(first, max(first, stop)), self._known_columns(columns)
+        return pd.DataFrame(self._values(names, rows), index=time[rows], columns=names, copy=False)
+
+    def load_matrix(self, columns: Iterable[str] | None = None) -> np.ndarray:
+        """float32 (N, F), C-contiguous: what windows are sliced from."""
+        return self._values(self._known_columns(columns), slice(0, len(self.known_at)))
+
+    @property
+    def known_at(self) -> pd.DatetimeIndex:
+        """When each feature row is known, UTC."""
+        return parts.time_index(self._table("features.parquet", ["known_at"]))
+
+    def load_rows(self) -> pd.DataFrame:
+        """session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
+        return parts.frame(self._table("rows.parquet"))
+
+    def load_labels(self, horizon: int) -> pd.DataFrame:
+        """The labels as they were written, index known_at (UTC). Raises NotPreparedError naming the horizons there."""
+        return parts.frame(self._table(self._of_horizon("labels", horizon, "parquet")))
+
+    def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
+        """name -> int64 positions into the labels' rows."""
+        stored = storage.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
+        return {name: parts.from_runs(runs) for name, runs in stored.items()}
+
+    def load_scaler(self, horizon: int) -> RobustScaler:
+        """The scaler fitted on this horizon's training rows."""
+        return RobustScaler.from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+
+    def verify(self) -> list[str]:
+        """What is wrong, in words, every file read anew; empty when each has its size and hash."""
+        if not self.committed:
+            return [f"{self.folder}: not committed"]
+        _hash_of.cache_clear()
+        return [problem for name in self.files if (problem := self._problem(name))]
+
+    def _problem(self, name: str) -> str:
+        path, wanted = self.folder / name, self.files[name]
+        try:
+            found = path.stat()
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if found.st_size != wanted["bytes"]:
+            return f"{name}: {found.st_size:,} bytes, not {wanted['bytes']:,}"
+        same = _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino) == wanted["hash"]
+        return "" if same else f"{name}: its content has changed"
+
+    def _checked(self, name: str) -> Path:
+        if name not in self.files:
+            raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
+        problem = self._problem(name)
+        if problem:
+            raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
+        return self.folder / name
+
+    def _of_horizon(self, kind: str, horizon: int, suffix: str) -> str:
+        name = f"{kind}_h{horizon}.{suffix}"
+        if name not in self.files:
+            raise NotPreparedError(
+                f"Horizon {horizon} is not prepared",
+                where=self.folder,
+                got=f"horizons {', '.join(map(str, self.horizons)) or 'none'}",
+                wanted=horizon,
+                next_step=f"run prepare with horizon {horizon}, or use one that is there",
+            )
+        return name
+
+    def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
+        return pq.read_table(self._checked(name), columns=columns)
+
+    def _values(self, names: list[str], rows: slice) -> np.ndarray:
+        table = self._table("features.parquet", names).slice(rows.start, rows.stop - rows.start)
+        values = np.empty((rows.stop - rows.start, len(names)), np.float32)
+        for position, name in enumerate(names):
+            values[:, position] = table.column(name).to_numpy()
+        return values
+
+    def _known_columns(self, columns: Iterable[str] | None) -> list[str]:
+        names = self.feature_names
+        wanted = names if columns is None else list(columns)
+        for name in wanted:
+            if name not in names:
+                raise SettingsError(
+                    "There is no such feature", where=self.folder, got=repr(name), next_step=did_you_mean(name, names)
+                )
+        return wanted
+
+
+@lru_cache(maxsize=256)
+def _hash_of(path: str, size: int, changed: int, inode: int) -> str:
+    """The file's hash, computed once for each state of the file that the file system tells apart."""
+    return storage.file_hash(path)
+
+
+def _folder(processed: Path, fingerprint: str) -> Path:
+    if not _is_fingerprint(fingerprint):
+        raise ValueError(f"a fingerprint is at least 12 hex digits, not {fingerprint!r}")
+    return Path(processed) / fingerprint[:12]
+
+
+def _is_fingerprint(text: object) -> bool:
+    return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
+
+
+def _read_manifest(folder: Path) -> dict | None:
+    """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = storage.read_json(path)
+    except WorkspaceError:
+        return None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None
+    content = {name: value for name, value in manifest.items() if name != "hash"}
+    return manifest if manifest.get("hash") == storage.fingerprint(content) else None
+
+
+def _merged(old: dict, new: dict) -> dict:
+    """`new` over `old`, dictionaries inside them merged too."""
+    merged = dict(old)
+    for name, value in new.items():
+        both = isinstance(value, dict) and isinstance(merged.get(str(name)), dict)
+        merged[str(name)] = _merged(merged[str(name)], value) if both else value
+    return merged
