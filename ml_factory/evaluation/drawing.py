@@ -1,0 +1,166 @@
+"""The ground of every picture: colours, axes, time, and its form inside a page.
+
+A figure is drawn once, in the colours of a light page. `to_svg` turns it into inline SVG whose colours are CSS
+variables, so that one drawing serves a light and a dark page, and can lay it out anew for a phone.
+"""
+
+import io
+import re
+from itertools import pairwise
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib import dates as mdates
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from matplotlib.text import Text
+
+from ml_factory.evaluation.metrics import CLASS_NAMES
+
+# name → (on a light page, on a dark page). Blue and orange stay apart for the colour-blind; grey is never a claim.
+COLOURS = {
+    "card": ("#fffffe", "#171c26"),
+    "ink": ("#1c2430", "#e7ebf2"),
+    "muted": ("#5f6b7c", "#98a4b6"),
+    "grid": ("#e6e9ee", "#2a3240"),
+    "short": ("#d3622f", "#f08a55"),
+    "neutral": ("#a9b2bf", "#667285"),
+    "long": ("#2b6fc7", "#5e9df0"),
+    "accent": ("#2460b8", "#6ea8f5"),
+    "second": ("#8a4fc2", "#bb8cf0"),
+    "third": ("#138574", "#3fc1ac"),
+    "fourth": ("#b3830f", "#e0b445"),
+    "train": ("#2d6dc3", "#649ff0"),
+    "validation": ("#b07d0a", "#e3b548"),
+    "test": ("#8447be", "#bd90f2"),
+}
+INK = {name: light for name, (light, _) in COLOURS.items()}
+SERIES = [INK[name] for name in ("accent", "second", "third", "fourth", "short", "muted")]
+CLASS_COLOURS = [INK[name] for name in CLASS_NAMES]
+POINTS = 1500  # of a price line: more than a screen has columns, few enough for a small page
+WIDE, NARROW = 8.6, 3.7  # inches
+SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
+
+
+def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(WIDE, height), layout="constrained", facecolor=INK["card"])
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    axes[0].set_title(title, loc="left", fontsize=LARGE, fontweight="bold", color=INK["ink"], pad=12)
+    for ax in axes:
+        ax.set_facecolor("none")
+        ax.spines[:].set_visible(False)
+        ax.tick_params(length=0, labelsize=NORMAL, labelcolor=INK["muted"], pad=5)
+        ax.grid(True, axis="y", color=INK["grid"], linewidth=0.8)
+        ax.set_axisbelow(True)
+    return figure, axes
+
+
+def axis_labels(ax: Axes, x: str = "", y: str = "") -> None:
+    ax.set_xlabel(x, fontsize=NORMAL, color=INK["muted"])
+    ax.set_ylabel(y, fontsize=NORMAL, color=INK["muted"])
+
+
+def legend_above(ax: Axes, columns: int, **options) -> None:
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2} | options
+    ax.legend(
+        ncols=columns, frameon=False, fontsize=NORMAL, labelcolor=INK["muted"], handlelength=1.2, columnspacing=1.2,
+        handletextpad=0.5, **place,
+    )  # fmt: skip
+    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=LARGE, fontweight="bold", color=INK["ink"], pad=24)
+
+
+def day_numbers(index) -> np.ndarray:
+    """Moments as matplotlib's day numbers, UTC."""
+    moments = pd.DatetimeIndex(index)
+    moments = moments.tz_convert("UTC").tz_localize(None) if moments.tz is not None else moments
+    return mdates.date2num(moments.to_numpy())
+
+
+def time_axis(ax: Axes) -> None:
+    locator = mdates.AutoDateLocator(minticks=3, maxticks=7)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
+    ax.xaxis.get_offset_text().set(fontsize=SMALL, color=INK["muted"])
+
+
+def outline(values: np.ndarray, most: int = POINTS) -> np.ndarray:
+    """Positions of at most `most` values that keep a line's shape: the lowest and highest of each bucket."""
+    values = np.asarray(values, dtype=np.float64)
+    if len(values) <= most:
+        return np.arange(len(values))
+    edges = np.linspace(0, len(values), most // 2 + 1).astype(np.int64)
+    pairs = [(a + int(np.argmin(values[a:b])), a + int(np.argmax(values[a:b]))) for a, b in pairwise(edges)]
+    return np.unique(np.concatenate([np.ravel(pairs), [0, len(values) - 1]]))
+
+
+def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """The line with a break (NaN) in every silence longer than `longest`: no bars, no line."""
+    cuts = np.flatnonzero(np.diff(x) > longest) + 1
+    return np.insert(x, cuts, x[cuts]), np.insert(y.astype(np.float64), cuts, np.nan)
+
+
+# ---- the form inside a page ------------------------------------------------------------------------------------
+
+
+def to_png(figure: Figure, dpi: int = 144) -> bytes:
+    """The figure as a PNG on a light ground."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
+    """The figure as an `<svg>` element for HTML: same input, same text.
+
+    Parameters
+    ----------
+    name : unlike that of any other figure on the page; ids inside begin with it.
+    narrow : laid out for a phone: panels that stood side by side stand below each other.
+    """
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # a name with a dollar sign is a name
+    buffer = io.StringIO()
+    size = figure.get_size_inches()
+    specs = [ax.get_subplotspec() for ax in figure.axes]
+    try:
+        if narrow:
+            _stand_upright(figure)
+        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    finally:
+        figure.set_size_inches(size)
+        for ax, spec in zip(figure.axes, specs, strict=True):
+            ax.set_subplotspec(spec)
+    return _for_html(buffer.getvalue(), name)
+
+
+def _stand_upright(figure: Figure) -> None:
+    height, columns = figure.get_size_inches()[1], figure.axes[0].get_subplotspec().get_gridspec().ncols
+    figure.set_size_inches(NARROW, height if columns == 1 else columns * 0.82 * height)
+    if columns > 1:
+        grid = GridSpec(len(figure.axes), 1, figure=figure)
+        for place, ax in enumerate(figure.axes):
+            ax.set_subplotspec(grid[place])
+
+
+def _short_path(path: re.Match) -> str:
+    """A path with hundredths of a point, on one line."""
+    numbers = re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path[1].split()))
+    return f' d="{numbers}"'
+
+
+def _for_html(svg: str, name: str) -> str:
+    """Strip what a stand-alone file needs, shorten numbers, prefix ids, and let the page choose colours and font."""
+    svg = svg[svg.index("<svg") :].strip()
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs>\s*</defs>", "", svg, flags=re.S)
+    svg = re.sub(r'^<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg role="img" viewBox="\1">', svg)
+    svg = re.sub(r' d="([^"]*)"', _short_path, svg)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
+    svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
+    for colour, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{colour})")
+    return svg

@@ -1,0 +1,247 @@
+"""One self-contained HTML page: no script, no request, readable on a phone, in light and dark, and on paper."""
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ml_factory.evaluation.drawing import COLOURS, to_svg
+from ml_factory.runs.storage import write_bytes_atomic
+
+
+@dataclass(frozen=True)
+class Section:
+    """A chapter of the report.
+
+    text : paragraphs, parted by an empty line; `so` becomes code. Everything is escaped.
+    figures : Figures, or (caption, Figure) pairs.  tables : DataFrames, or (caption, DataFrame) pairs.
+    notice : what a reader must not miss, such as what QUICK limited.
+    """
+
+    title: str
+    text: str = ""
+    figures: Sequence[Figure | tuple[str, Figure]] = ()
+    tables: Sequence[pd.DataFrame | tuple[str, pd.DataFrame]] = ()
+    notice: str = ""
+
+
+def write_report(
+    path: str | Path,
+    title: str,
+    sections: Sequence[Section],
+    *,
+    subtitle: str = "",
+    facts: Mapping[str, object] | None = None,
+    notice: str = "",
+    footer: str = "",
+) -> Path:
+    """Write the page, whole or not at all. The same input gives the same bytes.
+
+    Parameters
+    ----------
+    facts : label → value, shown as tiles under the title.
+    notice : said once at the top, such as what QUICK limited.
+    """
+    page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
+    write_bytes_atomic(path, page.encode("utf-8"))
+    return Path(path)
+
+
+def render(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
+    """The page as text."""
+    keys = [f"s{number}" for number in range(1, len(sections) + 1)]
+    links = "".join(f'<a href="#{key}">{_safe(part.title)}</a>' for key, part in zip(keys, sections, strict=True))
+    tiles = "".join(
+        f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}</dd></div>"
+        for name, value in (facts or {}).items()
+    )
+    body = [
+        "<header>",
+        f"<h1>{_safe(title)}</h1>",
+        f"<p class=subtitle>{_safe(subtitle)}</p>" if subtitle else "",
+        f"<dl class=tiles>{tiles}</dl>" if tiles else "",
+        _notice(notice),
+        "</header>",
+        f'<nav aria-label="Contents">{links}</nav>' if len(sections) > 1 else "",
+        "<main>",
+        *(_section(part, key) for key, part in zip(keys, sections, strict=True)),
+        "</main>",
+        f"<footer>{_paragraphs(footer)}</footer>" if footer else "",
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the browser itself refuses any request
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_safe(title)}</title>\n<style>{_palette()}{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(line for line in body if line)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _section(part: Section, key: str) -> str:
+    pieces = [f'<section id="{key}">', f"<h2>{_safe(part.title)}</h2>", _paragraphs(part.text), _notice(part.notice)]
+    for number, item in enumerate(part.figures, 1):
+        caption, figure = item if isinstance(item, tuple) else ("", item)
+        pieces.append(_figure(caption, figure, f"{key}f{number}"))
+    for item in part.tables:
+        caption, table = item if isinstance(item, tuple) else ("", item)
+        pieces.append(_table(caption, table))
+    return "\n".join(piece for piece in [*pieces, "</section>"] if piece)
+
+
+def _figure(caption: str, figure: Figure, name: str) -> str:
+    """Both layouts of a figure; the style sheet shows the one that fits."""
+    label = f' aria-label="{_safe(caption)}"' if caption else ""
+    below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
+    wide, narrow = to_svg(figure, f"{name}w"), to_svg(figure, f"{name}n", narrow=True)
+    return f"<figure{label}><div class=wide>{wide}</div><div class=narrow>{narrow}</div>{below}</figure>"
+
+
+def _table(caption: str, table: pd.DataFrame) -> str:
+    """A table that scrolls sideways in its own box, its first column staying in place."""
+    plain = isinstance(table.index, pd.RangeIndex) and table.index.name is None
+    flat = table if plain else table.reset_index()
+    numeric = [pd.api.types.is_numeric_dtype(flat.iloc[:, i]) for i in range(flat.shape[1])]
+    head = "".join(
+        f"<th scope=col{' class=num' if right else ''}>{_safe(_words(name))}</th>"
+        for name, right in zip(flat.columns, numeric, strict=True)
+    )
+    rows = []
+    for record in flat.itertuples(index=False, name=None):
+        cells = []
+        for place, (value, right) in enumerate(zip(record, numeric, strict=True)):
+            tag = "th scope=row" if place == 0 else "td"
+            kind = " class=num" if right else ""
+            cells.append(f"<{tag}{kind}>{_safe(_shown(value))}</{tag[:2]}>")
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    above = f"<caption>{_inline(caption)}</caption>" if caption else ""
+    body = f"<table>{above}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class=scroll tabindex=0 role=region aria-label="{_safe(caption or "table")}">{body}</div>'
+
+
+# ---- words -----------------------------------------------------------------------------------------------------
+
+
+def _safe(value: object) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def _inline(text: str) -> str:
+    """Escaped, with `code` between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
+
+
+def _paragraphs(text: str) -> str:
+    return "".join(f"<p>{_inline(part.strip())}</p>" for part in re.split(r"\n\s*\n", text) if part.strip())
+
+
+def _notice(text: str) -> str:
+    return f"<div class=notice role=note>{_paragraphs(text)}</div>" if text else ""
+
+
+def _words(name: object) -> str:
+    """A column's name as one would say it: log_loss → log loss."""
+    return " · ".join(map(str, name)) if isinstance(name, tuple) else str(name).replace("_", " ")
+
+
+def _shown(value: object) -> str:
+    """A cell as a person reads it: four digits that matter, thousands parted, nothing for missing."""
+    if isinstance(value, str):
+        return value
+    if value is None or value is pd.NaT or (isinstance(value, float | np.floating) and np.isnan(value)):
+        return "–"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    if isinstance(value, float | np.floating):
+        if np.isinf(value) or value == 0:
+            return f"{value:g}"
+        if 1e-4 <= abs(value) < 1000:
+            return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+        return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.1e}"
+    if isinstance(value, pd.Timestamp):
+        return value.strftime("%Y-%m-%d %H:%M")
+    return str(value)
+
+
+# ---- looks -----------------------------------------------------------------------------------------------------
+
+
+def _palette() -> str:
+    """The figures' colours and the page's, as CSS variables for both grounds."""
+    light = "".join(f"--{name}:{pair[0]};" for name, pair in COLOURS.items())
+    dark = "".join(f"--{name}:{pair[1]};" for name, pair in COLOURS.items())
+    light += "--page:#f4f6f9;--line:#e1e5eb;--soft:#f0f3f8;--warn:#fff6e0;--warnline:#e8c468"
+    dark += "--page:#0e121a;--line:#28303e;--soft:#1e2532;--warn:#2b2412;--warnline:#7d6420"
+    return f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+STYLE = """
+:root{--font:Inter,system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;
+--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+*{box-sizing:border-box}
+html{scroll-behavior:smooth;-webkit-text-size-adjust:100%;scroll-padding-top:4rem}
+body{margin:0;background:var(--page);color:var(--ink);font:16px/1.6 var(--font)}
+header,main,footer{max-width:1000px;margin:0 auto;padding:0 1.5rem}
+header{padding-top:3.25rem;padding-bottom:1.5rem}
+h1{font-size:2.15rem;line-height:1.18;letter-spacing:-.022em;margin:0;font-weight:700;overflow-wrap:anywhere}
+.subtitle{margin:.55rem 0 0;color:var(--muted);font-size:1.06rem;overflow-wrap:anywhere}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.75rem;margin:1.75rem 0 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem .85rem}
+.tile dt{color:var(--muted);font-size:.78rem}
+.tile dd{margin:.1rem 0 0;font-size:1.18rem;font-weight:600;letter-spacing:-.012em;font-variant-numeric:tabular-nums;
+overflow-wrap:anywhere;line-height:1.3}
+nav{position:sticky;top:0;z-index:2;display:flex;gap:.35rem;overflow-x:auto;scrollbar-width:none;
+padding:.6rem max(1.5rem,calc((100% - 1000px)/2 + 1.5rem));
+background:color-mix(in srgb,var(--page) 86%,transparent);backdrop-filter:blur(10px);
+border-bottom:1px solid var(--line)}
+nav a{flex:none;color:var(--muted);text-decoration:none;font-size:.88rem;padding:.28rem .7rem;border-radius:999px}
+nav a:hover,nav a:focus-visible{background:var(--soft);color:var(--ink)}
+section{background:var(--card);border:1px solid var(--line);border-radius:16px;padding:1.6rem 1.75rem 1.75rem;
+margin:1.4rem 0}
+h2{font-size:1.32rem;line-height:1.3;letter-spacing:-.014em;margin:0 0 .4rem}
+p{margin:.4rem 0 .8rem;max-width:44rem}
+section p{color:var(--muted)}
+code{font:.88em var(--mono);background:var(--soft);border-radius:5px;padding:.1em .35em;overflow-wrap:anywhere}
+.notice{background:var(--warn);border:1px solid var(--warnline);border-radius:12px;padding:.7rem 1rem;margin:1rem 0}
+.notice p{margin:0;color:var(--ink);font-size:.94rem;max-width:none}.notice p+p{margin-top:.4rem}
+figure{margin:1.5rem 0 0}
+figure svg{display:block;width:100%;height:auto}
+figure svg *{stroke-linejoin:round;stroke-linecap:butt}
+.narrow{display:none}
+figcaption,caption{color:var(--muted);font-size:.9rem;line-height:1.5}
+figcaption{margin:.5rem 0 0;max-width:44rem}
+.scroll{overflow-x:auto;margin:1.5rem 0 0;border:1px solid var(--line);border-radius:12px}
+table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
+caption{caption-side:top;text-align:left;padding:.75rem 1rem;border-bottom:1px solid var(--line);color:var(--ink);
+font-weight:600}
+th,td{padding:.5rem .85rem;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
+thead th{color:var(--muted);font-weight:500;font-size:.82rem;vertical-align:bottom;background:var(--soft)}
+tbody tr:last-child>*{border-bottom:0}
+tbody th{font-weight:600}
+th:first-child{position:sticky;left:0;background:var(--card)}
+thead th:first-child{background:var(--soft)}
+.num{text-align:right}
+footer{color:var(--muted);font-size:.86rem;padding-top:.5rem;padding-bottom:3rem}
+@media (max-width:640px){
+header,main,footer{padding-left:1rem;padding-right:1rem}
+header{padding-top:2rem;padding-bottom:1rem}
+h1{font-size:1.62rem}
+.tiles{grid-template-columns:repeat(2,1fr);gap:.6rem}
+.tile{padding:.65rem .8rem}.tile dd{font-size:1.02rem}
+nav{padding-left:1rem;padding-right:1rem}
+section{padding:1.15rem 1rem 1.2rem;border-radius:14px;margin:1rem 0}
+.wide{display:none}.narrow{display:block}
+th,td{padding:.45rem .65rem}
+}
+@media print{body{background:#fff}nav{display:none}section{break-inside:avoid;border:0;padding:0}
+.scroll{overflow:visible;border:0}table{font-size:.7rem}th,td{padding:.25rem .4rem;white-space:normal}}
+"""
