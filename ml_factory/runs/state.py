@@ -140,10 +140,7 @@ def _pack_tensor(tensor, path: str, blobs: dict[str, np.ndarray]) -> list:
     if name not in _NATIVE_TENSORS | _RAW_TENSORS or tensor.layout is not torch.strided:
         raise _refusal(path, f"a tensor of {name}, {tensor.layout}")
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if name in _NATIVE_TENSORS:
-        array = flat.numpy().reshape(tuple(tensor.shape))
-    else:
-        array = flat.view(torch.uint8).numpy()
+    array = flat.numpy().reshape(tuple(tensor.shape)) if name in _NATIVE_TENSORS else flat.view(torch.uint8).numpy()
     return [_keep(array, blobs), name, list(tensor.shape)]
 
 
