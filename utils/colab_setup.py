@@ -1,0 +1,311 @@
+"""One call that makes any runtime ready: Drive, packages, accelerator, secrets, folders, and one table of versions.
+
+    from utils.colab_setup import setup_colab_environment
+    env_info = setup_colab_environment()
+
+The same call works on Colab, on a workstation and in CI. Only the standard library is imported here, so it also runs
+before anything is installed.
+"""
+
+import dataclasses
+import importlib
+import math
+import os
+import platform
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.runs import workspace as places
+from utils import runtime
+
+LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
+TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0}
+_WANDB_MODES = ("auto", "offline", "off")
+_IMPORTED_AT = time.monotonic()
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvInfo:
+    """What this runtime is.
+
+    accelerator : cuda, tpu or cpu; `device` is torch's word for it (tpu -> xla), `device_name` the model.
+    hours_remaining : float, math.inf where nothing ends the session.
+    tracking : online, offline or off.
+    installed : what was added just now; notes : lines that a person should read.
+    """
+
+    on_colab: bool
+    accelerator: str
+    workspace: places.Workspace
+    versions: dict[str, str]
+    hours_remaining: float
+    device_name: str = ""
+    tracking: str = "offline"
+    installed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """cuda, xla or cpu."""
+        return {"tpu": "xla"}.get(self.accelerator, self.accelerator)
+
+    def table(self) -> str:
+        """The version table and the notes, as text."""
+        rows = {
+            "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {_memory()}",
+            "accelerator": self.accelerator + (f" ({self.device_name})" if self.device_name else ""),
+            "workspace": str(self.workspace.root),
+            "time left": "no limit" if math.isinf(self.hours_remaining) else f"{self.hours_remaining:.1f} h",
+            "tracking": f"wandb {self.tracking}",
+            "installed": ", ".join(self.installed),
+        }
+        lines = [_row(name, text) for name, text in rows.items() if text]
+        return "\n".join([*lines, *_grid(self.versions), *(_row("note", note) for note in self.notes)])
+
+
+def setup_colab_environment(
+    workspace: "str | os.PathLike | places.Workspace | None" = None,
+    wandb: "bool | str | None" = None,
+    install: "bool | str" = True,
+) -> EnvInfo:
+    """Make this runtime ready, print one table, and say what it is. Calling it again changes nothing more.
+
+    Parameters
+    ----------
+    workspace : the root of the workspace; None or "" for the usual rule (on Colab, Drive is mounted for it).
+    wandb : None keeps what the environment says; True or "auto", "offline", False or "off" set it.
+    install : True installs on Colab what that runtime lacks; "always" does so elsewhere too; False installs nothing.
+
+    Raises RuntimeMismatchError for packages that cannot work together or cannot be installed, WorkspaceError for a
+    workspace that cannot be used, SettingsError for an unknown choice.
+    """
+    if install not in (True, False, "always"):
+        raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
+    colab, notes = places.on_colab(), []
+    tracking_mode = _tracking_mode(wandb)
+    runtime.refuse_impossible_pair(runtime.installed_versions())
+    root = _choose_root(workspace, colab, notes)
+    tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
+    installed = ()
+    if install == "always" or (install and colab):
+        installed = runtime.install_missing(runtime.requirements_for(colab, tpu))
+    versions = runtime.installed_versions()
+    runtime.refuse_impossible_pair(versions)
+    accelerator, device_name = runtime.choose_accelerator(tpu, gpu, versions, notes)
+    info = EnvInfo(
+        on_colab=colab,
+        accelerator=accelerator,
+        workspace=places.Workspace(root),
+        versions=versions,
+        hours_remaining=estimate_training_time_remaining(),
+        device_name=device_name,
+        tracking=_prepare_tracking(tracking_mode, colab, notes),
+        installed=installed,
+        notes=(*notes, *runtime.still_missing(), *runtime.replaced_after_import()),
+    )
+    print(info.table())
+    return info
+
+
+# ------------------------------------------------------------------ the time left
+
+
+def estimate_training_time_remaining(tier: str | None = None, limit_hours: float | None = None) -> float:
+    """Hours until Colab may end this runtime, counted from its real start; math.inf where nothing ends it.
+
+    Parameters
+    ----------
+    tier : free (12 h), pro or pro+ (24 h). A runtime is not told its tier: give it, or set ML_FACTORY_COLAB_TIER.
+    limit_hours : the limit itself, over any tier; also ML_FACTORY_SESSION_HOURS, which counts off Colab too.
+
+    An upper bound: an idle page, or units used up, can end a runtime sooner.
+    """
+    given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
+    if given is not None:
+        limit = _positive_hours(given)
+    else:
+        tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
+        if tier not in TIER_HOURS:
+            raise SettingsError(
+                "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
+            )
+        limit = TIER_HOURS[tier] if places.on_colab() else math.inf
+    return max(0.0, limit - runtime_age_hours())
+
+
+def runtime_age_hours(proc: Path = Path("/proc")) -> float:
+    """Hours since this runtime began: the age of process 1, which began with the container.
+
+    The kernel is younger (it restarts), the virtual machine may be older (Colab keeps warm ones), so neither is asked
+    first. Both numbers are on the boot clock: steps of the wall clock do not matter, and time asleep counts.
+    """
+    try:
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (AttributeError, OSError):  # not Linux: no Colab either
+        return (time.monotonic() - _IMPORTED_AT) / 3600
+    try:
+        fields = (proc / "1" / "stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        started = 0.0  # the machine's start: never later than the runtime's, so never too hopeful
+    return max(0.0, since_boot - started) / 3600
+
+
+def _positive_hours(value: object) -> float:
+    try:
+        hours = float(value)
+    except (TypeError, ValueError):
+        hours = math.nan
+    if not hours > 0:
+        raise SettingsError(
+            "Not a length of a session", where="limit_hours", got=repr(value), wanted="hours above 0, such as 12"
+        )
+    return hours
+
+
+# ------------------------------------------------------------------ Drive and the workspace
+
+
+def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
+    """Mount Google Drive once; '' when it is there, else the reason why not. For Colab's main thread only."""
+    mountpoint = Path(mountpoint or places.COLAB_ROOT.parents[1])
+    if threading.current_thread() is not threading.main_thread():
+        return "Drive asks the person at the page, so only a cell can mount it, never a thread"
+    state = _mount_state(mountpoint)
+    if state == "alive":
+        return ""
+    try:
+        importlib.import_module("google.colab.drive").mount(str(mountpoint), force_remount=state == "dead")
+    except (ImportError, *_colab_failures()) as error:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return "" if (mountpoint / "MyDrive").is_dir() else f"{mountpoint / 'MyDrive'} is not there after mounting"
+
+
+def _mount_state(mountpoint: Path) -> str:
+    """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE) or absent."""
+    try:
+        os.stat(mountpoint)
+        return "alive" if os.path.ismount(mountpoint) and os.listdir(mountpoint) else "absent"
+    except FileNotFoundError:
+        return "absent"
+    except OSError:
+        return "dead"
+
+
+def _choose_root(workspace, colab: bool, notes: list[str]):
+    """The root to hand to Workspace. Drive is mounted when the root is on it, and only then."""
+    if os.environ.get("ML_FACTORY_ROOT") == str(LOCAL_ROOT):
+        del os.environ["ML_FACTORY_ROOT"]  # an earlier call fell back to it; try Drive again
+    workspace = getattr(workspace, "root", workspace)
+    given = (os.fspath(workspace).strip() if workspace is not None else "") or os.environ.get("ML_FACTORY_ROOT", "")
+    mountpoint = places.COLAB_ROOT.parents[1]
+    if not colab or (given and not Path(os.path.abspath(given)).is_relative_to(mountpoint)):
+        return given or None
+    reason = mount_drive(mountpoint)
+    if not reason:
+        return given or places.COLAB_ROOT
+    if given:
+        raise WorkspaceError(
+            "Google Drive could not be mounted",
+            where=given,
+            got=reason,
+            next_step="run this cell again and allow the access, or give a WORKSPACE outside Drive",
+        )
+    os.environ["ML_FACTORY_ROOT"] = str(LOCAL_ROOT)  # so that Workspace() means this folder everywhere
+    notes.append(
+        f"Drive is not mounted ({reason}): working in {LOCAL_ROOT}, which is LOST with this runtime. "
+        "Next: run this cell again and allow the access."
+    )
+    return LOCAL_ROOT
+
+
+def _colab_failures() -> tuple[type[Exception], ...]:
+    """What google.colab's calls raise: its own errors, and what they run into without a page or a kernel."""
+    failures: list[type[Exception]] = [ValueError, NotImplementedError, OSError, AttributeError, KeyError]
+    for name, classes in {
+        "google.colab.errors": ("Error",),
+        "google.colab.userdata": ("SecretNotFoundError", "TimeoutException", "NotebookAccessError"),
+        "pexpect": ("ExceptionPexpect",),
+    }.items():
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        failures += [getattr(module, each) for each in classes if hasattr(module, each)]
+    return tuple(failures)
+
+
+# ------------------------------------------------------------------ secrets
+
+
+def _tracking_mode(wandb: "bool | str | None") -> str:
+    """auto, offline or off, from the argument, then the environment."""
+    if wandb is None:
+        mode = os.environ.get("ML_FACTORY_WANDB") or "auto"
+    else:
+        mode = {True: "auto", False: "off"}.get(wandb, wandb)
+    if mode not in _WANDB_MODES:
+        # The value is not repeated when it is long: people paste their key here.
+        short = len(str(mode)) <= 12
+        raise SettingsError(
+            "Unknown choice",
+            where="wandb" if wandb is not None else "ML_FACTORY_WANDB",
+            got=repr(mode) if short else f"{len(str(mode))} characters",
+            wanted="True, False, 'auto', 'offline' or 'off'",
+            next_step=did_you_mean(mode, _WANDB_MODES) if short else "put a key into WANDB_API_KEY instead",
+        )
+    if wandb is not None:
+        os.environ["ML_FACTORY_WANDB"] = mode
+    return mode
+
+
+def _prepare_tracking(mode: str, colab: bool, notes: list[str]) -> str:
+    """online, offline or off. A key goes into this process's environment for the wandb client, and nowhere else."""
+    if mode == "auto":
+        mode = {"offline": "offline", "dryrun": "offline", "disabled": "off"}.get(os.environ.get("WANDB_MODE"), mode)
+    if mode != "auto":
+        return mode
+    key, reason = read_secret("WANDB_API_KEY", colab)
+    if not key:
+        notes.append(f"wandb is offline ({reason}); the record in the workspace is whole without it")
+        return "offline"
+    os.environ["WANDB_API_KEY"] = key
+    return "online"
+
+
+def read_secret(name: str, colab: bool) -> tuple[str, str]:
+    """(secret, "") from the environment, then from Colab's secrets; ("", reason) when neither gives it."""
+    value = os.environ.get(name, "").strip()
+    if value or not colab:
+        return value, "" if value else f"no {name} in the environment"
+    try:
+        value = importlib.import_module("google.colab.userdata").get(name)
+    except (ImportError, *_colab_failures()) as error:
+        return "", f"{name}: {type(error).__name__}"
+    value = str(value or "").strip()
+    return value, "" if value else f"{name} is empty in Colab's secrets"
+
+
+# ------------------------------------------------------------------ printing
+
+
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(text, 110, initial_indent=f"{name:<12} ", subsequent_indent=" " * 13, break_long_words=False)
+
+
+def _grid(versions: dict[str, str], columns: int = 4) -> list[str]:
+    """The versions in columns, read downwards."""
+    width = max(map(len, versions))
+    cells = [f"{name:<{width}} {version:<12}"[: width + 13] for name, version in versions.items()]
+    height = -(-len(cells) // columns)
+    return ["  ".join(cells[row::height]).rstrip() for row in range(height)]
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
+    except (AttributeError, ValueError, OSError):
+        return "memory unknown"

@@ -1,0 +1,208 @@
+"""What this runtime has and lacks: packages at which versions, and an accelerator, without importing any of them.
+
+Versions come from the installed metadata, accelerators from the driver's tool and the PCI bus: quick, and the device
+is left alone. Nothing that a Colab runtime brings along is ever replaced.
+"""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ml_factory.errors import FactoryError
+from ml_factory.runs.workspace import on_colab
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERAL = ROOT / "requirements.txt"
+KEEP = ROOT / "requirements" / "colab-constraints.txt"
+PIP_SECONDS = 1800
+# PCI device ids by which jax and libtpu know a TPU; the same vendor also makes network cards.
+_TPU_VENDOR = "0x1ae0"
+_TPU_CHIPS = {"0x0027": "v2/v3", "0x0056": "TPU", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
+
+
+class RuntimeMismatchError(FactoryError):
+    """Packages of this runtime that cannot work together, or that cannot be installed."""
+
+
+# ------------------------------------------------------------------ packages
+
+
+def refuse_impossible_pair(versions: dict[str, str]) -> None:
+    """torch_xla is compiled against one torch; beside any other its import ends in an undefined symbol."""
+    torch, xla = versions.get("torch"), versions.get("torch_xla")
+    if xla is None or (torch is not None and _release(torch) == _release(xla)):
+        return
+    wanted = ".".join(map(str, _release(xla)))
+    if on_colab():
+        mend = "choose Runtime > Disconnect and delete runtime, and let no cell install torch"
+    else:
+        mend = f"pip install torch=={wanted} torch_xla=={wanted}, or pip uninstall torch_xla where there is no TPU"
+    raise RuntimeMismatchError(
+        f"torch_xla {xla} cannot work with this torch",
+        where="the installed packages",
+        got=f"torch {torch or 'absent'}",
+        wanted=f"torch {wanted}",
+        next_step=mend,
+    )
+
+
+def requirements_for(colab: bool, tpu: str) -> Path:
+    """The list of what this kind of runtime lacks; off Colab, the library's own."""
+    return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
+
+
+def install_missing(requirements: Path) -> tuple[str, ...]:
+    """Install what `requirements` and the library ask for and this runtime lacks; nothing that is there is replaced.
+
+    Lines of `requirements` must be met; of the library's own list only what is absent is added, so that a runtime
+    which drops a package heals itself. Returns the names installed. Raises RuntimeMismatchError when pip fails.
+    """
+    lines = [line for line in requirement_lines(requirements) if not _is_met(line)]
+    listed = {_name(line) for line in lines}
+    general = requirement_lines(GENERAL)
+    lines += [line for line in general if _name(line) not in listed and version_of(_name(line)) is None]
+    if not lines:
+        return ()
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder) / "keep.txt"
+        asked = {_name(line) for line in lines}
+        keep = [line for line in keep_lines(KEEP) if _name(line) not in asked]
+        constraints.write_text("\n".join(keep) + "\n")
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        try:
+            done = subprocess.run(
+                [*command, "-c", str(constraints), *lines], capture_output=True, text=True, timeout=PIP_SECONDS
+            )
+            failed, said = done.returncode != 0, (done.stderr or done.stdout).strip().splitlines()[-3:]
+        except (subprocess.TimeoutExpired, OSError) as error:
+            failed, said = True, [str(error)]
+    importlib.invalidate_caches()
+    if failed:
+        raise RuntimeMismatchError(
+            "Packages could not be installed",
+            where=", ".join(lines),
+            got=" ".join(said) or "no message from pip",
+            next_step=f"check the network and run this again, or pip install -r {requirements.name} by hand",
+        )
+    return tuple(f"{_name(line)} {version_of(_name(line))}" for line in lines)
+
+
+def requirement_lines(path: Path) -> list[str]:
+    """The lines of a requirements file, without comments and options."""
+    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("-")]
+
+
+def keep_lines(path: Path) -> list[str]:
+    """Constraints for pip: what is installed stays at its version, the rest as `path` says."""
+    found = ((line, version_of(_name(line))) for line in requirement_lines(path))
+    return [f"{_name(line)}=={version}" if version else line for line, version in found]
+
+
+def _name(line: str) -> str:
+    return re.match(r"[A-Za-z0-9._-]+", line)[0]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """2.9.0+cpu -> (2, 9, 0): the numbers only, which is all our own lists compare."""
+    return tuple(int(part) for part in re.match(r"\d+(\.\d+)*", version)[0].split("."))
+
+
+def _is_met(line: str) -> bool:
+    version = version_of(_name(line))
+    if version is None:
+        return False
+    have = _release(version)
+    for sign, wanted in re.findall(r"(>=|<|==)([\d.]+)", line):
+        size = max(len(have), len(_release(wanted)))
+        left, right = ((*part, *[0] * (size - len(part))) for part in (have, _release(wanted)))
+        if not {">=": left >= right, "<": left < right, "==": left == right}[sign]:
+            return False
+    return True
+
+
+def version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def installed_versions() -> dict[str, str]:
+    """What is installed of what we use; the absent are left out."""
+    names = [_name(line) for line in requirement_lines(GENERAL)]
+    found = {name: version_of(name) for name in [*names, "torch_xla", "libtpu"]}
+    return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
+
+
+def still_missing() -> list[str]:
+    lines = requirement_lines(GENERAL)
+    missing = [line for line in lines if not _is_met(line)]
+    return [f"missing or out of range: {', '.join(missing)}. Next: pip install -r requirements.txt"] if missing else []
+
+
+def replaced_after_import() -> list[str]:
+    """A package that was imported before pip replaced it goes on with the old code until the kernel restarts."""
+    names = {"torch": "torch", "numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn"}
+    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    stale = [name for name, version in loaded.items() if version and version != version_of(names[name])]
+    return [f"{', '.join(stale)} was replaced after it was imported. Next: restart the kernel"] if stale else []
+
+
+# ------------------------------------------------------------------ the accelerator
+
+
+def gpu_name() -> str:
+    """Name and memory of the first CUDA GPU, asked of the driver's own tool; '' without one."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") or not shutil.which("nvidia-smi"):
+        return ""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (subprocess.TimeoutExpired, OSError):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+
+
+def tpu_chip(bus: Path = Path("/sys/bus/pci/devices")) -> str:
+    """Kind of the TPU attached, such as v5e-1; '' without one. Colab's variables first, then the PCI bus."""
+    if os.environ.get("TPU_ACCELERATOR_TYPE") or os.environ.get("COLAB_TPU_1VM") == "1":
+        return os.environ.get("TPU_ACCELERATOR_TYPE") or "TPU"
+    for device in sorted(bus.glob("*")):
+        try:
+            ids = [(device / name).read_text().strip() for name in ("vendor", "device")]
+        except OSError:
+            continue
+        if ids[0] == _TPU_VENDOR and ids[1] in _TPU_CHIPS:
+            return _TPU_CHIPS[ids[1]]
+    return ""
+
+
+def choose_accelerator(tpu: str, gpu: str, versions: dict[str, str], notes: list[str]) -> tuple[str, str]:
+    """The best of TPU, GPU, CPU that the installed packages can drive; a note where hardware goes unused."""
+    if tpu and "torch_xla" in versions:
+        return "tpu", tpu
+    if tpu:
+        notes.append(f"A TPU ({tpu}) is here but torch_xla is not. Next: install torch_xla beside the same torch")
+    if gpu and torch_cuda():
+        return "cuda", gpu
+    if gpu:
+        notes.append(f"A GPU ({gpu}) is here but this torch is built without CUDA. Next: install a CUDA build of torch")
+    return "cpu", ""
+
+
+def torch_cuda() -> str:
+    """The CUDA version torch was built for, read from its version file without importing it; '' for a CPU build."""
+    try:
+        text = Path(importlib.metadata.distribution("torch").locate_file("torch/version.py")).read_text()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        return ""
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return found[1] if found else ""
