@@ -1,0 +1,107 @@
+"""Build the environment that the Makefile uses, from exact pins; reuse it while the pins have not changed.
+
+Standard library only: this runs before anything is installed.
+    python3 .ci/environment.py .venv requirements/dev.txt [--with pandas==2.2.3 ...]
+"""
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+OLDEST = (3, 11)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build or reuse an environment of exact pins.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("pins", type=Path)
+    parser.add_argument("--with", dest="extra", nargs="*", default=[], metavar="PIN", help="pins laid over the file's")
+    chosen = parser.parse_args()
+    complaint = _complaint(chosen.pins)
+    if complaint:
+        print(f"make setup: {complaint}", file=sys.stderr)
+        return 1
+    wanted = _fingerprint(chosen.pins, chosen.extra)
+    if _stamp(chosen.folder) == wanted:
+        return 0
+    return _build(chosen.folder, chosen.pins, chosen.extra, wanted)
+
+
+def _complaint(pins: Path) -> str:
+    """What this machine lacks, with the way out; empty when nothing."""
+    version = ".".join(map(str, sys.version_info[:2]))
+    if sys.version_info < OLDEST:
+        return f"got Python {version}, wanted 3.11 or newer. Next: install it, then make PYTHON=python3.12"
+    # Debian and Ubuntu split venv and ensurepip off into a package of their own.
+    if any(importlib.util.find_spec(name) is None for name in ("venv", "ensurepip")):
+        return (
+            f"Python {version} comes without its venv module. Next: sudo apt-get install python{version}-venv"
+            " (the package python3-venv where python3 is that one), then make again"
+        )
+    return "" if pins.is_file() else f"{pins} is absent. Next: run make from the repository's root"
+
+
+def _fingerprint(pins: Path, extra: list[str]) -> str:
+    """Equal exactly when nothing has to be installed again."""
+    facts = [sys.version.split()[0], os.path.realpath(sys.base_prefix), *_texts(pins), *extra]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _texts(pins: Path) -> list[str]:
+    """The pins and every file they include (-r) or are held by (-c)."""
+    text = pins.read_text(encoding="utf-8")
+    named = re.findall(r"^(?:-r|-c|--requirement|--constraint)[ =](\S+)", text, re.MULTILINE)
+    return [text, *(inner for name in named for inner in _texts(pins.parent / name))]
+
+
+def _stamp(folder: Path) -> str:
+    """The fingerprint of the last finished installation, if its interpreter still starts."""
+    stamp, python = folder / ".pins", _python(folder)
+    if not stamp.is_file() or not python.is_file():
+        return ""
+    alive = subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+    return stamp.read_text(encoding="utf-8").strip() if alive else ""
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def _same_python(folder: Path) -> bool:
+    """Whether the folder's interpreter is this one's version: then its packages can be kept and topped up."""
+    ask = [_python(folder), "-c", "import sys, pip; print(sys.version.split()[0])"]
+    try:
+        answer = subprocess.run(ask, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return answer.returncode == 0 and answer.stdout.strip() == sys.version.split()[0]
+
+
+def _build(folder: Path, pins: Path, extra: list[str], wanted: str) -> int:
+    began = time.monotonic()
+    print(f"Setting up {folder} from {pins} (minutes the first time) ...", flush=True)
+    if not _same_python(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (folder / ".pins").unlink(missing_ok=True)
+    install = [_python(folder), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    steps = [[*install, "-r", pins]] + ([[*install, *extra]] if extra else [])
+    for step in steps:
+        code = subprocess.run(step, check=False).returncode
+        if code:
+            print("make setup: pip could not install the pins (its message is above); make again to retry", flush=True)
+            return code
+    (folder / ".pins").write_text(wanted + "\n", encoding="utf-8")
+    print(f"{folder} is ready after {time.monotonic() - began:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

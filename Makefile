@@ -1,0 +1,48 @@
+# Two commands for a fresh machine: `make run` and `make test`. Both set everything up first.
+# Needed beforehand: Python 3.11 or newer (with its venv module), make, and the package index.
+
+PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,$(if \
+	$(shell $(p) -c 'import sys; print("yes" if sys.version_info >= (3, 11) else "")' 2>/dev/null),$(p))))
+VENV ?= .venv
+PY := $(VENV)/bin/python
+QUICK ?= 1
+JOBS ?= 2
+
+.PHONY: help setup run test lint format notebooks matrix badges clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+setup:  ## the environment in .venv, from exact pins; at once when they have not changed
+	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/environment.py $(VENV) requirements/dev.txt
+
+run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own bars, QUICK=0 for the full run, WORKSPACE=folder
+	@$(PY) -m ml_factory suite $(if $(filter-out 0 false no,$(QUICK)),--quick) $(if $(WORKSPACE),--workspace '$(WORKSPACE)') \
+		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)')
+
+test: setup  ## every test; ARGS='-k splits' goes to pytest
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+lint: setup  ## ruff, its format, and the notebooks' own linter
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m tests.notebook_lint
+
+format: setup  ## let ruff mend what it can
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+notebooks: setup  ## the notebooks once more through nbval: as they ship, then executed copies against themselves
+	@$(PY) -m pytest tests/test_notebooks.py -m notebooks $(ARGS)
+
+matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
+	@sh .ci/matrix
+
+badges: setup  ## OWNER=name: write the repository's owner into the badges and the bootstrap cells
+	@test -n "$(OWNER)" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }
+	@$(PY) .ci/badges.py '$(OWNER)'
+
+clean:  ## remove environments and caches; never the workspace
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis build *.egg-info
