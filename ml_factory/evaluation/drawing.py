@@ -45,9 +45,11 @@ SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+    """A figure `height` inches high, and its rows x columns panels in reading order; `options` go to `subplots`."""
     figure = Figure(figsize=(WIDE, height), layout="constrained", facecolor=INK["card"])
+    figure.suptitle(title, x=0.008, ha="left", fontsize=LARGE, fontweight="bold", color=INK["ink"])
+    figure.get_layout_engine().set(h_pad=0.06, hspace=0.04)
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
-    axes[0].set_title(title, loc="left", fontsize=LARGE, fontweight="bold", color=INK["ink"], pad=12)
     for ax in axes:
         ax.set_facecolor("none")
         ax.spines[:].set_visible(False)
@@ -58,17 +60,21 @@ def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **opt
 
 
 def axis_labels(ax: Axes, x: str = "", y: str = "") -> None:
+    """Names of the two axes."""
     ax.set_xlabel(x, fontsize=NORMAL, color=INK["muted"])
     ax.set_ylabel(y, fontsize=NORMAL, color=INK["muted"])
 
 
-def legend_above(ax: Axes, columns: int, **options) -> None:
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2} | options
-    ax.legend(
-        ncols=columns, frameon=False, fontsize=NORMAL, labelcolor=INK["muted"], handlelength=1.2, columnspacing=1.2,
-        handletextpad=0.5, **place,
-    )  # fmt: skip
-    ax.set_title(ax.get_title(loc="left"), loc="left", fontsize=LARGE, fontweight="bold", color=INK["ink"], pad=24)
+def name_lines(owner: Axes | Figure, columns: int, **options) -> None:
+    """A legend in one row, by default between a panel and the figure's title."""
+    above = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
+    look = {"frameon": False, "fontsize": NORMAL, "labelcolor": INK["muted"], "handlelength": 1.2}
+    owner.legend(ncols=columns, columnspacing=1.2, handletextpad=0.5, **look, **(options or above))
+
+
+def signed(value: float, _=None) -> str:
+    """A tick of an axis through 0: −0.02, 0, +0.02."""
+    return "0" if abs(value) < 1e-12 else f"{value:+.10g}".replace("-", "−")
 
 
 def day_numbers(index) -> np.ndarray:
@@ -146,8 +152,8 @@ def _stand_upright(figure: Figure) -> None:
 
 
 def _short_path(path: re.Match) -> str:
-    """A path with hundredths of a point, on one line."""
-    numbers = re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path[1].split()))
+    """A path with tenths of a point, on one line."""
+    numbers = re.sub(r"(\.\d)\d+", r"\1", " ".join(path[1].split()))
     return f' d="{numbers}"'
 
 

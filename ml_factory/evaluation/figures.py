@@ -15,16 +15,16 @@ from ml_factory.data.resample import Frame
 from ml_factory.evaluation.drawing import (
     CLASS_COLOURS,
     INK,
-    LARGE,
     NORMAL,
     SERIES,
     SMALL,
     axis_labels,
     broken_line,
     day_numbers,
-    legend_above,
+    name_lines,
     new_figure,
     outline,
+    signed,
     time_axis,
 )
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES
@@ -64,8 +64,6 @@ def split_on_price(
                 f"{name}\n{len(places):,}", (middle, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 2),
                 textcoords="offset points", ha="center", va="bottom", fontsize=SMALL, color=colour, linespacing=1.25,
             )  # fmt: skip
-    ax.title.set_text("")
-    ax.set_title(title, loc="left", fontsize=LARGE, fontweight="bold", color=INK["ink"], pad=34)
     ax.margins(x=0.01)
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
@@ -92,7 +90,7 @@ def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon"
     ax.set_xlim(0, 1)
     ax.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.grid(False)
-    legend_above(ax, len(columns))
+    name_lines(ax, len(columns))
     return figure
 
 
@@ -117,16 +115,16 @@ def frame_alignment(
         for bar in near:
             left, right = max(int(frame.start[bar]), first), min(int(frame.known_at[bar]), last)
             colour = INK["accent"] if bar == seen else INK["neutral"] if frame.known_at[bar] <= now else INK["card"]
-            edge = INK["accent"] if bar == seen else INK["neutral"]
+            edge = INK["card"] if frame.known_at[bar] <= now else INK["neutral"]
             a, b = day_numbers(pd.to_datetime([left, right]))
             ax.barh(lane, b - a, left=a, height=0.5, color=colour, edgecolor=edge, linewidth=0.8,
                     linestyle="-" if frame.known_at[bar] <= now else (0, (2, 1.5)))  # fmt: skip
         if seen >= 0 and frame.known_at[seen] > first:
             age = (now - int(frame.known_at[seen])) / 60_000_000_000
-            when = day_numbers(pd.to_datetime([max(int(frame.start[seen]), first)]))[0]
+            end = day_numbers(pd.to_datetime([frame.known_at[seen]]))[0]
             word = "this row" if lane == 0 else "just closed" if age == 0 else f"{age:.0f} min old"
-            ax.annotate(word, (when, lane - 0.27), xytext=(1, 2), textcoords="offset points", fontsize=SMALL,
-                        color=INK["accent"], va="bottom")  # fmt: skip
+            ax.annotate(word, (end, lane - 0.27), xytext=(-1, 2), textcoords="offset points", fontsize=SMALL,
+                        color=INK["accent"], ha="right", va="bottom")  # fmt: skip
     at = day_numbers(pd.to_datetime([now]))[0]
     ax.axvline(at, color=INK["short"], linewidth=1.2)
     ax.annotate("known_at", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points",
@@ -157,19 +155,23 @@ def learning_curves(
     if history["val_loss"].notna().any():
         ax.plot(epoch, history["val_loss"], color=INK["accent"], label="validation", **style)
     if prior is not None:
-        ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=(0, (4, 3)), label="class prior")
+        ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=(0, (4, 3)))
+        ax.annotate("class prior", (1, prior), xycoords=("axes fraction", "data"), xytext=(0, 3), fontsize=SMALL,
+                    textcoords="offset points", ha="right", va="bottom", color=INK["muted"])  # fmt: skip
     if best_epoch is not None and (history["epoch"] == best_epoch).any():
         best = float(history.loc[history["epoch"] == best_epoch, "val_loss"].iloc[0])
         ax.plot([best_epoch], [best], "o", color=INK["accent"], markeredgecolor=INK["card"], markersize=8, zorder=5)
         ax.annotate(f"best {best:.4f}", (best_epoch, best), xytext=(0, 9), textcoords="offset points", ha="center",
                     fontsize=SMALL, color=INK["accent"])  # fmt: skip
     if resumed_from is not None:
-        ax.axvline(resumed_from, color=INK["third"], linewidth=1.1, linestyle=(0, (1, 2)), label="resumed here")
+        ax.axvline(resumed_from, color=INK["third"], linewidth=1.1, linestyle=(0, (1, 2)))
+        ax.annotate("resumed", (resumed_from, 0), xycoords=("data", "axes fraction"), xytext=(4, 4), fontsize=SMALL,
+                    textcoords="offset points", color=INK["third"])  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.margins(y=0.14)
     axis_labels(ax, "epoch or booster block", "log loss (nats)")
-    legend_above(ax, 4)
+    name_lines(ax, 2)
     return figure
 
 
@@ -185,17 +187,17 @@ def fold_scores(folds: pd.DataFrame, title: str = "Gain over the class prior, fo
         rows = folds[folds["name"] == name] if "name" in folds.columns else folds
         colour = INK["neutral"] if name in BASELINES else SERIES[number % len(SERIES)]
         gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
+        said = name if name in BASELINES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
         x = rows["fold"].to_numpy(dtype=np.float64) + 0.16 * (number - (len(names) - 1) / 2)
         ax.errorbar(x, gain, 1.96 * np.nan_to_num(error), fmt="o", color=colour, markersize=6, elinewidth=1.6,
-                    markeredgecolor=INK["card"], label=name or None)  # fmt: skip
+                    markeredgecolor=INK["card"], label=said or None)  # fmt: skip
         if name not in BASELINES:
             ax.axhline(gain.mean(), color=colour, linewidth=1.1, linestyle=(0, (4, 3)), alpha=0.8)
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.margins(x=0.08, y=0.12)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "0" if value == 0 else f"{value:+.10g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(signed))
     axis_labels(ax, "fold (in time order)", "nats per row")
-    if names != [""]:
-        legend_above(ax, len(names))
+    name_lines(ax, len(names))
     return figure
 
 
@@ -217,19 +219,21 @@ def metrics_bar(
               linewidth=3, alpha=0.45)  # fmt: skip
     ax.scatter(gain, place, s=52, c=colours, edgecolors=INK["card"], zorder=3)
     names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
-    ax.set_yticks(place, [f"{name}\n{a:+.4f} ± {b:.4f}" for name, a, b in zip(names, gain, error, strict=True)])
+    ax.set_yticks(
+        place, [f"{name}\n{a:+.4f} ± {b:.4f}".replace("-", "−") for name, a, b in zip(names, gain, error, strict=True)]
+    )
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.grid(False, axis="y")
     ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: "0" if value == 0 else f"{value:+.10g}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(signed))
     axis_labels(ax, f"nats per row; 0 is the {reference}")
     return figure
 
 
 def calibration_plot(tables: Mapping[str, pd.DataFrame], title: str = "Said against happened") -> Figure:
     """Reliability per class: on the diagonal, what was said is what happened. `tables`: name → `reliability(…)`."""
-    figure, axes = new_figure("", 3.3, 1, 3)
+    figure, axes = new_figure(title, 3.3, 1, 3)
     both = pd.concat(list(tables.values()))
     for ax, code, word in zip(axes, CLASSES, CLASS_NAMES, strict=True):
         mine = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
@@ -239,19 +243,20 @@ def calibration_plot(tables: Mapping[str, pd.DataFrame], title: str = "Said agai
         ax.plot([low, high], [low, high], color=INK["muted"], linewidth=1.1, linestyle=(0, (4, 3)))
         for number, (name, table) in enumerate(tables.items()):
             part, colour = table[table["class"] == code], SERIES[number % len(SERIES)]
-            ax.errorbar(part["probability"], part["frequency"], 1.96 * part["error"], fmt="o-", label=name,
-                        color=colour, markersize=4.5, linewidth=1.4, elinewidth=1, markeredgecolor=INK["card"])  # fmt: skip
+            said, happened, error = (part[key] for key in ("probability", "frequency", "error"))
+            _, _, bars = ax.errorbar(said, happened, 1.96 * error, fmt="o-", label=name, color=colour, markersize=4.5,
+                                     linewidth=1.4, elinewidth=1.2, markeredgecolor=INK["card"])  # fmt: skip
+            for bar in bars:
+                bar.set_alpha(0.4)
         ax.set(xlim=(low, high), ylim=(low, high))
         ax.set_title(word, loc="left", fontsize=NORMAL, fontweight="bold", color=INK["ink"], pad=6)
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4))
             axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis_labels(ax, "said", "happened")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=LARGE, fontweight="bold", color=INK["ink"])
     if len(tables) > 1:
         handles, names = axes[0].get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside upper right", ncols=len(names), frameon=False, fontsize=NORMAL,
-                      labelcolor=INK["muted"])  # fmt: skip
+        name_lines(figure, len(names), handles=handles, labels=names, loc="outside lower left")
     return figure
 
 
@@ -293,5 +298,5 @@ def probabilities(
     bottom.set_xticks(ticks, [part.index[i].strftime("%d %b %Y\n%H:%M") for i in ticks])
     bottom.margins(x=0)
     handles, names = bottom.get_legend_handles_labels()
-    legend_above(top, 3, handles=handles, labels=names)
+    name_lines(top, 3, handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure

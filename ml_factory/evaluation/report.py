@@ -54,17 +54,17 @@ def write_report(
 
 def render(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
     """The page as text."""
+    facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
     links = "".join(f'<a href="#{key}">{_safe(part.title)}</a>' for key, part in zip(keys, sections, strict=True))
     tiles = "".join(
-        f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}</dd></div>"
-        for name, value in (facts or {}).items()
+        f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}</dd></div>" for name, value in facts.items()
     )
     body = [
         "<header>",
         f"<h1>{_safe(title)}</h1>",
         f"<p class=subtitle>{_safe(subtitle)}</p>" if subtitle else "",
-        f"<dl class=tiles>{tiles}</dl>" if tiles else "",
+        f'<dl class=tiles style="--columns:{_columns(len(facts))}">{tiles}</dl>' if tiles else "",
         _notice(notice),
         "</header>",
         f'<nav aria-label="Contents">{links}</nav>' if len(sections) > 1 else "",
@@ -83,6 +83,11 @@ def render(title, sections, *, subtitle="", facts=None, notice="", footer="") ->
         + "\n".join(line for line in body if line)
         + "\n</body>\n</html>\n"
     )
+
+
+def _columns(tiles: int) -> int:
+    """Tiles in a row, so that no row is left with a single one."""
+    return -(-tiles // -(-tiles // 5))
 
 
 def _section(part: Section, key: str) -> str:
@@ -108,7 +113,7 @@ def _table(caption: str, table: pd.DataFrame) -> str:
     """A table that scrolls sideways in its own box, its first column staying in place."""
     plain = isinstance(table.index, pd.RangeIndex) and table.index.name is None
     flat = table if plain else table.reset_index()
-    numeric = [pd.api.types.is_numeric_dtype(flat.iloc[:, i]) for i in range(flat.shape[1])]
+    numeric = [i > 0 and pd.api.types.is_numeric_dtype(flat.iloc[:, i]) for i in range(flat.shape[1])]
     head = "".join(
         f"<th scope=col{' class=num' if right else ''}>{_safe(_words(name))}</th>"
         for name, right in zip(flat.columns, numeric, strict=True)
@@ -162,8 +167,8 @@ def _shown(value: object) -> str:
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     if isinstance(value, float | np.floating):
-        if np.isinf(value) or value == 0:
-            return f"{value:g}"
+        if np.isinf(value) or abs(value) < 1e-12:  # what rounding left of a zero
+            return "0" if np.isfinite(value) else f"{value:g}"
         if 1e-4 <= abs(value) < 1000:
             return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
         return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.1e}"
@@ -194,7 +199,7 @@ header,main,footer{max-width:1000px;margin:0 auto;padding:0 1.5rem}
 header{padding-top:3.25rem;padding-bottom:1.5rem}
 h1{font-size:2.15rem;line-height:1.18;letter-spacing:-.022em;margin:0;font-weight:700;overflow-wrap:anywhere}
 .subtitle{margin:.55rem 0 0;color:var(--muted);font-size:1.06rem;overflow-wrap:anywhere}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.75rem;margin:1.75rem 0 0}
+.tiles{display:grid;grid-template-columns:repeat(var(--columns),minmax(0,1fr));gap:.75rem;margin:1.75rem 0 0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem .85rem}
 .tile dt{color:var(--muted);font-size:.78rem}
 .tile dd{margin:.1rem 0 0;font-size:1.18rem;font-weight:600;letter-spacing:-.012em;font-variant-numeric:tabular-nums;
@@ -219,15 +224,18 @@ figure svg *{stroke-linejoin:round;stroke-linecap:butt}
 .narrow{display:none}
 figcaption,caption{color:var(--muted);font-size:.9rem;line-height:1.5}
 figcaption{margin:.5rem 0 0;max-width:44rem}
-.scroll{overflow-x:auto;margin:1.5rem 0 0;border:1px solid var(--line);border-radius:12px}
+.scroll{overflow-x:auto;margin:1.5rem 0 0;border:1px solid var(--line);border-radius:12px;
+background:linear-gradient(90deg,transparent,var(--card) 70%) 100% 0/40px 100% no-repeat local,
+linear-gradient(270deg,var(--line),transparent) 100% 0/14px 100% no-repeat scroll}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{caption-side:top;text-align:left;padding:.75rem 1rem;border-bottom:1px solid var(--line);color:var(--ink);
 font-weight:600}
-th,td{padding:.5rem .85rem;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
-thead th{color:var(--muted);font-weight:500;font-size:.82rem;vertical-align:bottom;background:var(--soft)}
+th,td{padding:.5rem .65rem;text-align:left;white-space:nowrap;border-bottom:1px solid var(--line)}
+thead th{white-space:normal;line-height:1.3;
+color:var(--muted);font-weight:500;font-size:.82rem;vertical-align:bottom;background:var(--soft)}
 tbody tr:last-child>*{border-bottom:0}
 tbody th{font-weight:600}
-th:first-child{position:sticky;left:0;background:var(--card)}
+th:first-child{position:sticky;left:0;background:var(--card);padding-left:1rem}
 thead th:first-child{background:var(--soft)}
 .num{text-align:right}
 footer{color:var(--muted);font-size:.86rem;padding-top:.5rem;padding-bottom:3rem}
@@ -235,12 +243,12 @@ footer{color:var(--muted);font-size:.86rem;padding-top:.5rem;padding-bottom:3rem
 header,main,footer{padding-left:1rem;padding-right:1rem}
 header{padding-top:2rem;padding-bottom:1rem}
 h1{font-size:1.62rem}
-.tiles{grid-template-columns:repeat(2,1fr);gap:.6rem}
+.tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:.6rem}
 .tile{padding:.65rem .8rem}.tile dd{font-size:1.02rem}
 nav{padding-left:1rem;padding-right:1rem}
 section{padding:1.15rem 1rem 1.2rem;border-radius:14px;margin:1rem 0}
 .wide{display:none}.narrow{display:block}
-th,td{padding:.45rem .65rem}
+th,td{padding:.45rem .55rem}
 }
 @media print{body{background:#fff}nav{display:none}section{break-inside:avoid;border:0;padding:0}
 .scroll{overflow:visible;border:0}table{font-size:.7rem}th,td{padding:.25rem .4rem;white-space:normal}}
