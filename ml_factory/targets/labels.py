@@ -9,20 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from numba import njit
 
 from ml_factory.data import sessions
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError
+from ml_factory.targets.barriers import BARRIERS, NONE, SESSION, SLACK, barrier_prices, mean_share, scan
 
-BARRIERS = ("upper", "lower", "vertical", "session", "ambiguous")
-UPPER, LOWER, VERTICAL, SESSION, AMBIGUOUS = range(5)
-NONE = -1
-SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)
+__all__ = ["BARRIERS", "LabelSpec", "average_uniqueness", "triple_barrier"]
+
+SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
 NOT_PROVEN = np.iinfo(np.int64).max
-ON_TICK = 1e-4  # of a tick: closer than this a price stands on the grid
-SLACK = 1e-6  # of a tick: what binary fractions of a decimal tick may be off
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,8 @@ class LabelSpec:
     """
 
     horizon: int = 20
-    k_up: float = 1.0
-    k_down: float = 1.0
+    k_up: float = 0.8
+    k_down: float = 0.8
     sigma_span: int = 100
     cost_ticks: float = 2.0
     session_end: str = "session"
@@ -64,7 +61,7 @@ class LabelSpec:
                     where=f"LabelSpec.{name}",
                     got=repr(value),
                     wanted="a finite number, 0 or more" if least == 0 else "a finite number above 0",
-                    next_step=f"set {name} to 1.0",
+                    next_step=f"set {name} to 0.8",
                 )
         if self.session_end not in ("session", "drop"):
             raise SettingsError(
@@ -113,27 +110,21 @@ def triple_barrier(
     _check_prices(base)
     last = _last_of_segment(base.segment)
     tick = float(market.tick or 0.0)
-    up, down = _barriers(
+    up, down = barrier_prices(
         base.open, base.high, base.low, base.close, base.segment,
         int(spec.sigma_span), float(spec.k_up), float(spec.k_down), int(spec.horizon), tick, float(spec.cost_ticks),
     )  # fmt: skip
-    finest = base if fine is None else fine
-    first = np.searchsorted(finest.start, base.start) if fine is not None else np.arange(len(base))
-    stop = np.searchsorted(finest.start, base.known_at) if fine is not None else first + 1
-    barrier, exit_bar, ret, mae, mfe = _scan(
+    finest, first, stop = _bars_inside(base, fine)
+    barrier, exit_bar, ret, mae, mfe = scan(
         base.open, base.high, base.low, base.close, last, up, down, tick * SLACK, int(spec.horizon),
-        finest.open, finest.high, finest.low, first.astype(np.int64), stop.astype(np.int64),
+        finest.open, finest.high, finest.low, first, stop,
     )  # fmt: skip
     entered = np.flatnonzero(barrier != NONE)
     uniqueness = np.full(len(base), np.nan)
     uniqueness[entered] = average_uniqueness(entered + 1, exit_bar[entered], len(base))
     label_end = _proven_at(base, spec, market, last, barrier, exit_bar, session_close)
     rows = entered[label_end[entered] != NOT_PROVEN]
-    columns = {
-        "label": SIDE[barrier[rows]],
-        "label_end": pd.DatetimeIndex(label_end[rows].view("M8[ns]"), tz="UTC"),
-        "ret": ret[rows],
-        "barrier": pd.Categorical.from_codes(barrier[rows], categories=list(BARRIERS)),
+    facts = {
         "uniqueness": uniqueness[rows],
         "mae": mae[rows],
         "mfe": mfe[rows],
@@ -142,8 +133,7 @@ def triple_barrier(
         "entry_bar": rows.astype(np.int64),
         "exit_bar": exit_bar[rows],
     }
-    index = pd.DatetimeIndex(base.known_at[rows].view("M8[ns]"), tz="UTC", name="known_at")
-    return pd.DataFrame(columns, index=index)
+    return _table(base.known_at[rows], label_end[rows], barrier[rows], ret[rows], facts)
 
 
 def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
@@ -156,7 +146,7 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
     if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
         raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
     change = np.bincount(start_pos, minlength=n + 1) - np.bincount(end_pos + 1, minlength=n + 1)
-    return _mean_share(start_pos, end_pos, np.cumsum(change))
+    return mean_share(start_pos, end_pos, np.cumsum(change))
 
 
 def _check_prices(base: Frame) -> None:
@@ -178,6 +168,28 @@ def _last_of_segment(segment: np.ndarray) -> np.ndarray:
     return np.repeat(ends, np.diff(ends, prepend=-1)).astype(np.int64)
 
 
+def _table(known_at, label_end, barrier, ret, facts: dict) -> pd.DataFrame:
+    """The labels as a table; every argument holds the rows that are kept."""
+    columns = {
+        "label": SIDE[barrier],
+        "label_end": pd.DatetimeIndex(label_end.view("M8[ns]"), tz="UTC"),
+        "ret": ret,
+        "barrier": pd.Categorical.from_codes(barrier, categories=list(BARRIERS)),
+    }
+    index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
+    return pd.DataFrame(columns | facts, index=index)
+
+
+def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
+    """The finest frame, and int64[N] first and stop positions of each base bar's bars in it."""
+    if fine is None:
+        return base, np.arange(len(base)), np.arange(1, len(base) + 1)
+    # After an early close a bucket may share its nominal start with the one before; it owns what is not yet known.
+    since = np.maximum(base.start, np.append(base.start[:1], base.known_at[:-1]))
+    first, stop = np.searchsorted(fine.start, since), np.searchsorted(fine.start, base.known_at)
+    return fine, first.astype(np.int64), stop.astype(np.int64)
+
+
 def _proven_at(base, spec, market, last, barrier, exit_bar, session_close) -> np.ndarray:
     """int64[N] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that."""
     known_at, n = base.known_at, len(base)
@@ -188,7 +200,8 @@ def _proven_at(base, spec, market, last, barrier, exit_bar, session_close) -> np
         return np.where(inside, known_at[np.minimum(vertical, n - 1)], NOT_PROVEN)
     ends = np.unique(last)
     if session_close is None:
-        close_at = sessions.sessions_of(base.start[ends], market.calendar).close_ns
+        # Of the bar's last moment: a bucket may have begun before an early close that it does not belong to.
+        close_at = sessions.sessions_of(base.known_at[ends] - 1, market.calendar).close_ns
     else:
         close_at = np.asarray(session_close, np.int64)[ends]
     # Before the scheduled close only a bar of another segment proves that no further bar comes.
@@ -197,113 +210,3 @@ def _proven_at(base, spec, market, last, barrier, exit_bar, session_close) -> np
     cut_short = barrier == SESSION
     proven[cut_short] = segment_proof[np.searchsorted(ends, exit_bar[cut_short])]
     return proven
-
-
-@njit(cache=True)
-def _barriers(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks):
-    """Barrier prices float64[N], NaN before the volatility is known. Scalar on purpose: the same bits at any N."""
-    n = len(close)
-    up, down = np.full(n, np.nan), np.full(n, np.nan)
-    decay = 1.0 - 2.0 / (span + 1.0)
-    squares, weight, seen = 0.0, 0.0, 0
-    for i in range(n):
-        # A jump over a session edge or a hole is no bar's return.
-        if i > 0 and segment[i] == segment[i - 1]:
-            r = math.log(close[i] / close[i - 1])
-            squares, weight, seen = decay * squares + r * r, decay * weight + 1.0, seen + 1
-        if seen < span:
-            continue
-        scale = math.sqrt(squares / weight) * math.sqrt(horizon)
-        least = math.log1p(max(1.0, cost_ticks) * tick / close[i])
-        far, near = max(k_up * scale, least), max(k_down * scale, least)
-        if far <= 0.0 or near <= 0.0:
-            continue  # a market without a tick that did not move: no distance to ask about
-        up[i], down[i] = close[i] * math.exp(far), close[i] * math.exp(-near)
-        # Back-adjusted prices are off the grid: all four of a bar stand on it only where there is one.
-        if tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], tick):
-            up[i] = math.ceil(up[i] / tick - SLACK) * tick
-            down[i] = math.floor(down[i] / tick + SLACK) * tick
-    return up, down
-
-
-@njit(cache=True)
-def _on_grid(open_, high, low, close, tick):
-    for price in (open_, high, low, close):
-        steps = price / tick
-        if abs(steps - round(steps)) > ON_TICK:
-            return False
-    return True
-
-
-@njit(cache=True)
-def _touch(open_, high, low, up, down, slack):
-    """(barrier, price at which one bar leaves); NONE when it stays inside."""
-    if open_ >= up - slack:
-        return UPPER, open_
-    if open_ <= down + slack:
-        return LOWER, open_
-    if high >= up - slack:
-        return (AMBIGUOUS, np.nan) if low <= down + slack else (UPPER, up)
-    return (LOWER, down) if low <= down + slack else (NONE, np.nan)
-
-
-@njit(cache=True)
-def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
-    """Bars first..stop-1 until one leaves: (its barrier, price, position, best and worst price before it)."""
-    for j in range(first, stop):
-        barrier, price = _touch(open_[j], high[j], low[j], up, down, slack)
-        if barrier != NONE:
-            return barrier, price, j, best, worst
-        best, worst = max(best, high[j]), min(worst, low[j])
-    return NONE, np.nan, stop - 1, best, worst
-
-
-@njit(cache=True)
-def _leave(barrier, price, open_, high, low, up, down, best, worst):
-    """Best and worst price with the leaving bar counted: nothing beyond the exit, the other side at its worst."""
-    if barrier == AMBIGUOUS:
-        return max(best, up), min(worst, down)
-    if price == open_:
-        return max(best, price), min(worst, price)
-    if barrier == UPPER:
-        return max(best, price), min(worst, low)
-    return max(best, high), min(worst, price)
-
-
-@njit(cache=True)
-def _scan(open_, high, low, close, last, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop):
-    """barrier int8[N] (NONE: no row), exit_bar int64[N], ret, mae, mfe float64[N]."""
-    n = len(close)
-    barrier, exit_bar = np.full(n, NONE, np.int8), np.full(n, -1, np.int64)
-    ret, mae, mfe = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    for i in range(n):
-        if math.isnan(up[i]) or i == last[i]:
-            continue
-        end = min(i + horizon, last[i])
-        side, price, j, best, worst = _walk(open_, high, low, i + 1, end + 1, up[i], down[i], slack, close[i], close[i])
-        if side == NONE:
-            side, price = (VERTICAL if i + horizon <= last[i] else SESSION), close[end]
-        else:
-            finer, fine_price, f, fine_best, fine_worst = _walk(
-                f_open, f_high, f_low, f_first[j], f_stop[j], up[i], down[i], slack, best, worst
-            )
-            if finer == NONE:  # a fine feed that does not show the touch settles nothing
-                best, worst = _leave(side, price, open_[j], high[j], low[j], up[i], down[i], best, worst)
-            else:
-                side, price = finer, fine_price
-                best, worst = _leave(side, price, f_open[f], f_high[f], f_low[f], up[i], down[i], fine_best, fine_worst)
-        barrier[i], exit_bar[i] = side, j
-        ret[i] = math.log(price / close[i])
-        mae[i], mfe[i] = math.log(worst / close[i]), math.log(best / close[i])
-    return barrier, exit_bar, ret, mae, mfe
-
-
-@njit(cache=True)
-def _mean_share(start, end, concurrency):
-    share = np.empty(len(start))
-    for i in range(len(start)):
-        total = 0.0
-        for t in range(start[i], end[i] + 1):
-            total += 1.0 / concurrency[t]
-        share[i] = total / (end[i] - start[i] + 1)
-    return share
