@@ -38,6 +38,7 @@ BOOTSTRAP = """\
 #@title Find the code, or fetch it { display-mode: "form" }
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,8 +68,8 @@ def fetch(place):
         if good and git("-C", aside, "checkout", "--quiet", "--detach", "FETCH_HEAD")[0]:
             if wanted != REF:
                 print(f"{REPOSITORY} has no {REF} yet: took its default branch instead.")
-            aside.rename(place)
-            return
+            return aside.rename(place)
+    shutil.rmtree(aside, ignore_errors=True)
     advice = "Next: look at the network, or set ML_FACTORY_REPOSITORY and ML_FACTORY_REF."
     raise RuntimeError(f"Could not fetch {REF} from {REPOSITORY}: {said}. {advice}")
 

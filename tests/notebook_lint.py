@@ -50,8 +50,12 @@ def lint(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8")
     try:
         notebook = json.loads(text)
+        ids = [cell.get("id") for cell in notebook["cells"]]
+        if len(set(ids)) < len(ids):
+            yield "not a valid notebook: cell ids are not unique"
+            return
         nbformat.validate(nbformat.from_dict(notebook))
-    except (json.JSONDecodeError, nbformat.ValidationError) as error:
+    except (json.JSONDecodeError, KeyError, nbformat.ValidationError) as error:
         yield f"not a valid notebook: {str(error).splitlines()[0]}"
         return
     if text != canonical(notebook):

@@ -1,0 +1,180 @@
+"""The notebooks as text: our linter finds nothing in them, and finds each fault put in on purpose."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ml_factory.notebook import NOTEBOOKS, bootstrap_text
+from tests import notebook_lint
+from tests.notebook_lint import FOLDER, ROOT, canonical, lint, lint_all, owner_and_ref, source_of
+
+CLEAN = json.loads((FOLDER / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
+
+
+def cell(notebook: dict, name: str) -> dict:
+    return next(item for item in notebook["cells"] if item["id"] == name)
+
+
+def replace(name: str, old: str, new: str):
+    """A fault: `old` becomes `new` in the cell called `name`."""
+
+    def fault(notebook: dict) -> None:
+        text = source_of(cell(notebook, name))
+        assert old in text, f"{old!r} is not in cell {name}: the test has gone stale"
+        cell(notebook, name)["source"] = text.replace(old, new)
+
+    return fault
+
+
+def left_output(notebook):
+    cell(notebook, "train")["outputs"] = [{"name": "stdout", "output_type": "stream", "text": "left"}]
+
+
+def left_count(notebook):
+    cell(notebook, "train")["execution_count"] = 3
+
+
+def left_metadata(notebook):
+    cell(notebook, "train")["metadata"]["executionInfo"] = {"user": "someone"}
+
+
+def left_widgets(notebook):
+    notebook["metadata"]["widgets"] = {}
+
+
+def untagged(notebook):
+    cell(notebook, "parameters")["metadata"]["tags"] = []
+
+
+def same_id_twice(notebook):
+    cell(notebook, "train")["id"] = "curves"
+
+
+def no_source(notebook):
+    del cell(notebook, "train")["source"]
+
+
+def drop(*names: str):
+    def fault(notebook: dict) -> None:
+        notebook["cells"] = [item for item in notebook["cells"] if item["id"] not in names]
+
+    return fault
+
+
+FAULTS = {
+    "outputs are not empty (output)": left_output,
+    "outputs are not empty (count)": left_count,
+    "metadata left behind (cell)": left_metadata,
+    "metadata left behind (notebook)": left_widgets,
+    "wants one cell tagged `parameters`": untagged,
+    "not a valid notebook (cell ids are not unique)": same_id_twice,
+    "not a valid notebook (schema)": no_source,
+    "does not check them": drop("check"),
+    "is not the bootstrap text": replace("bootstrap", "--depth=1", "--depth=2"),
+    "holds only lines NAME: type = value": replace("parameters", "HORIZON: int =", "HORIZON ="),
+    "parameters: (computed)": replace("parameters", "SEED: int = 0", "SEED: int = HORIZON + 1"),
+    "parameter HORIZON is str": replace("parameters", "HORIZON: int = 20", 'HORIZON: str = "20"'),
+    "the default '0' is not of its type": replace("parameters", "SEED: int = 0", 'SEED: int = "0"'),
+    "has no #@param form field": replace("parameters", 'SEED: int = 0  #@param {type: "integer"}', "SEED: int = 0"),
+    "QUICK ships as False": replace("parameters", "QUICK: bool = False", "QUICK: bool = True"),
+    "WORKSPACE is not among": replace("parameters", "WORKSPACE:", "FOLDER:"),
+    "7 lines, wanted 2 to 6": replace("train", "print(trained.summary())", "x = 1\ny = 2\nz = 3"),
+    "1 lines, wanted 2 to 6": replace("curves", "\nshow(trained.plot())", ""),
+    "defines a helper": replace("metrics", "assert", "helper = lambda: 1\nassert"),
+    "not plain Python": replace("predictions", "show(said.tail(4))", "!ls"),
+    "installs torch": replace("about-train", "## Training", "`!pip install -q torch`"),
+    "installs torch (in code)": replace("setup", "workspace = ", "%pip install --upgrade numpy\nworkspace = "),
+    "TPU v2-8 was retired": replace("about-train", "## Training", "Choose TPU v2-8."),
+    "Colab TPUs have one chip": replace("train", "seed=chosen.seed,", "nprocs=8,"),
+    "looks like a secret": replace("setup", "workspace = ", 'api_key = "abc"\nworkspace = '),
+    "no name prepere in ml_factory.pipeline": replace("prepare", "pipeline.prepare(", "pipeline.prepere("),
+    "no name shew in ml_factory.notebook": replace("check", "show", "shew"),
+    "no name pipelines in ml_factory": replace("prepare", "import pipeline", "import pipelines"),
+    "no module ml_factory.piper": replace("prepare", "from ml_factory import pipeline", "import ml_factory.piper"),
+    "claims nothing": drop("curves", "metrics", "predictions"),
+    "shows no picture": replace("curves", "show(trained.plot())", "print(trained.plot())"),
+    "marks no cell for nbval": replace("metrics", "# NBVAL_CHECK_OUTPUT", "# checked"),
+    "the last code cell does not say": drop("finish"),
+    "lacks **Minutes**": replace("title", "**Minutes**", "Minutes"),
+    "lacks https://colab.research": replace("title", "02_train_tabular.ipynb)", "03_train_sequence.ipynb)"),
+}
+
+
+def test_the_notebooks_are_clean():
+    assert lint_all() == []
+
+
+@pytest.mark.parametrize("complaint", FAULTS)
+def test_a_fault_is_found(complaint, tmp_path):
+    broken = copy.deepcopy(CLEAN)
+    FAULTS[complaint](broken)
+    path = tmp_path / "02_train_tabular.ipynb"
+    path.write_text(canonical(broken), encoding="utf-8")
+    found = list(lint(path))
+    assert any(re.sub(r" \(.*\)$", "", complaint) in line for line in found), found
+
+
+def test_another_json_form_is_found(tmp_path):
+    path = tmp_path / "02_train_tabular.ipynb"
+    path.write_text(json.dumps(CLEAN), encoding="utf-8")
+    assert list(lint(path)) == ["not in its canonical JSON form (make badges writes it)"]
+
+
+def test_an_absent_notebook_is_found(tmp_path):
+    assert lint_all(tmp_path) == [f"{name}.ipynb is absent" for name in NOTEBOOKS]
+
+
+def test_the_command_tells_by_its_exit_code(monkeypatch, capsys):
+    assert notebook_lint.main() == 0
+    monkeypatch.setattr(notebook_lint, "lint_all", lambda: ["02.ipynb: a fault"])
+    assert notebook_lint.main() == 1
+    assert capsys.readouterr().out.endswith("02.ipynb: a fault\n")
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """What `make badges` touches, in a folder of its own."""
+    names = [".ci/badges.py", "pyproject.toml", "ml_factory/__init__.py"]
+    names += [f"colab_notebooks/{name}.ipynb" for name in NOTEBOOKS]
+    for name in [*names, *(["README.md"] if (ROOT / "README.md").is_file() else [])]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    for room in ("ml_factory",):
+        for path in (ROOT / room).rglob("*.py"):
+            (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path.relative_to(ROOT)).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def badges(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, folder / ".ci" / "badges.py", *words], capture_output=True, text=True, cwd=folder, check=False
+    )
+
+
+def test_badges_write_the_owner_everywhere_and_back(copied):
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.suffix in (".ipynb", ".md", ".toml")}
+    slug, ref = owner_and_ref()
+    owner, name = slug.split("/")
+    assert badges(copied, "some-one").returncode == 0
+    for path in before:
+        text = path.read_text(encoding="utf-8")
+        assert f"/{slug}" not in text and f'"{slug}"' not in text, path
+    opened = json.loads((copied / "colab_notebooks" / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
+    assert source_of(cell(opened, "bootstrap")) == bootstrap_text(f"some-one/{name}", ref)
+    assert f"github/some-one/{name}/blob" in source_of(cell(opened, "title"))
+    assert badges(copied, owner).returncode == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("owner", ["", "a/b", "-x", "a b", "x" * 40, 'x";import os'])
+def test_badges_refuse_what_is_no_owner(copied, owner):
+    before = (copied / "pyproject.toml").read_bytes()
+    done = badges(copied, owner)
+    assert done.returncode == 2 and "OWNER=name" in done.stderr
+    assert (copied / "pyproject.toml").read_bytes() == before
