@@ -112,23 +112,37 @@ def _clock_to_utc(zone: str, days: np.ndarray, minute: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _early_closes(calendar: str, year: int) -> dict[int, int]:
-    """Exchange day -> early close (UTC ns) in one year, by the rules of `exchange_calendars` (XNYS, CMES).
+def _year(calendar: str, year: int) -> tuple[dict[int, int], frozenset[int]]:
+    """Early closes (exchange day -> UTC ns) and all exchange days of one year, by `exchange_calendars` (XNYS, CMES).
 
     CMES closes every short day at 12:00 Chicago. The index futures stop at 12:15 on the day after Thanksgiving, on
     3 July and on 24 December (CME Globex holiday schedule).
     """
     if calendar not in _EXCHANGE:
-        return {}
+        first, after = (int(np.datetime64(f"{y}-01-01").astype(int)) for y in (year, year + 1))
+        return {}, frozenset(range(first, after))
     book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=f"{year}-01-01", end=f"{year}-12-31")
     closes = book.closes[book.early_closes]
-    days = closes.index.as_unit("ns").asi8 // DAY_NS
+    day = closes.index.as_unit("ns")
     ends = pd.DatetimeIndex(closes).as_unit("ns").asi8.copy()
     if calendar == "cme":
-        day = closes.index
         quarter_past = ((day.month == 11) & (day.dayofweek == 4)) | ((day.month == 7) & (day.day == 3))
         ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
-    return dict(zip(days.tolist(), ends.tolist(), strict=True))
+    held = frozenset((book.sessions.as_unit("ns").asi8 // DAY_NS).tolist())
+    return dict(zip((day.asi8 // DAY_NS).tolist(), ends.tolist(), strict=True)), held
+
+
+def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """Exchange days from `first` to `last` on which the exchange trades by its calendar, and their open minutes."""
+    years = range(1970 + int(first / 365.25) - 1, 1970 + int(last / 365.25) + 2)
+    days = np.array(sorted(d for year in years for d in _year(calendar, year)[1] if first <= d <= last), np.int64)
+    zone, open_minute, close_minute = CLOCKS[calendar]
+    early = {day: end for year in years for day, end in _year(calendar, year)[0].items()}
+    opens, closes = (_clock_to_utc(zone, days, minute) for minute in (open_minute, close_minute))
+    closes = np.array(
+        [early.get(day, close) for day, close in zip(days.tolist(), closes.tolist(), strict=True)], np.int64
+    )
+    return days, (closes - opens) // MINUTE_NS
 
 
 def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
@@ -143,7 +157,7 @@ def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
     years = days.astype("datetime64[D]").astype("datetime64[Y]").astype(int) + 1970
     early = closes.copy()
     for k, (day, year) in enumerate(zip(days.tolist(), years.tolist(), strict=True)):
-        early[k] = min(early[k], _early_closes(calendar, year).get(day, early[k]))
+        early[k] = min(early[k], _year(calendar, year)[0].get(day, early[k]))
     if calendar == "us_equity":
         closes = early  # the exchange itself closes: nothing regular comes after
     opened = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
@@ -184,8 +198,12 @@ def _infer_calendar(start_ns: np.ndarray) -> str:
     head = start_ns[start_ns // DAY_NS <= days[min(INFER_SESSIONS, len(days)) - 1]]
     for calendar in ("us_equity", "cme"):
         # one closing print a day may stand at the close itself
-        if sessions_of(head - MINUTE_NS, calendar).inside.mean() >= 0.99 and len(days) >= 2:
+        if len(days) >= 2 and sessions_of(head - MINUTE_NS, calendar).inside.mean() >= 0.99:
             return calendar
+    # a daily halt at the wrong hour: CME hours under a mislabelled zone, which the bars' report will say
+    for hours in (*range(1, 15), *range(-14, 0)) if len(days) >= 5 else ():
+        if sessions_of(head + hours * 60 * MINUTE_NS, "cme").inside.mean() >= 0.998:
+            return "cme"
     return "24h"
 
 

@@ -1,0 +1,276 @@
+"""The bar contract: any usual spelling in, checked UTC bars and one report out.
+
+Other spellings of the same bars are mapped. What cannot be true (unparsable or impossible prices, rows that
+contradict each other, another spacing) is refused. What is only strange is reported and the run goes on.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.blemishes import find_blemishes
+from ml_factory.data.findings import BarReport, Finding, name_rows, refuse
+from ml_factory.data.numbers import read_numbers
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
+from ml_factory.data.stamps import check_zone, combine_date_and_time, read_stamps
+from ml_factory.errors import BarsError, SettingsError
+
+PRICES = ("open", "high", "low", "close")
+_NONE = np.empty(0, np.int64)
+
+# column -> other spellings, the first found wins
+SPELLINGS = {
+    "timestamp": ("datetime", "date_time", "open_time", "ts", "ts_event", "time", "date", "unix", "unix_timestamp"),
+    "open": ("o", "open_price", "opening"),
+    "high": ("h", "high_price", "max"),
+    "low": ("l", "low_price", "min"),
+    "close": ("c", "close_price", "last", "closing"),
+    "volume": ("vol", "v", "tick_volume", "tickvol", "trade_volume", "base_volume"),
+}
+
+
+@dataclass(frozen=True)
+class BarSpec:
+    """How raw bars are written.
+
+    minutes : length of a bar.  zone : where naive timestamps were written, such as "America/Chicago".
+    stamp : "start" or "end" of the bar.  strict : refuse what is otherwise only reported.
+    decimal : "." or ",", for text prices that could be read both ways.
+    """
+
+    minutes: int = 1
+    zone: str | None = None
+    stamp: str = "start"
+    strict: bool = False
+    decimal: str | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.minutes, int) or self.minutes < 1 or 60 % self.minutes:
+            wanted = "1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 or 60"
+            raise SettingsError("Bars of this length are not read", where="minutes", got=self.minutes, wanted=wanted)
+        for field, options in (("stamp", ("start", "end")), ("decimal", (None, ".", ","))):
+            if getattr(self, field) not in options:
+                wanted = " or ".join(repr(option) for option in options)
+                raise SettingsError("No such setting", where=field, got=repr(getattr(self, field)), wanted=wanted)
+        if self.zone is not None:
+            check_zone(self.zone)
+
+
+def check_bars(
+    raw: pd.DataFrame, spec: BarSpec | None = None, *, where: object = "", market: MarketSpec | None = None
+) -> tuple[pd.DataFrame, BarReport]:
+    """Bars in the contract's form, and the report.
+
+    raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume.
+    where : the file, for messages.  market : its calendar and tick; inferred from the first 20 sessions if None.
+
+    Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
+    and `volume` only where the source has any; single unknown volumes become 0. Row numbers in the report count
+    the rows of `raw` from 0. Raises BarsError for what is refused (its `.findings` holds all of it).
+    """
+    spec = spec or BarSpec()
+    if not len(raw):
+        raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
+    columns, findings = _find_columns(raw, where)
+    start_ns, found = read_stamps(
+        columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
+    )
+    findings += found
+    shown = pd.to_datetime(start_ns, utc=True)
+    values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
+    findings += found
+    impossible = [*_price_faults(values, shown), *_volume_faults(values, shown)]
+    rows, found = _order(start_ns, values, raw)
+    impossible += [finding for finding in found if finding.severity == "refused"]
+    findings += [finding for finding in found if finding.severity != "refused"]
+    impossible += _spacing_faults(start_ns[rows], rows, spec.minutes)
+    _refuse_all(impossible, where)
+    values, found = _settle_volume({name: column[rows] for name, column in values.items()}, rows, market)
+    findings += found
+    index = pd.DatetimeIndex(start_ns[rows].astype("datetime64[ns]"), tz="UTC", name="timestamp")
+    bars = pd.DataFrame(values, index=index)
+    market = market or market_for("", bars)
+    prices = {name: values[name] for name in PRICES}
+    found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
+    findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
+    if spec.strict:
+        _refuse_all([finding for finding in findings if finding.severity == "reported"], where)
+    facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
+    hashed = bars_fingerprint(bars)
+    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
+
+
+def bars_fingerprint(bars: pd.DataFrame) -> str:
+    """SHA-256 (hex) of checked bars: times, columns and every value's bits; file format and metadata do not matter."""
+    digest = hashlib.sha256(",".join(bars.columns).encode())
+    digest.update(np.ascontiguousarray(bars.index.as_unit("ns").asi8))
+    for name in bars.columns:
+        digest.update(np.ascontiguousarray(bars[name].to_numpy(float)))
+    return digest.hexdigest()
+
+
+def _refuse_all(found: list[Finding], where: object) -> None:
+    try:
+        refuse(found, where)
+    except BarsError as error:
+        error.findings = tuple(found)
+        raise
+
+
+def _plain(name: object) -> str:
+    return re.sub(r"[\s\-]+", "_", str(name).strip().strip("<>\"'").strip().lower())
+
+
+def _find_columns(raw: pd.DataFrame, where: object) -> tuple[dict[str, pd.Series], list[Finding]]:
+    """Our column names -> the columns of `raw` that carry them, and what was mapped."""
+    named: dict[str, list] = {}
+    for column in raw.columns:
+        named.setdefault(_plain(column), []).append(column)
+    found, mapped = {}, []
+    for target, others in SPELLINGS.items():
+        spelling = next((name for name in (target, *others) if name in named), None)
+        if spelling is None:
+            continue
+        if len(named[spelling]) > 1:
+            got = ", ".join(map(repr, named[spelling]))
+            raise BarsError("Two columns of one name", where=where or "bars", got=got, next_step="keep one of them")
+        found[target] = raw[named[spelling][0]]
+        if named[spelling][0] != target:
+            mapped.append(f"{named[spelling][0]!r} as {target}")
+    if "date" in named and "time" in named and not {"timestamp", "datetime"} & set(named):
+        found["timestamp"] = combine_date_and_time(raw, named["date"][0], named["time"][0])
+        mapped = [text for text in mapped if not text.endswith("as timestamp")] + ["date and time as timestamp"]
+    elif "timestamp" not in found and _is_time_index(raw.index):
+        found["timestamp"] = raw.index.to_series(index=range(len(raw)))
+        mapped.append("the index as timestamp")
+    absent = [name for name in ("timestamp", *PRICES) if name not in found]
+    if absent:
+        raise BarsError(
+            f"Missing column {', '.join(map(repr, absent))}",
+            where=where or "bars",
+            got="columns " + ", ".join(map(repr, raw.columns.tolist())),
+            wanted="timestamp, open, high, low, close and perhaps volume",
+            next_step="rename the columns in the first line (capitals and usual short forms are understood)",
+        )
+    message = "columns read: " + ", ".join(mapped)
+    return found, [Finding("columns", "mapped", _NONE, message)] if mapped else []
+
+
+def _is_time_index(index: pd.Index) -> bool:
+    names = ("timestamp", *SPELLINGS["timestamp"])
+    return isinstance(index, pd.DatetimeIndex) or (index.name is not None and _plain(index.name) in names)
+
+
+def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[Finding]:
+    """Prices that are not finite, not positive, or outside their own bar."""
+    faults = []
+    bad = np.zeros(len(shown), bool)
+    for name in PRICES:
+        infinite = ~np.isfinite(values[name])
+        low = ~infinite & (values[name] <= 0)
+        bad |= infinite | low
+        if infinite.any():
+            rows = np.flatnonzero(infinite)
+            message = f"{name} is empty, not a number or infinite in {name_rows(rows, shown)}"
+            faults.append(Finding("not_finite", "refused", rows, message, "drop these rows or load them again"))
+        if low.any():
+            rows = np.flatnonzero(low)
+            message = f"{name} is zero or negative in {name_rows(rows, shown)}"
+            step = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, "
+            step += "use an unadjusted or ratio-adjusted one"
+            faults.append(Finding("not_positive", "refused", rows, message, step))
+    body = np.stack([values["open"], values["close"]])
+    with np.errstate(invalid="ignore"):
+        broken = ~bad & ((values["high"] < body.max(0)) | (values["low"] > body.min(0)))
+    if broken.any():
+        rows = np.flatnonzero(broken)
+        first = {name: float(values[name][rows[0]]) for name in PRICES}
+        message = f"high is not the highest or low not the lowest in {name_rows(rows, shown)}: {first}"
+        faults.append(Finding("ohlc", "refused", rows, message, "check that the columns are not swapped"))
+    return faults
+
+
+def _volume_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[Finding]:
+    if "volume" not in values:
+        return []
+    rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
+    message = f"volume is negative or infinite in {name_rows(rows, shown)}" if len(rows) else ""
+    return [Finding("volume", "refused", rows, message, "mend these rows or leave the column out")] if len(rows) else []
+
+
+def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[Finding]]:
+    """Positions of the rows to keep, in time order, each minute once; rows that contradict each other are refused."""
+    order = np.argsort(start_ns, kind="stable")
+    findings = []
+    back = np.flatnonzero(np.diff(start_ns) < 0) + 1
+    if len(back):
+        message = f"rows were not in time order and have been sorted ({len(back):,} steps back, first at row {back[0]})"
+        findings.append(Finding("unsorted", "mapped", back, message))
+    again = np.flatnonzero(np.diff(start_ns[order]) == 0) + 1
+    if not len(again):
+        return order, findings
+    differ = np.zeros(len(again), bool)
+    for column in values.values():
+        now, before = column[order[again]], column[order[again - 1]]
+        differ |= ~((now == before) | (np.isnan(now) & np.isnan(before)))
+    shown = pd.to_datetime(start_ns, utc=True)
+    if differ.any():
+        rows = np.sort(order[again[differ]])
+        message = f"{name_rows(rows, shown)} contradict another row of the same minute"
+        step = "keep the right one of them"
+        contract = next((c for c in raw.columns if _plain(c) in ("contract", "symbol", "expiry", "instrument")), None)
+        if contract is not None:
+            step = f"the file holds several values of {contract!r}: write one of them to a file of its own"
+        findings.append(Finding("conflict", "refused", rows, message, step))
+    same = np.sort(order[again[~differ]])
+    if len(same):
+        message = f"{len(same):,} rows repeat another row exactly and were left out (first: row {same[0]})"
+        findings.append(Finding("duplicate", "mapped", same, message))
+    return np.delete(order, again), findings
+
+
+def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> list[Finding]:
+    """Bars of another length than declared, in the whole file or in a stretch of it."""
+    steps = np.diff(start_ns) // MINUTE_NS
+    if not len(steps):
+        return []
+    spacing, count = np.unique(steps, return_counts=True)
+    usual = int(spacing[np.argmax(count)])
+    if usual != minutes and len(steps) >= 3:
+        message = f"the bars are {usual} minutes apart, not {minutes}"
+        step = f"give {minutes}-minute bars, or declare minutes={usual}"
+        return [Finding("spacing", "refused", _NONE, message, step)]
+    # a stretch of one other spacing: a single bar seldom traded is legal, thirty equal steps in a row are not
+    edges = np.flatnonzero(np.diff(steps, prepend=-1, append=-1) != 0)
+    length = np.diff(edges)
+    odd = np.flatnonzero((length >= 30) & (steps[edges[:-1]] != minutes) & (steps[edges[:-1]] <= 60))
+    if not len(odd):
+        return []
+    first = int(edges[odd[0]])
+    at = pd.Timestamp(start_ns[first], tz="UTC")
+    message = f"mixed spacing: from row {rows[first]} ({at}) on, {length[odd[0]]} steps of {steps[first]} minutes "
+    message += f"among {minutes}-minute bars"
+    return [Finding("spacing", "refused", rows[edges[odd]], message, "give one spacing throughout")]
+
+
+def _settle_volume(
+    values: dict[str, np.ndarray], rows: np.ndarray, market: MarketSpec | None
+) -> tuple[dict[str, np.ndarray], list[Finding]]:
+    """Volume is there or it is not: an empty column is left out, single unknown values become 0."""
+    volume = values.get("volume")
+    if volume is None:
+        return values, [Finding("no_volume", "mapped", _NONE, "no volume column: volume features are left out")]
+    unknown = np.isnan(volume)
+    declared = market is not None and market.has_volume
+    if not declared and (unknown | (volume == 0)).all():
+        prices = {name: column for name, column in values.items() if name != "volume"}
+        message = "volume is empty or zero throughout: volume features are left out"
+        return prices, [Finding("no_volume", "mapped", _NONE, message)]
+    if not unknown.any():
+        return values, []
+    message = f"volume is unknown in {int(unknown.sum()):,} of {len(volume):,} bars and taken as 0 there"
+    settled = values | {"volume": np.where(unknown, 0.0, volume)}
+    return settled, [Finding("partial_volume", "reported", rows[unknown], message)]
