@@ -199,7 +199,8 @@ def _choose_root(workspace, colab: bool, notes: list[str]):
     """The root to hand to Workspace. Drive is mounted when the root is on it, and only then."""
     if os.environ.get("ML_FACTORY_ROOT") == str(LOCAL_ROOT):
         del os.environ["ML_FACTORY_ROOT"]  # an earlier call fell back to it; try Drive again
-    workspace = getattr(workspace, "root", workspace)
+    if isinstance(workspace, places.Workspace):
+        workspace = workspace.root
     given = (os.fspath(workspace).strip() if workspace is not None else "") or os.environ.get("ML_FACTORY_ROOT", "")
     mountpoint = places.COLAB_ROOT.parents[1]
     if not colab or (given and not Path(os.path.abspath(given)).is_relative_to(mountpoint)):

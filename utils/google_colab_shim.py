@@ -12,6 +12,7 @@ real folder named google on sys.path would hide google.auth and google.protobuf.
 
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -68,6 +69,7 @@ def installed() -> bool:
 
 
 def _add(name: str, module: types.ModuleType) -> types.ModuleType:
+    module.__spec__ = importlib.machinery.ModuleSpec(name, loader=None, is_package=name in ("google", _NAME))
     sys.modules[name] = module
     _added.append(name)
     return module

@@ -1,0 +1,328 @@
+"""Setting a runtime up, on a simulated Colab (stand-in and tag, in a process of its own) and off it."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.runs import workspace as places
+from utils import colab_setup, runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "0123456789abcdef0123456789abcdef01234567"
+COLAB = """
+import json, os, sys
+from pathlib import Path
+sys.path.insert(0, {project!r})
+from utils.google_colab_shim import install
+assert install()
+os.environ["COLAB_RELEASE_TAG"] = "release-colab-20260801"
+from ml_factory.runs import workspace as places
+places.COLAB_ROOT = Path("content/drive/MyDrive/ml_factory").absolute()
+from utils import colab_setup
+colab_setup.LOCAL_ROOT = Path("content/local").absolute()
+from google.colab import drive, errors, userdata
+setup = colab_setup.setup_colab_environment
+def told(**facts):
+    print("FACTS", json.dumps(facts, default=str))
+"""
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    """No variable of the machine that runs the tests reaches them."""
+    for name in list(os.environ):
+        if name.startswith(("COLAB_", "ML_FACTORY_", "WANDB_", "TPU_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ML_FACTORY_WANDB", "auto")
+
+
+@pytest.fixture
+def colab(tmp_path):
+    """run(code, **environment) -> (facts told, everything printed), on a simulated Colab in an empty folder."""
+    (tmp_path / "content").mkdir()
+
+    def run(code: str, **environment: str) -> tuple[dict, str]:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", COLAB.format(project=str(ROOT)) + code],
+            capture_output=True, text=True, timeout=120, cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        facts = [line.removeprefix("FACTS ") for line in done.stdout.splitlines() if line.startswith("FACTS ")]
+        return json.loads(facts[0]) if facts else {}, done.stdout + done.stderr
+
+    return run
+
+
+# ------------------------------------------------------------------ the whole call
+
+
+def test_on_colab_drive_is_mounted_once_and_the_folders_are_on_it(colab, tmp_path):
+    facts, printed = colab("i = setup(); setup(); told(**{n: getattr(i, n) for n in ('on_colab', 'accelerator', "
+                           "'hours_remaining', 'tracking', 'installed')}, root=i.workspace.root)")  # fmt: skip
+    root = tmp_path / "content/drive/MyDrive/ml_factory"
+    assert printed.count("Mounted at") == 1
+    assert facts["on_colab"] is True and facts["root"] == str(root)
+    assert facts["accelerator"] in ("cpu", "cuda", "tpu")
+    assert 0 <= facts["hours_remaining"] <= 12
+    assert facts["tracking"] == "offline" and facts["installed"] == []
+    assert all((root / folder).is_dir() for folder in ("data/raw", "models", "checkpoints", "results"))
+    assert printed.count("versions") == 0 and printed.count("pandas ") == 2  # one table a call
+
+
+def test_off_colab_nothing_is_mounted_or_installed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(colab_setup, "mount_drive", lambda *_: pytest.fail("mounted"))
+    monkeypatch.setattr(runtime, "install_missing", lambda *_: pytest.fail("installed"))
+    info = colab_setup.setup_colab_environment(tmp_path / "ws")
+    assert not info.on_colab and math.isinf(info.hours_remaining)
+    assert info.workspace == places.Workspace(tmp_path / "ws")
+    assert info.device in ("cpu", "cuda", "xla")
+    assert capsys.readouterr().out.strip() == info.table()
+    assert f"pandas {info.versions['pandas']}" in " ".join(info.table().split())
+
+
+def test_off_colab_it_installs_when_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime, "install_missing", lambda path: (f"asked {path.name}",))
+    assert colab_setup.setup_colab_environment(tmp_path, install="always").installed == ("asked requirements.txt",)
+    with pytest.raises(SettingsError, match="install"):
+        colab_setup.setup_colab_environment(tmp_path, install="yes")
+
+
+def test_it_runs_before_anything_is_installed(tmp_path):
+    """Isolated, without site-packages: the first cell of a fresh machine must get as far as saying what is missing."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); from utils.colab_setup import *; setup_colab_environment('ws')"
+    )
+    done = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "missing or out of range: numpy" in done.stdout
+
+
+def test_torch_is_not_imported(colab):
+    facts, _ = colab("setup(); told(loaded=[n for n in ('torch', 'numpy', 'pandas', 'wandb') if n in sys.modules])")
+    assert facts["loaded"] == []
+
+
+# ------------------------------------------------------------------ Drive
+
+
+FAILURES = {
+    "refused by the person": "errors.Error('credential propagation was unsuccessful')",
+    "mount failed": "ValueError('mount failed')",
+    "unsupported": "NotImplementedError('google.colab.drive is unsupported in this environment.')",
+    "no kernel": """AttributeError("'NoneType' object has no attribute 'kernel'")""",
+    "disk": "OSError(107, 'Transport endpoint is not connected')",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_without_drive_the_work_goes_on_locally_and_says_so(colab, tmp_path, failure):
+    facts, _ = colab(
+        f"def broken(*a, **k): raise {failure}\n"
+        "working, drive.mount = drive.mount, broken\n"
+        "first = setup(); again = places.Workspace(); drive.mount = working; second = setup()\n"
+        "told(first=first.workspace.root, again=again.root, second=second.workspace.root, notes=first.notes)"
+    )
+    assert facts["first"] == facts["again"] == str(tmp_path / "content/local")
+    assert "LOST" in facts["notes"][0] and "Next: run this cell again" in facts["notes"][0]
+    assert facts["second"] == str(tmp_path / "content/drive/MyDrive/ml_factory"), "the next call tries Drive again"
+
+
+def test_a_workspace_asked_for_on_drive_is_never_made_elsewhere(colab, tmp_path):
+    facts, _ = colab(
+        "def broken(*a, **k): raise ValueError('mount failed')\n"
+        "drive.mount = broken\n"
+        "from ml_factory.errors import WorkspaceError\n"
+        "try: setup('content/drive/MyDrive/other')\n"
+        "except WorkspaceError as error: told(message=str(error))"
+    )
+    assert "mount failed" in facts["message"] and "allow the access" in facts["message"]
+    assert not (tmp_path / "content/drive").exists(), "a plain folder there would block every later mount"
+
+
+def test_drive_is_left_alone_when_the_workspace_is_elsewhere(colab, tmp_path):
+    facts, printed = colab("told(root=setup('ws').workspace.root)")
+    assert facts["root"] == str(tmp_path / "ws") and "Mounted" not in printed
+    facts, printed = colab("told(root=setup().workspace.root)", ML_FACTORY_ROOT=str(tmp_path / "mine"))
+    assert facts["root"] == str(tmp_path / "mine") and "Mounted" not in printed
+
+
+def test_a_mount_that_brings_no_files_is_a_failure(colab):
+    facts, _ = colab("drive.mount = lambda *a, **k: None; told(notes=setup().notes)")
+    assert "MyDrive is not there" in facts["notes"][0]
+
+
+def test_drive_is_never_mounted_from_a_thread(monkeypatch):
+    said = []
+    monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted"))
+    thread = threading.Thread(target=lambda: said.append(colab_setup.mount_drive("/content/drive")))
+    thread.start()
+    thread.join()
+    assert "never a thread" in said[0]
+
+
+def test_a_dead_mount_is_mounted_again_by_force(tmp_path, monkeypatch):
+    """ENOTCONN on every call is what a mount shows whose daemon was killed."""
+    calls = []
+
+    class Drive:
+        @staticmethod
+        def mount(mountpoint, force_remount=False):
+            calls.append((mountpoint, force_remount))
+            monkeypatch.undo()
+            (tmp_path / "MyDrive").mkdir()
+
+    real = os.stat
+    dead = lambda path, **k: (_ for _ in ()).throw(OSError(107, "gone")) if path == tmp_path else real(path, **k)  # noqa: E731
+    monkeypatch.setattr(os, "stat", dead)
+    monkeypatch.setitem(sys.modules, "google.colab.drive", Drive)
+    assert colab_setup.mount_drive(tmp_path) == ""
+    assert calls == [(str(tmp_path), True)]
+
+
+def test_a_living_mount_is_not_mounted_again(tmp_path, monkeypatch):
+    (tmp_path / "MyDrive").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path)
+    monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted again"))
+    assert colab_setup.mount_drive(tmp_path) == ""
+
+
+# ------------------------------------------------------------------ secrets
+
+
+def test_a_key_from_the_environment(colab):
+    facts, printed = colab("told(tracking=setup('ws').tracking)", WANDB_API_KEY=KEY)
+    assert facts["tracking"] == "online" and KEY not in printed
+
+
+def test_a_key_from_colabs_secrets_goes_into_the_environment_only(colab, tmp_path):
+    facts, printed = colab(
+        f"userdata.get = lambda key: {{'WANDB_API_KEY': {KEY!r} + chr(10)}}[key]\n"
+        f"i = setup('ws'); told(tracking=i.tracking, same=os.environ['WANDB_API_KEY'] == {KEY!r}, shown=repr(i))"
+    )
+    assert facts["tracking"] == "online" and facts["same"]
+    assert KEY not in printed and KEY not in facts["shown"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+
+
+SECRETS = {
+    "absent": "raise userdata.SecretNotFoundError(key)",
+    "no access": "raise userdata.NotebookAccessError(key)",
+    "timeout": "raise userdata.TimeoutException(key)",
+    "empty": "return ''",
+}
+
+
+@pytest.mark.parametrize("failure", SECRETS.values(), ids=SECRETS)
+def test_without_a_secret_wandb_is_offline_in_one_line(colab, failure):
+    facts, _ = colab(
+        f"def get(key): {failure}\nuserdata.get = get\n"
+        "i = setup('ws'); told(tracking=i.tracking, notes=i.notes, key='WANDB_API_KEY' in os.environ)"
+    )
+    assert facts["tracking"] == "offline" and not facts["key"]
+    assert len([note for note in facts["notes"] if "wandb is offline" in note]) == 1
+
+
+@pytest.mark.parametrize(
+    ("wandb", "environment", "tracking"),
+    [
+        (None, {}, "offline"),
+        (None, {"WANDB_API_KEY": KEY}, "online"),
+        (True, {"WANDB_API_KEY": KEY, "ML_FACTORY_WANDB": "off"}, "online"),
+        (False, {"WANDB_API_KEY": KEY}, "off"),
+        ("offline", {"WANDB_API_KEY": KEY}, "offline"),
+        (None, {"WANDB_API_KEY": KEY, "ML_FACTORY_WANDB": "off"}, "off"),
+        (None, {"WANDB_API_KEY": KEY, "WANDB_MODE": "disabled"}, "off"),
+        (None, {"WANDB_API_KEY": KEY, "WANDB_MODE": "offline"}, "offline"),
+    ],
+)
+def test_how_wandb_is_chosen(tmp_path, monkeypatch, wandb, environment, tracking):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert colab_setup.setup_colab_environment(tmp_path, wandb=wandb).tracking == tracking
+    if wandb is not None:
+        assert os.environ["ML_FACTORY_WANDB"] == {"online": "auto"}.get(tracking, tracking)
+
+
+def test_a_key_given_in_the_wrong_place_is_not_repeated(tmp_path):
+    with pytest.raises(SettingsError) as refused:
+        colab_setup.setup_colab_environment(tmp_path, wandb=KEY)
+    assert KEY not in str(refused.value) and "WANDB_API_KEY" in str(refused.value)
+    with pytest.raises(SettingsError, match="did you mean 'offline'"):
+        colab_setup.setup_colab_environment(tmp_path, wandb="ofline")
+
+
+# ------------------------------------------------------------------ the time left
+
+
+def test_the_age_is_that_of_process_1():
+    own = colab_setup.runtime_age_hours() * 3600
+    assert own == pytest.approx(time.time() - psutil.Process(1).create_time(), abs=2.0)
+
+
+def test_the_age_starts_with_the_container_and_not_with_the_machine(tmp_path):
+    """A new process namespace is what a container is: its process 1 began just now, the machine long before."""
+    code = "import sys; sys.path.insert(0, sys.argv[1])\n"
+    code += "from utils.colab_setup import runtime_age_hours\nprint(runtime_age_hours() * 3600)"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        pytest.skip(f"no new process namespace here: {done.stderr.strip()[:80]}")
+    assert float(done.stdout) < 20 < time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_a_process_name_with_spaces_and_brackets(tmp_path):
+    (tmp_path / "1").mkdir()
+    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 60) * os.sysconf("SC_CLK_TCK"))
+    fields = ["1", "(a (b) c)", "S", *["0"] * 18, str(ticks), "0"]  # starttime is field 22
+    (tmp_path / "1" / "stat").write_text(" ".join(fields))
+    assert colab_setup.runtime_age_hours(tmp_path) * 3600 == pytest.approx(60, abs=1)
+
+
+def test_without_process_1_the_machines_start_counts(tmp_path):
+    assert colab_setup.runtime_age_hours(tmp_path) * 3600 == pytest.approx(
+        time.clock_gettime(time.CLOCK_BOOTTIME), abs=1
+    )
+
+
+def test_limits_by_tier(monkeypatch):
+    estimate = colab_setup.estimate_training_time_remaining
+    assert math.isinf(estimate()) and math.isinf(estimate(tier="pro"))  # nothing ends a workstation
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
+    monkeypatch.setattr(colab_setup, "runtime_age_hours", lambda: 2.5)
+    assert estimate() == 9.5 and estimate(tier="Pro") == 21.5 and estimate(tier="pro+") == 21.5
+    assert estimate(limit_hours=3) == 0.5 and estimate(limit_hours=1) == 0.0
+    monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
+    assert estimate() == 21.5
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "6")
+    assert estimate() == 3.5
+    monkeypatch.delenv("COLAB_RELEASE_TAG")
+    assert estimate() == 3.5, "a limit somebody set counts everywhere"
+
+
+@pytest.mark.parametrize(
+    "given", [{"tier": "por"}, {"limit_hours": 0}, {"limit_hours": "twelve"}, {"limit_hours": math.nan}]
+)
+def test_a_limit_that_is_none(given):
+    with pytest.raises(SettingsError):
+        colab_setup.estimate_training_time_remaining(**given)
+
+
+def test_a_workspace_in_every_spelling(tmp_path):
+    for given in (tmp_path / "ws", str(tmp_path / "ws"), places.Workspace(tmp_path / "ws"), f" {tmp_path / 'ws'} "):
+        assert colab_setup.setup_colab_environment(given).workspace.root == tmp_path / "ws"
+
+
+def test_a_workspace_that_cannot_be_used(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(WorkspaceError):
+        colab_setup.setup_colab_environment(tmp_path / "file")
