@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.models.contract import CLASSES
 
-CLASSES = (-1, 0, 1)
 CLASS_NAMES = ("short", "neutral", "long")
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
 

@@ -50,36 +50,45 @@ class Bundle:
             raise SettingsError(
                 "a bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
             )
+
         if self.lookback < 0:
             raise SettingsError(
                 "a look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
             )
 
-    def save(self, path: str | Path) -> Path:
-        """Write the bundle to one file, whole or not at all."""
+    def to_state(self) -> dict:
+        """The bundle as plain values, for `save` or the registry of artifacts."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
-        save_state(path, {"format": FORMAT, **state, "feature_names": list(self.feature_names)})
-        return Path(path)
+        return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
 
     @classmethod
-    def load(cls, path: str | Path) -> "Bundle":
-        """Read what `save` wrote.
+    def from_state(cls, state: Mapping, where: object = None) -> "Bundle":
+        """The bundle whose `to_state` this is; `where` it was read, for the message.
 
         Raises
         ------
-        CheckpointError for a file that holds something else, or a bundle of a form this version does not know.
+        CheckpointError for a state of something else, or of a form this version does not know.
         """
-        state = load_state(path)
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            got = state.get("format", "no bundle") if isinstance(state, dict) else "no bundle"
+        if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise CheckpointError(
-                "this file is no bundle of this version", where=path, got=got, wanted=FORMAT,
+                "this is no bundle of this version", where=where, wanted=FORMAT,
+                got=state.get("format", "no bundle") if isinstance(state, Mapping) else "no bundle",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
-            raise CheckpointError("a bundle lacks parts", where=path, got=f"no {', '.join(missing)}")
+            raise CheckpointError("a bundle lacks parts", where=where, got=f"no {', '.join(missing)}")
         return cls(**{item.name: state[item.name] for item in fields(cls)})
+
+    def save(self, path: str | Path) -> Path:
+        """Write the bundle to one file, whole or not at all."""
+        save_state(path, self.to_state())
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Bundle":
+        """Read what `save` wrote. Raises CheckpointError as `from_state` does."""
+        return cls.from_state(load_state(path), where=path)
 
     def check_features(self, columns: Iterable[str]) -> None:
         """Refuse features other than those the model was trained on, or in another order.
