@@ -1,0 +1,107 @@
+"""Parts that networks are built of.
+
+B batch, T time steps, F features (channels), N patches of length P, D model width, H heads, K width of a head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class InstanceNorm(nn.Module):
+    """Each window's own mean and deviation, per channel, taken out (Kim et al. 2022, RevIN, without its affine part).
+
+    Returns (normalised x_BTF, level_BF2): what was taken out is handed on, since in features that are already free of
+    scale the level is information, not nuisance. Deviations are given as log(1 + s).
+    """
+
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        mean_B1F = x_BTF.mean(dim=1, keepdim=True)
+        centred_BTF = x_BTF - mean_B1F
+        deviation_B1F = (centred_BTF.square().mean(dim=1, keepdim=True) + self.eps).sqrt()
+        level_BF2 = torch.stack([mean_B1F.squeeze(1), deviation_B1F.squeeze(1).log1p()], dim=-1)
+        return centred_BTF / deviation_B1F, level_BF2
+
+
+class Patches(nn.Module):
+    """x_BTF -> x_BFNP: each channel's patches (Nie et al. 2023, section 3.1), the last one ending at the last step.
+
+    pad : repeat the last value `stride` times first, as the paper does, for N = (T - P) // stride + 2; without it
+    N = (T - P) // stride + 1, and where the patches do not fill the window the oldest steps are left out.
+    """
+
+    def __init__(self, length: int, stride: int, pad: bool):
+        super().__init__()
+        self.length, self.stride, self.pad = length, stride, pad
+
+    def count(self, lookback: int) -> int:
+        """N for windows of this length."""
+        return (lookback - self.length) // self.stride + 1 + int(self.pad)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        x_BFT = x_BTF.transpose(1, 2)
+        if self.pad:
+            x_BFT = torch.cat([x_BFT, x_BFT[:, :, -1:].expand(-1, -1, self.stride)], dim=2)
+        else:
+            x_BFT = x_BFT[:, :, (x_BFT.shape[2] - self.length) % self.stride :]
+        return x_BFT.unfold(dimension=2, size=self.length, step=self.stride)
+
+
+class TokenDropout(nn.Module):
+    """Dropout whose mask is shared by the tokens of a sequence (Gal and Ghahramani 2016).
+
+    A hundred channels of tokens want millions of random numbers a step, which on a CPU cost more than the layer.
+    """
+
+    def __init__(self, p: float):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x_BND
+        B, _, D = x_BND.shape
+        return x_BND * functional.dropout(x_BND.new_ones(B, 1, D), self.p)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2) over the middle axis of x_BND, nothing masked.
+
+    Written as explicit products: for a handful of tokens the fused kernel costs more than it saves on a CPU. Weights
+    are not dropped out, as in the paper's supervised runs.
+    """
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        B, N, D = x_BND.shape
+        q_BHNK, k_BHNK, v_BHNK = self.qkv(x_BND).view(B, N, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        score_BHNN = (q_BHNK / math.sqrt(D // self.heads)) @ k_BHNK.transpose(-2, -1)
+        mixed_BHNK = score_BHNN.softmax(dim=-1) @ v_BHNK
+        return self.out(mixed_BHNK.transpose(1, 2).reshape(B, N, D))
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm)."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float):
+        super().__init__()
+        self.attention = Attention(width, heads)
+        self.norm1 = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), TokenDropout(dropout), nn.Linear(inner, width))
+        self.norm2 = nn.LayerNorm(width)
+        self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        x_BND = self.norm1(x_BND + self.drop1(self.attention(x_BND)))
+        return self.norm2(x_BND + self.drop2(self.feed(x_BND)))

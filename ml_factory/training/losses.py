@@ -1,0 +1,13 @@
+"""Losses as a sum and a weight, so that batches, epochs and processes add up to the same mean."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def weighted_cross_entropy(logits_BC: Tensor, target_B: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor]:
+    """(sum of w * cross-entropy, sum of w); their ratio is the weighted mean log loss in nats.
+
+    target_B : int64 classes. weight_B : >= 0; a row of weight 0 gives neither loss nor gradient.
+    """
+    loss_B = F.cross_entropy(logits_BC.float(), target_B, reduction="none")
+    return (weight_B * loss_B).sum(), weight_B.sum()
