@@ -1,0 +1,313 @@
+"""Packages and accelerators: what is there, what is missing, what cannot work together."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from utils import runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTS = [ROOT / "requirements.txt", *sorted((ROOT / "requirements").glob("*.txt"))]
+# Colab in August 2026: what each runtime brings along of what we use.
+COLAB_GPU = {
+    "numpy": "2.1.3", "pandas": "2.2.3", "pyarrow": "18.1.0", "scikit-learn": "1.6.1", "scipy": "1.16.3",
+    "torch": "2.11.0", "xgboost": "3.4.1", "lightgbm": "4.6.0", "wandb": "0.28.1", "safetensors": "0.8.0",
+    "ipywidgets": "7.7.1", "ipykernel": "6.17.1",
+}  # fmt: skip
+COLAB_TPU = {
+    **{name: version for name, version in COLAB_GPU.items() if name not in ("xgboost", "lightgbm", "wandb")},
+    "torch": "2.9.0", "torch_xla": "2.9.0", "libtpu": "0.0.21.1", "pyarrow": "25.0.1",
+}  # fmt: skip
+NEVER = {"torch", "torch_xla", "numpy", "pandas", "scipy", "pyarrow", "scikit-learn", "ipython", "ipykernel"}
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Pretend that these packages, and no others, are installed."""
+
+    def installed(versions: dict[str, str]) -> None:
+        monkeypatch.setattr(runtime, "version_of", versions.get)
+
+    return installed
+
+
+# ------------------------------------------------------------------ the lists
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.name)
+def test_every_line_is_one_pip_reads(path):
+    for line in runtime.requirement_lines(path):
+        assert Requirement(line).name
+
+
+def test_the_librarys_ranges_hold_on_colab():
+    """Our ranges must accept what Colab brings, or setting up would want to replace it."""
+    wanted = {Requirement(line).name: Requirement(line) for line in runtime.requirement_lines(runtime.GENERAL)}
+    for there in (COLAB_GPU, COLAB_TPU):
+        refused = [name for name, version in there.items() if name in wanted and version not in wanted[name].specifier]
+        assert refused == []
+
+
+@pytest.mark.parametrize(("name", "there"), [("colab-gpu.txt", COLAB_GPU), ("colab-tpu.txt", COLAB_TPU)])
+def test_a_colab_list_has_only_what_that_runtime_lacks(name, there):
+    listed = {Requirement(line).name for line in runtime.requirement_lines(ROOT / "requirements" / name)}
+    assert listed and not listed & set(there) and not listed & NEVER
+    for missing in ("xgboost", "lightgbm", "catboost", "wandb", "papermill"):
+        assert missing in listed or missing in there
+
+
+def test_the_constraints_keep_what_colab_has():
+    kept = {Requirement(line).name: Requirement(line).specifier for line in runtime.requirement_lines(runtime.KEEP)}
+    assert kept.keys() >= NEVER
+    for there in (COLAB_GPU, COLAB_TPU):
+        assert [name for name, version in there.items() if version not in kept.get(name, SpecifierSet())] == []
+
+
+def test_pins_are_exact_within_the_ranges_and_in_the_closure():
+    pins = {Requirement(line).name: Requirement(line) for line in
+            runtime.requirement_lines(ROOT / "requirements/dev.txt")}  # fmt: skip
+    closure = {Requirement(line).name.lower().replace("_", "-"): Requirement(line)
+               for line in runtime.requirement_lines(ROOT / "requirements/constraints.txt")}  # fmt: skip
+    ranges = {Requirement(line).name: Requirement(line) for line in runtime.requirement_lines(runtime.GENERAL)}
+    assert pins.keys() >= ranges.keys()
+    for name, pin in pins.items():
+        version = re.fullmatch(r"==([\d.]+)", str(pin.specifier))[1]
+        assert closure[name.lower().replace("_", "-")].specifier == pin.specifier
+        assert name not in ranges or version in ranges[name].specifier
+
+
+# ------------------------------------------------------------------ versions
+
+
+@pytest.mark.parametrize(
+    "line", ["numpy>=2.0,<3", "numpy==2.4.6", "numpy>=2.10", "numpy<2.4", "numpy>=2.4.6,<2.4.7", "numpy"]
+)
+@pytest.mark.parametrize("version", ["2.4.6", "2.4.6+cpu", "2.0", "2", "3.0.0", "2.10.0", "1.26.4"])
+def test_whether_a_version_is_met_as_packaging_says(pretend, line, version):
+    pretend({"numpy": version})
+    assert runtime._is_met(line) == (version.split("+")[0] in Requirement(line).specifier)
+
+
+def test_installed_versions_are_those_of_the_metadata():
+    versions = runtime.installed_versions()
+    assert versions["pandas"] == importlib.metadata.version("pandas")
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert "torch_xla" not in versions or importlib.metadata.version("torch_xla")
+
+
+@pytest.mark.parametrize(
+    ("torch", "xla", "works"),
+    [("2.9.0", "2.9.0", True), ("2.9.0+cpu", "2.9.0", True), ("2.11.0", None, True), (None, None, True),
+     ("2.11.0", "2.9.0", False), ("2.9.1", "2.9.0", False), ("2.13.0+cpu", "2.9.0", False), (None, "2.9.0", False)],
+)  # fmt: skip
+def test_a_torch_and_torch_xla_that_cannot_work_are_refused(torch, xla, works, monkeypatch):
+    versions = {name: version for name, version in (("torch", torch), ("torch_xla", xla)) if version}
+    if works:
+        return runtime.refuse_impossible_pair(versions)
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    with pytest.raises(runtime.RuntimeMismatchError, match=r"wanted torch 2\.9\.0\. Next: pip install torch==2\.9\.0"):
+        runtime.refuse_impossible_pair(versions)
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
+    with pytest.raises(runtime.RuntimeMismatchError, match="delete runtime"):
+        runtime.refuse_impossible_pair(versions)
+
+
+def test_a_package_replaced_after_its_import_is_named(monkeypatch):
+    assert runtime.replaced_after_import() == []
+    monkeypatch.setitem(sys.modules, "scipy", type("scipy", (), {"__version__": "0.1"}))
+    assert "scipy was replaced" in runtime.replaced_after_import()[0]
+
+
+# ------------------------------------------------------------------ installing
+
+
+@pytest.fixture
+def pip(monkeypatch, pretend):
+    """The calls of pip, which succeed; what they install is then there."""
+    calls = []
+
+    def run(command, **_):
+        constraints = Path(command[command.index("-c") + 1]).read_text().splitlines()
+        lines = command[command.index("-c") + 2 :]
+        calls.append((lines, constraints))
+        known = runtime.version_of
+        new = {runtime._name(line): re.search(r">=([\d.]+)", line)[1] for line in lines}
+        monkeypatch.setattr(runtime, "version_of", lambda name: known(name) or new.get(name))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(runtime.subprocess, "run", run)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("tpu", "there", "added"),
+    [
+        ("", COLAB_GPU, {"catboost", "exchange_calendars", "papermill"}),
+        ("v5e-1", COLAB_TPU, {"catboost", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb"}),
+    ],
+    ids=["gpu", "tpu"],
+)
+def test_on_colab_only_what_is_missing_is_installed_and_the_rest_is_held(pip, pretend, tpu, there, added):
+    others = ("numba", "fsspec", "matplotlib", "typer", "rich", "nbformat")
+    pretend({**there, **dict.fromkeys(others, "99")})
+    path = runtime.requirements_for(True, tpu)
+    installed = runtime.install_missing(path)
+    lines, constraints = pip[0]
+    assert {runtime._name(line) for line in lines} == added == {name.split()[0] for name in installed}
+    assert {f"{name}=={there[name]}" for name in ("torch", "numpy", "pandas", "pyarrow")} <= set(constraints)
+    assert runtime.install_missing(path) == () and len(pip) == 1, "a second call has nothing to do"
+
+
+def test_a_runtime_that_lost_a_package_gets_it_back(pip, pretend):
+    pretend({name: version for name, version in COLAB_GPU.items() if name != "xgboost"} | {"catboost": "1.2.10"})
+    runtime.install_missing(runtime.requirements_for(True, ""))
+    assert "xgboost>=3.0,<4" in pip[0][0] and "catboost" not in {runtime._name(line) for line in pip[0][0]}
+
+
+def test_off_colab_the_librarys_own_list_is_met(pip, pretend):
+    pretend({**COLAB_GPU, "pandas": "1.5.3"})
+    runtime.install_missing(runtime.requirements_for(False, ""))
+    lines, constraints = pip[0]
+    assert "pandas>=2.2,<4" in lines and not [line for line in constraints if line.startswith("pandas")]
+
+
+def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
+    """A wheel with nothing in it."""
+    info = f"{name}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def test_with_the_real_pip(tmp_path):
+    """One package comes; another would replace a kept one, so pip refuses and the kept one is still there."""
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    wheel(wheels, "mlfnew", "1.0", "mlfkept>=1")
+    wheel(wheels, "mlfgreedy", "1.0", "mlfkept>=2")
+    wheel(wheels, "mlfkept", "1.0")
+    wheel(wheels, "mlfkept", "2.0")
+    environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_TARGET": str(site),
+                   "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "PIP_CONFIG_FILE": os.devnull}  # fmt: skip
+    (tmp_path / "keep.txt").write_text(runtime.KEEP.read_text() + "mlfkept==1.0\n")
+    (tmp_path / "none.txt").write_text("")
+    (tmp_path / "new.txt").write_text("mlfnew>=1.0,<2\n")
+    (tmp_path / "greedy.txt").write_text("mlfgreedy\n")
+    code = f"""
+from pathlib import Path
+from utils import runtime
+folder = Path({str(tmp_path)!r})
+runtime.KEEP, runtime.GENERAL = folder / "keep.txt", folder / "none.txt"
+print(runtime.install_missing(folder / "new.txt"), runtime.install_missing(folder / "new.txt"))
+try:
+    runtime.install_missing(folder / "greedy.txt")
+except runtime.RuntimeMismatchError as error:
+    print(error)
+import mlfkept
+print(mlfkept.version)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    first, refusal, version = done.stdout.strip().splitlines()
+    assert first == "('mlfnew 1.0',) ()"
+    assert "could not be installed [mlfgreedy]" in refusal and "Next: check the network" in refusal
+    assert version == "1.0"
+
+
+def test_no_network_is_one_clear_error(monkeypatch, pretend, tmp_path):
+    pretend({})
+
+    def late(command, **_):
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(runtime.subprocess, "run", late)
+    with pytest.raises(runtime.RuntimeMismatchError, match="timed out"):
+        runtime.install_missing(ROOT / "requirements/colab-gpu.txt")
+
+
+# ------------------------------------------------------------------ accelerators
+
+
+@pytest.fixture
+def no_tpu(monkeypatch):
+    for name in ("TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_tpu_by_colabs_variables(no_tpu, monkeypatch, tmp_path):
+    assert runtime.tpu_chip(tmp_path) == ""
+    monkeypatch.setenv("COLAB_TPU_1VM", "")
+    assert runtime.tpu_chip(tmp_path) == ""
+    monkeypatch.setenv("COLAB_TPU_1VM", "1")
+    assert runtime.tpu_chip(tmp_path) == "TPU"
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v6e-1")
+    assert runtime.tpu_chip(tmp_path) == "v6e-1"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "chip"),
+    [("0x1ae0", "0x0063", "v5e"), ("0x1ae0", "0x0042", ""), ("0x10de", "0x0063", ""), ("0x1ae0", "0x006f", "v6e")],
+)
+def test_a_tpu_on_the_bus_is_not_googles_network_card(no_tpu, tmp_path, vendor, device, chip):
+    for slot, ids in {"0000:00:01.0": ("0x8086", "0x1237"), "0000:00:05.0": (vendor, device)}.items():
+        (tmp_path / slot).mkdir()
+        for name, text in zip(("vendor", "device"), ids, strict=True):
+            (tmp_path / slot / name).write_text(text + "\n")
+    assert runtime.tpu_chip(tmp_path) == chip
+
+
+def test_a_gpu_as_the_drivers_tool_tells_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runtime.gpu_name() == ""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'Tesla T4, 15360 MiB'\necho 'Tesla T4, 15360 MiB'\n")
+    tool.chmod(0o755)
+    assert runtime.gpu_name() == "Tesla T4, 15360 MiB"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert runtime.gpu_name() == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert runtime.gpu_name() == ""
+
+
+def test_what_torch_was_built_for_is_read_without_importing_it():
+    code = "import sys; from utils.runtime import torch_cuda; print(torch_cuda()); assert 'torch' not in sys.modules\n"
+    code += "import torch; print(torch.version.cuda or '')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    told, true = done.stdout.split("\n")[:2]
+    assert told == true
+
+
+@pytest.mark.parametrize(
+    ("tpu", "gpu", "xla", "cuda", "chosen", "noted"),
+    [
+        ("", "", False, "", "cpu", ""),
+        ("", "T4", False, "12.8", "cuda", ""),
+        ("", "T4", False, "", "cpu", "without CUDA"),
+        ("v5e-1", "", True, "", "tpu", ""),
+        ("v5e-1", "", False, "", "cpu", "torch_xla is not"),
+        ("", "", True, "", "cpu", ""),
+        ("v5e-1", "T4", True, "12.8", "tpu", ""),
+    ],
+)
+def test_the_accelerator_is_one_that_the_packages_can_drive(monkeypatch, tpu, gpu, xla, cuda, chosen, noted):
+    monkeypatch.setattr(runtime, "torch_cuda", lambda: cuda)
+    notes: list[str] = []
+    versions = {"torch": "2.9.0", **({"torch_xla": "2.9.0"} if xla else {})}
+    assert runtime.choose_accelerator(tpu, gpu, versions, notes)[0] == chosen
+    assert (noted in notes[0]) if noted else notes == []
