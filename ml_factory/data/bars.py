@@ -60,12 +60,18 @@ class BarSpec:
 
 
 def check_bars(
-    raw: pd.DataFrame, spec: BarSpec | None = None, *, where: object = "", market: MarketSpec | None = None
+    raw: pd.DataFrame,
+    spec: BarSpec | None = None,
+    *,
+    where: object = "",
+    market: MarketSpec | None = None,
+    symbol: str = "",
 ) -> tuple[pd.DataFrame, BarReport]:
     """Bars in the contract's form, and the report.
 
     raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume.
-    where : the file, for messages.  market : its calendar and tick; inferred from the first 20 sessions if None.
+    where : the file, for messages.  market : its calendar and tick; if None, looked up by `symbol` or inferred from
+        the first 20 sessions.
 
     Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
     and `volume` only where the source has any; single unknown volumes become 0. Row numbers in the report count
@@ -75,6 +81,7 @@ def check_bars(
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
     columns, findings = _find_columns(raw, where)
+    findings += [Finding("source", "mapped", _NONE, note) for note in raw.attrs.get("notes", ())]
     start_ns, found = read_stamps(
         columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
     )
@@ -92,7 +99,7 @@ def check_bars(
     findings += found
     index = pd.DatetimeIndex(start_ns[rows].astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
-    market = market or market_for("", bars)
+    market = market or market_for(symbol, bars)
     prices = {name: values[name] for name in PRICES}
     found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]

@@ -37,7 +37,7 @@ def read_numbers(
             text[name] = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
             text[name] = text[name].str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
     if text:
-        fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for v in values.values())
+        fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for name, v in values.items() if name != "volume")
         mark = decimal or _decimal_mark(text, "." if fractions else None, where)
         for name, column in text.items():
             values[name] = _parse(name, column, mark, where, shown)

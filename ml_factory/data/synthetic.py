@@ -7,12 +7,15 @@ nothing is to be found; the drift market rises at a constant rate, so classes le
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import CLOCKS, MINUTE_NS, sessions_of
+from ml_factory.data.sources import write_bars
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import generator
 
 KINDS = ("planted", "null", "drift")
@@ -38,7 +41,9 @@ class SyntheticSpec:
     days : sessions.  start : first date (the default's 60 days cross a daylight-saving change).
     edge : drift while the state is +1 or -1 (planted only).  lean : constant drift (drift only).
     dwell_minutes : mean life of a state.  volume_lift : extra volume, as a share, while the state is not 0.
-    minute_volatility : log return of an average minute.  missing : share of minutes without a trade.
+    minute_volatility : log return of an average minute.  shape, weather : how much of the day's pattern and of the
+        change from day to day it has (0 and 0: constant, so that in the null market no class can be told at all).
+    missing : share of minutes without a trade.
     """
 
     days: int = 60
@@ -48,11 +53,13 @@ class SyntheticSpec:
     start: str = "2024-01-22"
     price: float = 5000.0
     tick: float = 0.25
-    edge: float = 0.12
+    edge: float = 0.08
     lean: float = 0.02
     dwell_minutes: int = 240
     volume_lift: float = 1.0
     minute_volatility: float = 0.00027
+    shape: float = 1.0
+    weather: float = 0.25
     missing: float = 0.002
 
     def __post_init__(self):
@@ -111,8 +118,8 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
     rng = generator("synthetic market", spec.kind, spec.seed)
     start_ns, day, fraction, close_ns = _grid(spec)
     count = len(start_ns)
-    shape = np.interp(fraction, *_SHAPES[spec.calendar])
-    weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=0.9, deviation=0.25))[day]
+    shape = np.interp(fraction, *_SHAPES[spec.calendar]) ** spec.shape
+    weather = np.exp(_slow_noise(rng, int(day[-1]) + 1, persistence=0.9, deviation=spec.weather))[day]
     sigma = spec.minute_volatility * shape * weather
     state = _states(rng, count, spec.dwell_minutes)
     drift = sigma * (spec.state_drift * state + spec.constant_drift)
@@ -232,3 +239,11 @@ def oracle_probabilities(
         touched = np.where(position >= up[:, None] - nearer, 1, np.where(position <= nearer - down[:, None], -1, 0))
         outcome = np.where((outcome == 0) & open_still[:, None], touched, outcome).astype(np.int8)
     return np.stack([(outcome == side).mean(1) for side in (-1, 0, 1)], axis=1)
+
+
+def ensure_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
+    """The raw file of `symbol`, written from the planted market when there is none; an existing one is kept."""
+    path = workspace.raw_bars(symbol)
+    if not path.exists():
+        write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))
+    return path

@@ -1,0 +1,183 @@
+"""Bars from files: Parquet and CSV in, the workspace's raw Parquet out."""
+
+import csv
+import difflib
+import gzip
+import io
+import os
+from pathlib import Path
+
+import pandas as pd
+import pyarrow
+
+from ml_factory.data.bars import BarSpec, check_bars
+from ml_factory.data.findings import BarReport
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import BarsError, NotPreparedError, SettingsError
+from ml_factory.runs.storage import replace_file
+from ml_factory.runs.workspace import Workspace
+
+DELIMITERS = (",", ";", "\t", "|")
+_TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
+_HEAD_BYTES = 65_536
+
+
+def read_table(path: str | os.PathLike, *, delimiter: str | None = None) -> pd.DataFrame:
+    """The table in a Parquet or CSV file (also .gz), whatever its columns; notes about it in `.attrs["notes"]`.
+
+    delimiter : of a CSV; found from its first lines if None (comma, semicolon, tab or bar).
+    Raises BarsError for a file that is absent, empty, cut short or neither.
+    """
+    path = Path(path).expanduser()
+    head = _first_bytes(path)
+    if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(path)
+    return _read_csv(path, head, delimiter)
+
+
+def import_bars(
+    source: str | os.PathLike | pd.DataFrame,
+    workspace: Workspace,
+    symbol: str,
+    spec: BarSpec | None = None,
+    *,
+    market: MarketSpec | None = None,
+    delimiter: str | None = None,
+) -> BarReport:
+    """Check bars and put them at data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
+
+    source : a file, or a table already read. Bars of other content that were there are kept once more beside the
+    new ones, as {SYMBOL}_1m.previous.parquet.
+    """
+    spec = spec or BarSpec()
+    path = workspace.raw_bars(symbol)
+    if spec.minutes != 1:
+        step = "give 1-minute bars; coarser ones are made of them"
+        raise SettingsError("The workspace keeps 1-minute bars", where="minutes", got=spec.minutes, next_step=step)
+    where = "bars" if isinstance(source, pd.DataFrame) else source
+    raw = source if isinstance(source, pd.DataFrame) else read_table(source, delimiter=delimiter)
+    bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+    if path.exists():
+        if not isinstance(source, pd.DataFrame) and os.path.samefile(source, path):
+            return report
+        _keep_previous(path)
+    write_bars(path, bars)
+    return report
+
+
+def load_bars(
+    workspace: Workspace, symbol: str, spec: BarSpec | None = None, *, market: MarketSpec | None = None
+) -> tuple[pd.DataFrame, BarReport]:
+    """Checked bars of the workspace's raw file, and their report.
+
+    Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
+    """
+    path = workspace.raw_bars(symbol)
+    if not path.exists():
+        raise NotPreparedError(
+            f"No raw bars for {symbol}",
+            where=path,
+            next_step=f"python -m ml_factory prepare --symbol {symbol} --data FILE, or put the file there",
+        )
+    return check_bars(read_table(path), spec, where=path, market=market, symbol=symbol)
+
+
+def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
+    """Checked bars as Parquet, in one step: a column `timestamp` (UTC, start) and then the others."""
+    table = bars.reset_index()
+    replace_file(path, lambda aside: table.to_parquet(aside, index=False, compression="zstd"))
+
+
+def _keep_previous(path: Path) -> None:
+    previous = path.with_name(path.stem + ".previous.parquet")
+    content = path.read_bytes()
+    if not previous.exists() or previous.read_bytes() != content:
+        replace_file(previous, lambda aside: aside.write_bytes(content))
+
+
+def _first_bytes(path: Path) -> bytes:
+    if not path.exists():
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
+        step = f"did you mean {near[0]!r}?" if near else "check the path"
+        raise BarsError("No such file", where=path, next_step=step)
+    if not path.is_file():
+        raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise BarsError("This file cannot be read", where=path, got=error.strerror) from error
+    if not head.strip():
+        raise BarsError(
+            "The file is empty", where=path, got=f"{path.stat().st_size} bytes", next_step="export it again"
+        )
+    return head
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        with open(path, "rb") as file:
+            begin = file.read(4)
+            file.seek(-4, os.SEEK_END)
+            whole = begin == b"PAR1" and file.read(4) == b"PAR1"
+        got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
+        step = "download or export the file again"
+        raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
+
+
+def _read_csv(path: Path, head: bytes, delimiter: str | None) -> pd.DataFrame:
+    encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
+    try:
+        with gzip.open(path) if head[:2] == b"\x1f\x8b" else open(path, "rb") as file:
+            text = file.read().decode(encoding)
+    except UnicodeDecodeError as error:
+        got = f"byte {error.start} is not {encoding} text"
+        step = "give a Parquet file, or a CSV in UTF-8"
+        raise BarsError("This file is neither Parquet nor text", where=path, got=got, next_step=step) from error
+    except (EOFError, OSError) as error:
+        raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
+    width, delimiter = _check_layout(path, text, delimiter)
+    try:
+        table = pd.read_csv(
+            io.StringIO(text), sep=delimiter, skipinitialspace=True, float_precision="round_trip", low_memory=False
+        )
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        got = str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        step = f"every line needs {width} fields like the first; mend that line"
+        raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
+    if not len(table):
+        raise BarsError("No bars", where=path, got="a header and no rows", next_step="export the file again")
+    if not text.endswith(("\n", "\r")):
+        table.attrs["notes"] = ["the file does not end with a line break: the last bar may be cut short"]
+    return table
+
+
+def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:
+    """Fields of the header, and the delimiter; refuses what would be read as something else without a word."""
+    lines = [line for line in text[:_HEAD_BYTES].splitlines() if line.strip()]
+    lines = lines[:50] if len(lines) > 50 or len(text) <= _HEAD_BYTES else lines[:-1]
+    delimiter = delimiter or max(DELIMITERS, key=lambda mark: lines[0].count(mark))
+    rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    header = rows[0]
+    if len(header) < 5:
+        got = f"first line {lines[0][:80]!r}"
+        wanted = "column names separated by comma, semicolon, tab or '|'"
+        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="give another delimiter")
+    if not any(any(letter.isalpha() for letter in name) for name in header):
+        got, wanted = f"first line {lines[0][:80]!r}", "column names"
+        step = delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
+        raise BarsError("The first line is no header", where=path, got=got, wanted=wanted, next_step=f"add: {step}")
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) > len(header):
+            step = "if the prices have decimal commas, export with semicolons or put them in quotes"
+            got, wanted = f"{len(row)} fields in line {number}", f"{len(header)} as in the first line"
+            raise BarsError("Lines longer than the header", where=path, got=got, wanted=wanted, next_step=step)
+    last = text.rstrip().splitlines()[-1] if len(text) <= _HEAD_BYTES else text[-4096:].rstrip().splitlines()[-1]
+    fields = len(next(csv.reader([last], delimiter=delimiter, skipinitialspace=True)))
+    if fields < len(header):
+        got, wanted = f"{fields} fields in the last line, {last[:60]!r}", f"{len(header)}"
+        step = "the file is cut short: download it again, or delete its last line"
+        raise BarsError("The last line is incomplete", where=path, got=got, wanted=wanted, next_step=step)
+    return len(header), delimiter
