@@ -11,7 +11,8 @@ import json
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
@@ -51,6 +52,20 @@ def release(path: Path) -> None:
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock for a moment, waiting for whoever holds it; where there are no locks, go on without."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _acquire(path: Path, what: str) -> int:

@@ -8,6 +8,7 @@ place instead, because on Google Drive every deletion and every rename fills the
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -115,6 +116,24 @@ def fingerprint(obj: object) -> str:
     """SHA-256 (64 hex digits) of the canonical JSON of `obj`: the same for equal content, whatever the key order."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plain(obj: object) -> object:
+    """`obj` as strict JSON can hold it: NumPy numbers as Python's, NaN and infinity as None, tuples as lists, paths
+    as texts. Raises TypeError for anything else."""
+    if hasattr(obj, "item") and not hasattr(obj, "__len__"):
+        obj = obj.item()
+    if isinstance(obj, dict):
+        return {str(key): plain(value) for key, value in obj.items()}
+    if isinstance(obj, list | tuple):
+        return [plain(value) for value in obj]
+    if isinstance(obj, os.PathLike):
+        return os.fspath(obj)
+    if isinstance(obj, float):
+        return obj if math.isfinite(obj) else None
+    if obj is None or isinstance(obj, bool | int | str):
+        return obj
+    raise TypeError(f"JSON cannot hold a {type(obj).__name__}: {obj!r}")
 
 
 @contextmanager
