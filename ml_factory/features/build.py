@@ -17,6 +17,7 @@ from ml_factory.features.multi_timeframe import column_at, staleness
 from ml_factory.features.regime import regime
 from ml_factory.features.volatility import volatility
 from ml_factory.features.volume import volume
+from ml_factory.features.wavelet import wavelet
 
 Family = Callable[[Frame, MarketSpec, bool], dict[str, np.ndarray]]
 
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {
     "volume": volume,
     "microstructure": microstructure,
     "regime": regime,
+    "wavelet": wavelet,
     "calendar": calendar,
 }
 NEEDS_VOLUME = ("volume",)

@@ -12,7 +12,7 @@ from numba import njit
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import rolling
-from ml_factory.features.rolling import lag, log, ratio
+from ml_factory.features.rolling import lag, ratio
 
 CALM, WILD, STAY = 0.7, 1.7, 0.95
 """Deviations of the two states in units of the usual one, and the chance to stay in a state for another bar."""
@@ -28,20 +28,24 @@ def regime(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarra
     }
     if coarse:
         return columns
-    weights = fractional_weights(0.4, 96)
     return columns | {
         "variance_ratio_12_96": variance_ratio(close, 12, 96),
         "deviation_rank_240": rolling.rolling_rank(rolling.deviation(close, 24), 240) - 0.5,
         "cusum": cusum(surprise, 0.25, 12.0),
         "entropy_48": permutation_entropy(close, 48),
-        "fractional_40": rolling.weighted_sum(log(close), weights) / rolling.deviation(close, 96),
+        "fractional_40": fractional_difference(close, 0.4, 96) / rolling.deviation(close, 96),
     }
 
 
 def variance_ratio(close: np.ndarray, q: int, n: int) -> np.ndarray:
-    """Variance of q-bar returns over q times that of one-bar returns, less 1; below 0 reverting, above 0 trending."""
+    """Variance of the last n q-bar returns over q times that of the bars they cover, less 1; 0 where nothing moved.
+
+    Below 0 moves revert, above 0 they go on.
+    """
     one, many = rolling.log_returns(close), rolling.log_returns(close, q)
-    return ratio(rolling.rolling_covariance(many, many, n), q * rolling.rolling_covariance(one, one, n), 1.0) - 1.0
+    covered = n + q - 1
+    spread = rolling.rolling_covariance(one, one, covered)
+    return ratio(rolling.rolling_covariance(many, many, n), q * spread, empty=1.0) - 1.0
 
 
 def fractional_weights(order: float, n: int) -> np.ndarray:
@@ -50,6 +54,16 @@ def fractional_weights(order: float, n: int) -> np.ndarray:
     for k in range(1, n):
         weights[k] = weights[k - 1] * (k - 1 - order) / k
     return weights
+
+
+def fractional_difference(close: np.ndarray, order: float, n: int) -> np.ndarray:
+    """(1 - L)^order of n log prices measured from the newest one.
+
+    The cut-off weights do not sum to 0, so the plain form would carry the price's level; from the newest price it
+    does not. Written over returns: the return k bars ago lies between the newest price and all older than k.
+    """
+    older = fractional_weights(order, n)[::-1].cumsum()[::-1][1:]  # sum of the weights of prices older than k bars
+    return rolling.weighted_sum(rolling.log_returns(close), -older)
 
 
 @njit(cache=True)

@@ -6,7 +6,7 @@ forgotten. Logarithms and their kin are taken one number at a time in compiled c
 round the last few numbers of an array in another way than the rest.
 
 Series are float64 of length N and may start with NaN (a return has no first value). A window is NaN until it is full;
-a recursion starts at the first number.
+a recursion starts after its first n numbers.
 """
 
 import math
@@ -106,7 +106,7 @@ def rolling_mean(x: np.ndarray, n: int) -> np.ndarray:
 
 @njit(cache=True)
 def rolling_max(x, n):
-    """Largest of the last n values, in O(1) a row (van Herk's blocks)."""
+    """Largest of the last n values, none of them NaN, in O(1) a row (van Herk's blocks)."""
     out = np.full(len(x), np.nan)
     tail = np.empty(n)
     head = -np.inf
@@ -200,23 +200,25 @@ def rolling_rank(x, n):
     for i in range(n - 1, len(x)):
         below = 0
         equal = 0
+        above = 0
         for j in range(i - n + 1, i + 1):
             below += x[j] < x[i]
             equal += x[j] == x[i]
-        if equal > 0:  # the newest value equals itself unless it is NaN
+            above += x[j] > x[i]
+        if below + equal + above == n:  # a missing value is neither
             out[i] = (below + 0.5 * equal) / n
     return out
 
 
 @njit(cache=True)
 def weighted_sum(x, weights):
-    """Sum of weights[k] * (x k rows ago - x now): a fixed filter that does not see the level of x."""
+    """Sum of weights[k] * x k rows ago: a fixed causal filter, by the definition (an FFT would mix in the future)."""
     n = len(weights)
     out = np.full(len(x), np.nan)
     for i in range(n - 1, len(x)):
         total = 0.0
         for k in range(n):
-            total += weights[k] * (x[i - k] - x[i])
+            total += weights[k] * x[i - k]
         out[i] = total
     return out
 
@@ -224,19 +226,18 @@ def weighted_sum(x, weights):
 @njit(cache=True)
 def _recursive_mean(x, n, alpha):
     out = np.full(len(x), np.nan)
-    first = 0
-    while first < len(x) and math.isnan(x[first]):
-        first += 1
-    if first + n > len(x):
-        return out
+    seen = 0
     mean = 0.0
-    for i in range(first, first + n):
-        mean += x[i]
-    mean /= n
-    out[first + n - 1] = mean
-    for i in range(first + n, len(x)):
-        mean += alpha * (x[i] - mean)
-        out[i] = mean
+    for i in range(len(x)):
+        if math.isnan(x[i]):  # a missing value is passed over: one 0/0 must not silence the rest of the file
+            pass
+        elif seen < n:
+            mean += x[i] / n
+            seen += 1
+        else:
+            mean += alpha * (x[i] - mean)
+        if seen == n:
+            out[i] = mean
     return out
 
 

@@ -54,6 +54,8 @@ def ratio_or(a: np.ndarray, b: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
 def mfi(typical: np.ndarray, traded: np.ndarray, n: int) -> np.ndarray:
     """Money flow index, 0 to 100; 50 where no money moved the price (TA-Lib MFI)."""
     change, flow = typical - lag(typical, 1), typical * traded
+    # A third of a sum is rounded: equal prices may differ in their last bits, and that is no move.
+    change = np.where(np.abs(change) < 1e-12 * typical, 0.0, change)
     started = np.where(np.isnan(change), np.nan, 0.0)
     up = rolling_sum(np.where(change > 0.0, flow, started), n)
     down = rolling_sum(np.where(change < 0.0, flow, started), n)

@@ -1,0 +1,222 @@
+"""The matrix as a whole: which columns, which rows, and that nothing comes from the future."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import rankdata
+
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, column_names
+
+SYMBOLS = ("ES", "SPY", "XAUUSD")
+
+
+@pytest.fixture(scope="module")
+def whole(real_bars):
+    """symbol -> the matrix of its whole file in float64."""
+    kept = {}
+
+    def of(symbol):
+        if symbol not in kept:
+            kept[symbol] = build_features(*real_bars(symbol), dtype="float64")
+        return kept[symbol]
+
+    return of
+
+
+def bits(matrix, rows=slice(None)):
+    return matrix.values[rows].view(np.int64 if matrix.values.dtype == np.float64 else np.int32)
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_columns_are_finite_alive_and_as_declared(whole, markets, symbol):
+    matrix = whole(symbol)
+    assert matrix.names == column_names(markets[symbol])
+    assert len(set(matrix.names)) == len(matrix.names) == matrix.values.shape[1]
+    assert np.isfinite(matrix.values).all()
+    spread = matrix.values.std(axis=0)
+    assert [name for name, alive in zip(matrix.names, spread > 0, strict=True) if not alive] == []
+    assert (np.diff(matrix.known_at) > 0).all()
+    assert matrix.close.tolist() == matrix.base.close[matrix.first :].tolist()
+    for of_row in (matrix.session, matrix.segment, matrix.known_at):
+        assert len(of_row) == len(matrix)
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_no_two_columns_say_the_same(whole, symbol):
+    matrix = whole(symbol)
+    pearson = np.abs(np.corrcoef(matrix.values.T))
+    spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, matrix.values).T))
+    both = np.triu(np.minimum(pearson, spearman), 1)
+    twins = [(matrix.names[i], matrix.names[j]) for i, j in np.argwhere(both > 0.999)]
+    assert twins == []
+
+
+def test_columns_follow_from_calendar_and_volume_alone():
+    spec = FeatureSpec(frames=(60,))
+    with_volume = column_names(MarketSpec("MES", "cme", 0.25, True), spec)
+    without = column_names(MarketSpec("MES", "cme", 0.25, False), spec)
+    around_the_clock = column_names(MarketSpec("BTCUSD", "24h", None, True), spec)
+    base = [name for name in without if "@" not in name]
+    assert len(base) >= 70
+    assert len([name for name in with_volume if "@" not in name]) >= 80
+    assert [name for name in with_volume if name in without] == without
+    lost = {name.split("@")[0] for name in set(with_volume) - set(without)}
+    assert lost >= {"mfi_14", "vwap_gap_24", "session_vwap_gap", "kyle_48", "amihud_ratio_12_96", "vpin_48"}
+    assert set(with_volume) - set(around_the_clock) == {"overnight_gap"}
+    assert "rsi_14@60m" in without
+
+
+def test_families_can_be_chosen_and_keep_their_columns():
+    market = MarketSpec("MES", "cme", 0.25, True)
+    everything = column_names(market, FeatureSpec(frames=()))
+    apart = [name for family in FAMILIES for name in column_names(market, FeatureSpec(frames=(), families=(family,)))]
+    assert apart == everything
+
+
+def disturbed(bars: pd.DataFrame, cut: int) -> pd.DataFrame:
+    """The same bars up to `cut`, then an absurd future: reversed, 1.7 times as high, volume scrambled."""
+    rng = np.random.default_rng(cut)
+    future = bars.iloc[cut:][::-1] * 1.7
+    future.index = bars.index[cut:]
+    if "volume" in bars:
+        future["volume"] = rng.permutation(future["volume"].to_numpy())
+    return pd.concat([bars.iloc[:cut], future[rng.random(len(future)) < 0.9]])
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_rows_up_to_a_cut_are_the_same_bits_whatever_comes_after(real_bars, whole, symbol):
+    bars, market = real_bars(symbol)
+    rng = np.random.default_rng(11)
+    full = whole(symbol)
+    for cut in (int(0.6 * len(bars)), *rng.integers(0.3 * len(bars), len(bars), 3)):
+        moment = bars.index[cut - 1].value + 60_000_000_000  # the last bar's end
+        rows = int(np.searchsorted(full.known_at, moment, side="right"))
+        assert rows > 500
+        for future in (bars.iloc[:cut], disturbed(bars, cut)):
+            other = build_features(future, market, dtype="float64")
+            assert other.names == full.names
+            assert (other.known_at[:rows] == full.known_at[:rows]).all()
+            assert len(other) >= rows
+            np.testing.assert_array_equal(bits(other, slice(rows)), bits(full, slice(rows)))
+
+
+@pytest.mark.parametrize("minutes", [1, 5])
+def test_a_cold_start_from_warmup_bars_is_within_a_millionth(real_bars, minutes):
+    bars, market = real_bars("XAUUSD")
+    spec = FeatureSpec(base_minutes=minutes, frames=(15, 60))
+    full = build_features(bars, market, spec, dtype="float64")
+    spread = full.values.std(axis=0)
+    for row in (9_000, len(full) - 1) if minutes == 5 else (len(full) - 1,):
+        from_bar = full.first + row - spec.warmup_bars
+        begin = pd.Timestamp(full.base.start[from_bar], tz="UTC")
+        end = pd.Timestamp(full.known_at[row], tz="UTC")
+        cold = build_features(bars[(bars.index >= begin) & (bars.index < end)], market, spec, dtype="float64")
+        assert cold.known_at[-1] == full.known_at[row]
+        apart = np.abs(cold.values[-1] - full.values[row]) / spread
+        assert apart.max() <= 1e-6, full.names[int(apart.argmax())]
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_the_level_of_prices_and_volumes_does_not_enter(real_bars, whole, symbol):
+    bars, market = real_bars(symbol)
+    scales = dict.fromkeys(("open", "high", "low", "close"), 2.0**-7) | {"volume": 2.0**9}
+    scaled = bars * [scales[name] for name in bars.columns]
+    np.testing.assert_array_equal(bits(build_features(scaled, market, dtype="float64")), bits(whole(symbol)))
+
+
+def test_stored_values_are_the_double_ones_rounded(real_bars, whole):
+    stored = build_features(*real_bars("SPY"))
+    assert stored.values.dtype == np.float32
+    np.testing.assert_array_equal(stored.values, whole("SPY").values.astype(np.float32))
+    frame = stored.to_frame()
+    assert str(frame.index.dtype) == "datetime64[ns, UTC]"
+    assert frame.index.name == "known_at"
+    assert list(frame.columns) == stored.names
+
+
+def hand_made(days=12, volume=1.0, price=100.0):
+    """One-minute bars of regular New York hours from 4 March 2024 on; the clocks change on 10 March."""
+    opens = pd.bdate_range("2024-03-04", periods=days, tz="America/New_York") + pd.Timedelta(hours=9.5)
+    minutes = pd.to_timedelta(np.tile(np.arange(390), days), unit="min")
+    index = (opens.repeat(390) + minutes).tz_convert("UTC").as_unit("ns").rename("timestamp")
+    return pd.DataFrame({**dict.fromkeys(("open", "high", "low", "close"), price), "volume": volume}, index=index)
+
+
+@pytest.mark.parametrize("volume", [0.0, 7.0])
+def test_a_market_that_never_moves_gives_finite_numbers(volume):
+    market = MarketSpec("SPY", "us_equity", 0.01, True)
+    matrix = build_features(hand_made(volume=volume, price=0.1), market, FeatureSpec(frames=(10,)), dtype="float64")
+    assert np.isfinite(matrix.values).all()
+    still = dict(zip(matrix.names, matrix.values[-1], strict=True))
+    assert still["rsi_14"] == still["stochastic_14@10m"] == still["mfi_14"] == 50.0
+    assert abs(still["macd_12_26"]) < 1e-6
+    assert still["bollinger_place_20"] == still["overnight_gap"] == still["return_48"] == still["adx_14"] == 0.0
+
+
+def test_a_market_that_stops_and_starts_recovers(rough, markets):
+    """After the dead stretch no column carries a missing or infinite value, or one that only the stretch explains."""
+    for family in FAMILIES.values():
+        for name, column in family(rough, markets["SPY"], False).items():
+            assert np.isfinite(column[320:]).all(), name
+            assert np.abs(column[320:]).max() < 1e7, name
+
+
+def test_a_long_dead_stretch_does_not_overflow():
+    bars = hand_made(days=60)
+    walk = np.exp(np.cumsum(np.random.default_rng(1).normal(0, 1e-3, 5_000)))
+    for name in ("open", "high", "low", "close"):
+        bars.iloc[:5_000, bars.columns.get_loc(name)] *= walk
+        bars.iloc[5_000:, bars.columns.get_loc(name)] *= walk[-1]
+    matrix = build_features(bars, MarketSpec("X", "us_equity", None, True), FeatureSpec(1, (5,)), dtype="float64")
+    assert np.isfinite(matrix.values).all()
+    assert np.abs(matrix.values).max() < 1e7
+
+
+def test_every_row_has_seen_an_open_and_warm_frames(real_bars):
+    bars, market = real_bars("ES")
+    matrix = build_features(bars, market, FeatureSpec(base_minutes=1, frames=()))
+    assert matrix.session[0] != matrix.base.session[0]
+    assert matrix.base.session[matrix.first - 1] == matrix.base.session[0]  # 320 minutes are less than a session
+    assert build_features(bars, market, FeatureSpec(frames=(60,))).first >= 110 * 12 - 12
+
+
+def test_too_few_bars_say_how_many_are_needed(real_bars):
+    bars, market = real_bars("ES")
+    with pytest.raises(BarsError, match=r"ES.*got 10 bars of 5 minutes.*320.*110.*\(15, 30, 60\).*longer history"):
+        build_features(bars.iloc[:50], market)
+    with pytest.raises(BarsError, match="0 bars"):
+        build_features(bars.iloc[:0], market)
+
+
+def test_volume_that_was_promised_must_be_there(real_bars, markets):
+    with pytest.raises(BarsError, match="volume"):
+        build_features(real_bars("ES")[0], replace(markets["ES"], has_volume=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_minutes": 0}, "base_minutes.*got 0"),
+        ({"base_minutes": "5"}, "base_minutes.*'5'"),
+        ({"frames": (60, 15)}, "frames"),
+        ({"frames": (5, 15)}, "frames.*above the base frame's 5"),
+        ({"families": ("momentun",)}, "did you mean 'momentum'"),
+        ({"families": ()}, "at least one"),
+        ({"families": ("volume", "volume")}, "each once"),
+    ],
+)
+def test_settings_check_themselves(settings, message):
+    with pytest.raises(SettingsError, match=message):
+        FeatureSpec(**settings)
+
+
+def test_a_spec_is_plain_data_and_says_its_memory():
+    spec = FeatureSpec(frames=[15, 60])
+    assert FeatureSpec(**spec.to_dict()) == spec
+    assert spec.to_dict()["frames"] == [15, 60]
+    assert spec.warmup_bars == 321 * 12
+    assert FeatureSpec(frames=()).warmup_bars == 640

@@ -1,0 +1,115 @@
+"""Microstructure proxies against their papers' formulas, and against spreads that are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ml_factory.features.microstructure import corwin_schultz, microstructure, roll_spread
+
+
+def window(x, i, n):
+    return x[i - n + 1 : i + 1]
+
+
+def share(a, b):
+    return a / b if b else 0.0
+
+
+def of_bar(formula):
+    def twin(frame, i):
+        o, h, low, c = (float(x[i]) for x in (frame.open, frame.high, frame.low, frame.close))
+        return share(formula(o, h, low, c), h - low)
+
+    return twin
+
+
+def returns(frame, i, n):
+    return np.diff(np.log(window(frame.close, i, n + 1)))
+
+
+def open_gap(frame, i):
+    spans = [max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1]) for k in range(1, i)]
+    atr = np.mean(spans[:14])
+    for span in spans[14:]:
+        atr += (span - atr) / 14
+    return (frame.open[i] - frame.close[i - 1]) / max(atr, 1e-6 * frame.close[i - 1])
+
+
+def autocorrelation(frame, i):
+    now, before = returns(frame, i, 48), returns(frame, i - 1, 48)
+    return np.corrcoef(now, before)[0, 1] if np.ptp(now) and np.ptp(before) else 0.0
+
+
+def roll(frame, i):
+    covariance = np.cov(returns(frame, i, 96), returns(frame, i - 1, 96), ddof=0)[0, 1]
+    return 2 * math.sqrt(max(-covariance, 0.0))
+
+
+def two_bar_spread(frame, i):
+    beta = sum(math.log(frame.high[k] / frame.low[k]) ** 2 for k in (i - 1, i))
+    gamma = math.log(max(frame.high[i - 1 : i + 1]) / min(frame.low[i - 1 : i + 1])) ** 2
+    root = 3 - 2 * math.sqrt(2)
+    alpha = (math.sqrt(2 * beta) - math.sqrt(beta)) / root - math.sqrt(gamma / root)
+    return max(2 * (math.exp(alpha) - 1) / (1 + math.exp(alpha)), 0.0)
+
+
+def amihud(frame, i):
+    def mean(n):
+        moves = np.abs(returns(frame, i, n))
+        return np.mean(
+            [share(m, frame.close[k] * frame.volume[k]) for m, k in zip(moves, range(i - n + 1, i + 1), strict=True)]
+        )
+
+    return share(mean(12) - mean(96), mean(12) + mean(96))
+
+
+def kyle(frame, i):
+    moves, signed = returns(frame, i, 48), window(np.sign(frame.close - frame.open) * frame.volume, i, 48)
+    return np.corrcoef(moves, signed)[0, 1] if np.ptp(moves) and np.ptp(signed) else 0.0
+
+
+def vpin(frame, i):
+    moves, one_sided = returns(frame, i, 48), 0.0
+    for k, move in zip(range(i - 47, i + 1), moves, strict=True):
+        spread = max(np.std(returns(frame, k, 48)), 1e-6)
+        buys = 0.5 * (1 + math.erf(move / spread / math.sqrt(2)))
+        one_sided += frame.volume[k] * abs(buys - (1 - buys))
+    return share(one_sided, window(frame.volume, i, 48).sum())
+
+
+PRICE_ONLY = {
+    "bar_body": of_bar(lambda o, h, low, c: c - o),
+    "bar_place": of_bar(lambda o, h, low, c: 2 * c - h - low),
+    "bar_wicks": of_bar(lambda o, h, low, c: (h - max(o, c)) - (min(o, c) - low)),
+    "body_mean_12": lambda f, i: share(window(f.close - f.open, i, 12).sum(), window(f.high - f.low, i, 12).sum()),
+    "open_gap": open_gap,
+    "autocorrelation_48": autocorrelation,
+    "roll_spread_96": roll,
+    "corwin_schultz_24": lambda f, i: np.mean([two_bar_spread(f, k) for k in range(i - 23, i + 1)]),
+}
+WITH_VOLUME = {"amihud_ratio_12_96": amihud, "kyle_48": kyle, "vpin_48": vpin}
+
+
+def test_columns_equal_their_formula(real_frame, rough, markets, check_columns):
+    check_columns(microstructure, rough, markets["SPY"], PRICE_ONLY | WITH_VOLUME)
+    check_columns(microstructure, real_frame("SPY", 60), markets["SPY"], PRICE_ONLY | WITH_VOLUME)
+
+
+def test_a_market_without_volume_has_the_price_columns_only(real_frame, markets, check_columns):
+    check_columns(microstructure, real_frame("ES", 60), markets["ES"], PRICE_ONLY)
+
+
+def test_roll_finds_a_bid_ask_bounce():
+    rng = np.random.default_rng(2)
+    fair = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-5, 20_000)))
+    trades = fair * (1.0 + 0.0005 * rng.choice([-1.0, 1.0], 20_000))
+    assert roll_spread(trades, 19_990)[-1] == pytest.approx(0.001, rel=0.03)
+
+
+def test_corwin_schultz_finds_a_spread_of_a_finely_traded_walk():
+    rng = np.random.default_rng(4)
+    path = 100.0 * np.exp(np.cumsum(rng.normal(0, 1e-4, (3000, 300)).ravel())).reshape(3000, 300)
+    quoted = path * (1.0 + 0.0015 * rng.choice([-1.0, 1.0], path.shape))
+    assert corwin_schultz(quoted.max(1), quoted.min(1), 2990)[-1] == pytest.approx(0.003, rel=0.15)
+    assert corwin_schultz(path.max(1), path.min(1), 2990)[-1] < 0.001

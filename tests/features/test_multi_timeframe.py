@@ -1,0 +1,41 @@
+"""The join on `known_at` as a person would do it with two lists of bars."""
+
+import numpy as np
+import pytest
+
+from ml_factory.data.resample import base_frame
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.momentum import momentum
+from ml_factory.features.multi_timeframe import column_at, staleness
+
+MINUTE_NS = 60_000_000_000
+
+
+@pytest.mark.parametrize("minutes", [15, 60])
+def test_a_row_sees_the_freshest_bar_that_was_complete_and_no_other(real_bars, markets, minutes):
+    bars, market = real_bars("XAUUSD")
+    matrix = build_features(bars, market, FeatureSpec(frames=(minutes,), families=("momentum",)), dtype="float64")
+    coarse = base_frame(bars, market, minutes)
+    column = momentum(coarse, market, True)["rsi_14"]
+    got = matrix.values[:, matrix.names.index(column_at("rsi_14", minutes))]
+    for row in np.random.default_rng(0).integers(0, len(matrix), 300):
+        complete = [k for k in range(len(coarse)) if coarse.known_at[k] <= matrix.known_at[row]]
+        assert got[row] == column[complete[-1]]
+
+
+def test_staleness_counts_minutes_since_the_joined_bar_was_known():
+    base = np.array([60, 65, 70, 120]) * MINUTE_NS
+    coarse = np.array([0, 60, 120]) * MINUTE_NS
+    ages = staleness(base, coarse, np.array([1, 1, 1, 2]))
+    assert ages == {"mean": 3.75, "median": 2.5, "p99": pytest.approx(9.85), "max": 10.0}
+    assert np.isnan(staleness(base[:0], coarse, np.array([], int))["max"])
+
+
+def test_within_a_session_no_joined_bar_is_older_than_its_frame(real_bars):
+    """24-hour days have no break, so the oldest hour in sight is 55 minutes old at a 5-minute row."""
+    from ml_factory.data.sessions import MarketSpec
+
+    bars, _ = real_bars("XAUUSD")
+    day = bars[~((bars.index.day_of_week == 5) | (bars.index.hour.isin([21, 22, 23])))]
+    matrix = build_features(day, MarketSpec("X", "24h", None, True), FeatureSpec(families=("regime",)))
+    assert {name: ages["median"] for name, ages in matrix.frame_staleness.items()} == {"15m": 5, "30m": 15, "60m": 30}

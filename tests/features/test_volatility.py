@@ -1,0 +1,144 @@
+"""Volatility against TA-Lib and against the papers' formulas written out row by row."""
+
+import math
+
+import numpy as np
+import pytest
+import talib
+
+from ml_factory.features import volatility as room
+from ml_factory.features.volatility import volatility
+
+UNSTABLE = 600
+KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
+FLOOR = 1e-6
+
+
+@pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60)])
+def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
+    frame = real_frame(symbol, minutes)
+    columns = volatility(frame, markets[symbol], False)
+    upper, middle, lower = talib.BBANDS(frame.close, 20, 2.0, 2.0)
+    wanted = {
+        "natr_14": talib.NATR(frame.high, frame.low, frame.close, 14),
+        "bollinger_place_20": (frame.close - lower) / (upper - lower) - 0.5,
+        "bollinger_width_20": (upper - lower) / middle,
+    }
+    assert set(wanted) == set(KNOWN)
+    for name, want in wanted.items():
+        got = columns[name]
+        assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
+
+
+def returns(frame, i, n):
+    return np.diff(np.log(frame.close[i - n : i + 1]))
+
+
+def deviation(frame, i, n):
+    return max(np.std(returns(frame, i, n)), FLOOR)
+
+
+def true_ranges(frame, i, n):
+    return np.array(
+        [
+            max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1])
+            for k in range(i - n + 1, i + 1)
+        ]
+    )
+
+
+def over_window(variance):
+    """sqrt of the mean over 24 bars of a variance of (open, high, low, close), each in logs."""
+
+    def twin(frame, i):
+        bars = zip(frame.open[i - 23 : i + 1], frame.high[i - 23 : i + 1], frame.low[i - 23 : i + 1],
+                   frame.close[i - 23 : i + 1], strict=True)  # fmt: skip
+        return max(math.sqrt(max(np.mean([variance(*map(math.log, bar)) for bar in bars]), 0.0)), FLOOR)
+
+    return twin
+
+
+parkinson = over_window(lambda o, h, l, c: (h - l) ** 2 / (4 * math.log(2)))  # noqa: E741
+garman_klass = over_window(lambda o, h, l, c: 0.5 * (h - l) ** 2 - (2 * math.log(2) - 1) * (c - o) ** 2)  # noqa: E741
+rogers_satchell = over_window(lambda o, h, l, c: (h - o) * (h - c) + (l - o) * (l - c))  # noqa: E741
+
+
+def yang_zhang(frame, i):
+    n = 24
+    o, h, low, c = (np.log(x[i - n : i + 1]) for x in (frame.open, frame.high, frame.low, frame.close))
+    jump, body = o[1:] - c[:-1], (c - o)[1:]
+    inner = ((h - o) * (h - c) + (low - o) * (low - c))[1:].mean()
+    k = 0.34 / (1.34 + (n + 1) / (n - 1))
+    return max(math.sqrt(max(np.var(jump, ddof=1) + k * np.var(body, ddof=1) + (1 - k) * inner, 0.0)), FLOOR)
+
+
+def choppiness(frame, i):
+    before = frame.close[i - 14]
+    reach = max(*frame.high[i - 13 : i + 1], before) - min(*frame.low[i - 13 : i + 1], before)
+    return math.log(true_ranges(frame, i, 14).sum() / reach) / math.log(14) if reach else 0.0
+
+
+def downside(frame, i):
+    squares = returns(frame, i, 48) ** 2
+    return squares[returns(frame, i, 48) < 0].sum() / squares.sum() - 0.5 if squares.sum() else 0.0
+
+
+def jump_share(frame, i):
+    size = np.abs(returns(frame, i, 48))
+    realised = (size**2).sum()
+    return 1 - math.pi / 2 * 48 / 47 * (size[1:] * size[:-1]).sum() / realised if realised else 0.0
+
+
+def surprise(frame, i):
+    atr = true_ranges(frame, 14, 14).mean()
+    for span in true_ranges(frame, i - 1, i - 15):
+        atr = (13 * atr + span) / 14
+    return true_ranges(frame, i, 1)[0] / max(atr, FLOOR * frame.close[i - 1]) - 1
+
+
+def dispersion(frame, i):
+    spans = true_ranges(frame, i, 48)
+    return spans.std() / spans.mean() if spans.mean() else 0.0
+
+
+def moment(power, centre):
+    def twin(frame, i):
+        window = returns(frame, i, 48)
+        return np.mean((window - window.mean()) ** power) / window.std() ** power - centre if np.ptp(window) else 0.0
+
+    return twin
+
+
+TWINS = {
+    "choppiness_14": choppiness,
+    "downside_share_48": downside,
+    "parkinson_ratio_24": lambda f, i: math.log(parkinson(f, i) / deviation(f, i, 24)),
+    "garman_klass_ratio_24": lambda f, i: math.log(garman_klass(f, i) / parkinson(f, i)),
+    "rogers_satchell_ratio_24": lambda f, i: math.log(rogers_satchell(f, i) / garman_klass(f, i)),
+    "yang_zhang_ratio_24": lambda f, i: math.log(yang_zhang(f, i) / deviation(f, i, 24)),
+    "deviation_ratio_6_48": lambda f, i: math.log(deviation(f, i, 6) / deviation(f, i, 48)),
+    "deviation_ratio_24_96": lambda f, i: math.log(deviation(f, i, 24) / deviation(f, i, 96)),
+    "jump_share_48": jump_share,
+    "range_surprise_14": surprise,
+    "range_dispersion_48": dispersion,
+    "skew_48": moment(3, 0.0),
+    "kurtosis_48": moment(4, 3.0),
+}
+
+
+def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
+    check_columns(volatility, rough, markets["ES"], TWINS, known=KNOWN)
+    check_columns(volatility, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
+
+
+def test_range_estimators_agree_on_a_walk_without_drift():
+    """On many steps per bar each estimator finds the walk's deviation, so every ratio is near 0."""
+    rng = np.random.default_rng(3)
+    steps = np.cumsum(rng.normal(0, 1e-4, (4000, 400)).ravel()).reshape(4000, 400)
+    path = np.exp(steps)
+    bars = np.append(1.0, path[:-1, -1]), path.max(1), path.min(1), path[:, -1]
+    bars = bars[0], np.maximum(bars[1], bars[0]), np.minimum(bars[2], bars[0]), bars[3]
+    true = 1e-4 * 20
+    for found in (room.parkinson(bars[1], bars[2], 4000), room.garman_klass(*bars, 4000),
+                  room.rogers_satchell(*bars, 4000), room.yang_zhang(*bars, 3999)):  # fmt: skip
+        assert found[-1] == pytest.approx(true, rel=0.06)

@@ -1,0 +1,132 @@
+"""Volume against TA-Lib and against formulas written out row by row; silence included."""
+
+import numpy as np
+import pytest
+import talib
+
+from ml_factory.features.volume import volume
+
+UNSTABLE = 600
+KNOWN = ("mfi_14",)
+
+
+@pytest.mark.parametrize(("symbol", "minutes"), [("SPY", 5), ("XAUUSD", 5), ("SPY", 60)])
+def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
+    frame = real_frame(symbol, minutes)
+    high, low, close, traded = frame.high, frame.low, frame.close, frame.volume
+    columns = volume(frame, markets[symbol], False)
+    atr, total = talib.ATR(high, low, close, 14), talib.SUM(traded, 20)
+    change = np.diff(close, prepend=np.nan)
+    wanted = {
+        "mfi_14": talib.MFI(high, low, close, traded, 14),
+        "obv_share_20": (talib.OBV(close, traded) - np.roll(talib.OBV(close, traded), 20)) / total,
+        "money_flow_20": (talib.AD(high, low, close, traded) - np.roll(talib.AD(high, low, close, traded), 20)) / total,
+        "vwap_gap_24": (close - talib.SUM(talib.TYPPRICE(high, low, close) * traded, 24) / talib.SUM(traded, 24)) / atr,
+        "force_13": talib.EMA((change * traded)[1:], 13) / talib.EMA(np.abs(change * traded)[1:], 13),
+    }
+    wanted["force_13"] = np.append(np.nan, wanted["force_13"])
+    for name, want in wanted.items():
+        got = columns[name]
+        assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
+
+
+def window(x, i, n):
+    return x[i - n + 1 : i + 1]
+
+
+def share(a, b):
+    return a / b if b else 0.0
+
+
+def surprise(frame, i):
+    usual = window(frame.volume, i - 1, 20).mean()
+    return share(frame.volume[i] - usual, frame.volume[i] + usual)
+
+
+def obv_share(frame, i):
+    traded = window(frame.volume, i, 20)
+    return share((np.sign(np.diff(window(frame.close, i, 21))) * traded).sum(), traded.sum())
+
+
+def money_flow(frame, i):
+    high, low, close, traded = (window(x, i, 20) for x in (frame.high, frame.low, frame.close, frame.volume))
+    place = [share((c - l) - (h - c), h - l) for h, l, c in zip(high, low, close, strict=True)]  # noqa: E741
+    return share(np.dot(place, traded), traded.sum())
+
+
+def atr(frame, i):
+    value = None
+    for k in range(1, i + 1):
+        span = max(frame.high[k], frame.close[k - 1]) - min(frame.low[k], frame.close[k - 1])
+        value = [] if value is None else value
+        if isinstance(value, list):
+            value.append(span)
+            value = np.mean(value) if len(value) == 14 else value
+        else:
+            value = (13 * value + span) / 14
+    return max(value, 1e-6 * frame.close[i])
+
+
+def gap_to_vwap(frame, i, first):
+    typical = (frame.high + frame.low + frame.close)[first : i + 1] / 3
+    traded = frame.volume[first : i + 1]
+    return typical, np.average(typical, weights=traded) if traded.sum() else None
+
+
+def vwap_gap(frame, i):
+    typical, mean = gap_to_vwap(frame, i, i - 23)
+    return (frame.close[i] - (typical.mean() if mean is None else mean)) / atr(frame, i)
+
+
+def session_vwap_gap(frame, i):
+    _, mean = gap_to_vwap(frame, i, np.flatnonzero(frame.session == frame.session[i])[0])
+    return (frame.close[i] - (frame.close[i] if mean is None else mean)) / atr(frame, i)
+
+
+def trend(frame, i):
+    short, long = window(frame.volume, i, 12).mean(), window(frame.volume, i, 96).mean()
+    return share(short - long, short + long)
+
+
+def force(frame, i):
+    flow = np.diff(frame.close[: i + 1]) * frame.volume[1 : i + 1]
+    signed, total = flow[:13].mean(), np.abs(flow[:13]).mean()
+    for value in flow[13:]:
+        signed, total = (12 * signed + 2 * value) / 14, (12 * total + 2 * abs(value)) / 14
+    return share(signed, total)
+
+
+def correlation(of):
+    def twin(frame, i):
+        a, b = of(np.diff(np.log(window(frame.close, i, 49)))), window(frame.volume, i, 48)
+        return np.corrcoef(a, b)[0, 1] if np.ptp(a) and np.ptp(b) else 0.0
+
+    return twin
+
+
+TWINS = {
+    "volume_surprise_20": surprise,
+    "money_flow_20": money_flow,
+    "obv_share_20": obv_share,
+    "vwap_gap_24": vwap_gap,
+    "session_vwap_gap": session_vwap_gap,
+    "volume_trend_12_96": trend,
+    "volume_dispersion_48": lambda f, i: share(window(f.volume, i, 48).std(), window(f.volume, i, 48).mean()),
+    "force_13": force,
+    "return_volume_correlation_48": correlation(lambda x: x),
+    "size_volume_correlation_48": correlation(np.abs),
+}
+
+
+def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
+    check_columns(volume, rough, markets["SPY"], TWINS, known=KNOWN)
+    check_columns(volume, real_frame("SPY", 60), markets["SPY"], TWINS, known=KNOWN)
+
+
+def test_other_units_of_volume_give_the_same_columns(rough, markets):
+    from dataclasses import replace
+
+    here = volume(rough, markets["SPY"], False)
+    there = volume(replace(rough, volume=rough.volume * 1024.0), markets["SPY"], False)
+    for name in here:
+        np.testing.assert_array_equal(here[name], there[name], err_msg=name)
