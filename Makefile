@@ -38,7 +38,7 @@ notebooks: setup  ## the notebooks once more through nbval: as they ship, then e
 	@$(PY) -m pytest tests/test_notebooks.py -m notebooks $(ARGS)
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
-	@sh .ci/matrix
+	@ROWS="$(ROWS)" sh .ci/matrix
 
 badges: setup  ## OWNER=name: write the repository's owner into the badges and the bootstrap cells
 	@test -n "$(OWNER)" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }
