@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.runs import session
 from ml_factory.runs import workspace as places
 from utils import colab_setup, runtime
 
@@ -264,15 +265,15 @@ def test_a_key_given_in_the_wrong_place_is_not_repeated(tmp_path):
 # ------------------------------------------------------------------ the time left
 
 
-def test_the_age_is_that_of_process_1():
-    own = colab_setup.runtime_age_hours() * 3600
-    assert own == pytest.approx(time.time() - psutil.Process(1).create_time(), abs=2.0)
+def test_the_time_counts_from_the_start_of_process_1():
+    lived = 1000 - colab_setup.estimate_training_time_remaining(limit_hours=1000)
+    assert lived * 3600 == pytest.approx(time.time() - psutil.Process(1).create_time(), abs=3.0)
 
 
-def test_the_age_starts_with_the_container_and_not_with_the_machine(tmp_path):
+def test_the_time_counts_from_the_container_and_not_from_the_machine():
     """A new process namespace is what a container is: its process 1 began just now, the machine long before."""
     code = "import sys; sys.path.insert(0, sys.argv[1])\n"
-    code += "from utils.colab_setup import runtime_age_hours\nprint(runtime_age_hours() * 3600)"
+    code += "from utils.colab_setup import estimate_training_time_remaining as left\nprint(3600 * (1 - left('', 1)))"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode:
@@ -280,33 +281,21 @@ def test_the_age_starts_with_the_container_and_not_with_the_machine(tmp_path):
     assert float(done.stdout) < 20 < time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_a_process_name_with_spaces_and_brackets(tmp_path):
-    (tmp_path / "1").mkdir()
-    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 60) * os.sysconf("SC_CLK_TCK"))
-    fields = ["1", "(a (b) c)", "S", *["0"] * 18, str(ticks), "0"]  # starttime is field 22
-    (tmp_path / "1" / "stat").write_text(" ".join(fields))
-    assert colab_setup.runtime_age_hours(tmp_path) * 3600 == pytest.approx(60, abs=1)
-
-
-def test_without_process_1_the_machines_start_counts(tmp_path):
-    assert colab_setup.runtime_age_hours(tmp_path) * 3600 == pytest.approx(
-        time.clock_gettime(time.CLOCK_BOOTTIME), abs=1
-    )
-
-
 def test_limits_by_tier(monkeypatch):
     estimate = colab_setup.estimate_training_time_remaining
     assert math.isinf(estimate()) and math.isinf(estimate(tier="pro"))  # nothing ends a workstation
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
-    monkeypatch.setattr(colab_setup, "runtime_age_hours", lambda: 2.5)
-    assert estimate() == 9.5 and estimate(tier="Pro") == 21.5 and estimate(tier="pro+") == 21.5
-    assert estimate(limit_hours=3) == 0.5 and estimate(limit_hours=1) == 0.0
+    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 2.5 * 3600)
+    left = {"free": 9.5, "Pro": 21.5, "pro+": 21.5}
+    assert {tier: estimate(tier=tier) for tier in left} == pytest.approx(left, abs=0.01)
+    assert estimate() == pytest.approx(9.5, abs=0.01)
+    assert estimate(limit_hours=3) == pytest.approx(0.5, abs=0.01) and estimate(limit_hours=1) == 0.0
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
-    assert estimate() == 21.5
+    assert estimate() == pytest.approx(21.5, abs=0.01)
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "6")
-    assert estimate() == 3.5
+    assert estimate() == pytest.approx(3.5, abs=0.01)
     monkeypatch.delenv("COLAB_RELEASE_TAG")
-    assert estimate() == 3.5, "a limit somebody set counts everywhere"
+    assert estimate() == pytest.approx(3.5, abs=0.01), "a limit somebody set counts everywhere"
 
 
 @pytest.mark.parametrize(
