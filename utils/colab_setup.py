@@ -14,17 +14,15 @@ import os
 import platform
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs import workspace as places
+from ml_factory.runs.session import TIER_HOURS, hours_remaining
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
-TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0}
 _WANDB_MODES = ("auto", "offline", "off")
-_IMPORTED_AT = time.monotonic()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,40 +116,21 @@ def estimate_training_time_remaining(tier: str | None = None, limit_hours: float
 
     Parameters
     ----------
-    tier : free (12 h), pro or pro+ (24 h). A runtime is not told its tier: give it, or set ML_FACTORY_COLAB_TIER.
+    tier : free (12 h), pro, pro+ or enterprise (24 h). A runtime is not told its tier: give it here, or by
+        ML_FACTORY_COLAB_TIER; free is assumed.
     limit_hours : the limit itself, over any tier; also ML_FACTORY_SESSION_HOURS, which counts off Colab too.
 
     An upper bound: an idle page, or units used up, can end a runtime sooner.
     """
     given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
     if given is not None:
-        limit = _positive_hours(given)
-    else:
-        tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
-        if tier not in TIER_HOURS:
-            raise SettingsError(
-                "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
-            )
-        limit = TIER_HOURS[tier] if places.on_colab() else math.inf
-    return max(0.0, limit - runtime_age_hours())
-
-
-def runtime_age_hours(proc: Path = Path("/proc")) -> float:
-    """Hours since this runtime began: the age of process 1, which began with the container.
-
-    The kernel is younger (it restarts), the virtual machine may be older (Colab keeps warm ones), so neither is asked
-    first. Both numbers are on the boot clock: steps of the wall clock do not matter, and time asleep counts.
-    """
-    try:
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
-    except (AttributeError, OSError):  # not Linux: no Colab either
-        return (time.monotonic() - _IMPORTED_AT) / 3600
-    try:
-        fields = (proc / "1" / "stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        started = 0.0  # the machine's start: never later than the runtime's, so never too hopeful
-    return max(0.0, since_boot - started) / 3600
+        return hours_remaining(limit_hours=_positive_hours(given))
+    tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
+    if tier not in TIER_HOURS:
+        raise SettingsError(
+            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
+        )
+    return hours_remaining(tier)
 
 
 def _positive_hours(value: object) -> float:
