@@ -6,6 +6,7 @@ exchange's, so a session's UTC edges move with daylight saving.
 """
 
 import re
+import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -121,12 +122,14 @@ def _year(calendar: str, year: int) -> tuple[dict[int, int], frozenset[int]]:
     if calendar not in _EXCHANGE:
         first, after = (int(np.datetime64(f"{y}-01-01").astype(int)) for y in (year, year + 1))
         return {}, frozenset(range(first, after))
-    book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=f"{year}-01-01", end=f"{year}-12-31")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # its own use of pandas, harmless here
+        book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=f"{year}-01-01", end=f"{year}-12-31")
     closes = book.closes[book.early_closes]
     day = closes.index.as_unit("ns")
     ends = pd.DatetimeIndex(closes).as_unit("ns").asi8.copy()
     if calendar == "cme":
-        quarter_past = ((day.month == 11) & (day.dayofweek == 4)) | ((day.month == 7) & (day.day == 3))
+        quarter_past = ((day.month == 11) & (day.day_of_week == 4)) | ((day.month == 7) & (day.day == 3))
         ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
     held = frozenset((book.sessions.as_unit("ns").asi8 // DAY_NS).tolist())
     return dict(zip((day.asi8 // DAY_NS).tolist(), ends.tolist(), strict=True)), held
