@@ -184,9 +184,7 @@ def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np
     """The finest frame, and int64[N] first and stop positions of each base bar's bars in it."""
     if fine is None:
         return base, np.arange(len(base)), np.arange(1, len(base) + 1)
-    # After an early close a bucket may share its nominal start with the one before; it owns what is not yet known.
-    since = np.maximum(base.start, np.append(base.start[:1], base.known_at[:-1]))
-    first, stop = np.searchsorted(fine.start, since), np.searchsorted(fine.start, base.known_at)
+    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
     return fine, first.astype(np.int64), stop.astype(np.int64)
 
 
@@ -200,7 +198,7 @@ def _proven_at(base, spec, market, last, barrier, exit_bar, session_close) -> np
         return np.where(inside, known_at[np.minimum(vertical, n - 1)], NOT_PROVEN)
     ends = np.unique(last)
     if session_close is None:
-        # Of the bar's last moment: a bucket may have begun before an early close that it does not belong to.
+        # Asked of the bar's last moment: after an early close its bucket may have begun before that close.
         close_at = sessions.sessions_of(base.known_at[ends] - 1, market.calendar).close_ns
     else:
         close_at = np.asarray(session_close, np.int64)[ends]

@@ -1,0 +1,492 @@
+"""Labels against a second labeller in plain Python, against mirrors, driftless walks and absurd futures."""
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier
+
+MINUTE = 60_000_000_000
+FAR = 1 << 62
+BITCOIN = MarketSpec("BTC", "24h", None, False)
+
+
+# ---- the twin: one row at a time, minute by minute, nothing shared with the library but the frames -----------------
+
+
+def twin_sigma(base: Frame, span: int) -> list[float]:
+    """Root of the weighted mean of squared returns up to each row, by its definition."""
+    sigmas, seen = [], []
+    ages = (1 - 2 / (span + 1)) ** np.arange(20 * span)[::-1]
+    for i in range(len(base)):
+        if i and base.segment[i] == base.segment[i - 1]:
+            seen.append(math.log(base.close[i] / base.close[i - 1]) ** 2)
+        recent = seen[-20 * span :]  # older ones weigh less than 1e-17 of the whole
+        weights = ages[len(ages) - len(recent) :]
+        enough = len(seen) >= span
+        sigmas.append(math.sqrt(np.dot(weights, recent) / weights.sum()) if enough else math.nan)
+    return sigmas
+
+
+def twin_barriers(base: Frame, i: int, sigma: float, spec: LabelSpec, tick: float | None) -> tuple[float, float]:
+    close, scale = float(base.close[i]), sigma * spec.horizon**0.5
+    least = math.log((close + max(1.0, spec.cost_ticks) * (tick or 0.0)) / close)
+    up = close * math.exp(max(spec.k_up * scale, least))
+    down = close / math.exp(max(spec.k_down * scale, least))
+    prices = (base.open[i], base.high[i], base.low[i], base.close[i])
+    if tick and all(abs(price / tick - round(price / tick)) < 1e-4 for price in prices):
+        up, down = math.ceil(up / tick - 1e-6) * tick, math.floor(down / tick + 1e-6) * tick
+    return up, down
+
+
+def twin_exit(path, up, down):
+    """Walk (bar, open, high, low) until a barrier is met: (barrier, price, step) or None."""
+    for step, (_, open_, high, low) in enumerate(path):
+        if open_ >= up or open_ <= down:
+            return ("upper" if open_ >= up else "lower"), open_, step
+        if high >= up and low <= down:
+            return "ambiguous", math.nan, step
+        if high >= up:
+            return "upper", up, step
+        if low <= down:
+            return "lower", down, step
+    return None
+
+
+def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray) -> list[dict]:
+    """The rows of `triple_barrier`. Every label walks ALL its minutes, not only those of the touching bar."""
+    n, sigmas, rows = len(base), twin_sigma(base, spec.sigma_span), []
+    finest = base if fine is None else fine
+    minutes = [[] for _ in range(n)]
+    owner = {int(known): j for j, known in enumerate(base.known_at)}
+    for f in range(len(finest)):
+        end = int(finest.known_at[f])
+        j = owner.get(end, int(np.searchsorted(base.known_at, end)))
+        if j < n:
+            minutes[j].append((float(finest.open[f]), float(finest.high[f]), float(finest.low[f])))
+    for i in range(n):
+        if math.isnan(sigmas[i]) or i + 1 >= n or base.segment[i + 1] != base.segment[i]:
+            continue
+        up, down = twin_barriers(base, i, sigmas[i], spec, market.tick)
+        if not down < base.close[i] < up:
+            continue
+        end, left = i, True
+        while left and end < i + spec.horizon:
+            left = end + 1 < n and base.segment[end + 1] == base.segment[i]
+            end += left
+        path = [(j, *minute) for j in range(i + 1, end + 1) for minute in minutes[j]]
+        slack = 1e-6 * (market.tick or 0.0)
+        hit = twin_exit(path, up - slack, down + slack)
+        if hit is not None:
+            barrier, price, step = hit
+            price = up if price == up - slack else down if price == down + slack else price
+            j, lived = path[step][0], path[: step + 1]
+            proof = int(base.known_at[j])
+        else:
+            j, lived, price = end, path, float(base.close[end])
+            barrier = "vertical" if end == i + spec.horizon else "session"
+            proof = int(base.known_at[end])
+            if barrier == "session" and base.known_at[end] < close_at[end]:
+                proof = int(base.known_at[end + 1]) if end + 1 < n else None
+        if spec.session_end == "drop":
+            proof = int(base.known_at[end]) if end == i + spec.horizon else None
+        highs, lows = [base.close[i]], [base.close[i]]
+        for _, _, high, low in lived[: len(lived) - (hit is not None)]:
+            highs.append(high)
+            lows.append(low)
+        if hit is not None:
+            _, open_, high, low = lived[-1]
+            gap = price == open_
+            highs.append(price if barrier == "upper" or gap else up if barrier == "ambiguous" else high)
+            lows.append(price if barrier == "lower" or gap else down if barrier == "ambiguous" else low)
+        row = {
+            "known_at": int(base.known_at[i]), "entry_bar": i, "exit_bar": j, "label_end": proof, "barrier": barrier,
+            "label": {"upper": 1, "lower": -1}.get(barrier, 0), "up": math.log(up / base.close[i]),
+            "down": math.log(base.close[i] / down), "ret": math.log(price / base.close[i]),
+            "mfe": math.log(max(highs) / base.close[i]), "mae": math.log(min(lows) / base.close[i]),
+        }  # fmt: skip
+        rows.append(row)
+    open_on = np.zeros(n)
+    for row in rows:
+        for t in range(row["entry_bar"] + 1, row["exit_bar"] + 1):
+            open_on[t] += 1
+    for row in rows:
+        row["uniqueness"] = np.mean([1 / open_on[t] for t in range(row["entry_bar"] + 1, row["exit_bar"] + 1)])
+    return [row for row in rows if row["label_end"] is not None]
+
+
+def assert_equal_to_twin(found: pd.DataFrame, rows: list[dict]) -> None:
+    wanted = pd.DataFrame(rows)
+    assert len(found) == len(wanted) > 0
+    assert found.index.as_unit("ns").asi8.tolist() == wanted["known_at"].tolist()
+    assert pd.DatetimeIndex(found["label_end"]).as_unit("ns").asi8.tolist() == wanted["label_end"].tolist()
+    for name in ("label", "barrier", "entry_bar", "exit_bar"):
+        assert found[name].tolist() == wanted[name].tolist(), name
+    for name in ("ret", "mae", "mfe", "up", "down", "uniqueness"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+# ---- frames ------------------------------------------------------------------------------------------------------
+
+
+def frame(bars: list[tuple], segment: list[int] | None = None, minutes: int = 5, start: int = 0) -> Frame:
+    """Bars (open, high, low, close) one after the other."""
+    values = np.array(bars, float).T
+    starts = start + np.arange(len(bars), dtype=np.int64) * minutes * MINUTE
+    segment = np.zeros(len(bars), np.int32) if segment is None else np.array(segment, np.int32)
+    return Frame(minutes, starts, starts + minutes * MINUTE, *values, None, segment, segment)
+
+
+@lru_cache(maxsize=16)
+def gappy(seed: int, tick: float | None, days: int = 4) -> pd.DataFrame:
+    """Bars with jumps between minutes, spikes inside them, silences, holes inside sessions and days that stop early."""
+    rng = np.random.default_rng(seed)
+    bars = synthetic_bars(days=days, kind="null", seed=seed, missing=0.02)[["open", "high", "low", "close"]]
+    jumps = np.cumsum(rng.standard_t(2, len(bars)) * 2e-4 * (rng.random(len(bars)) < 0.1))
+    wild = bars.mul(np.exp(jumps), axis=0)
+    spikes = np.abs(rng.standard_normal((2, len(bars)))) * 1.5e-3 * (rng.random(len(bars)) < 0.05)
+    wild["high"], wild["low"] = wild["high"] * np.exp(spikes[0]), wild["low"] * np.exp(-spikes[1])
+    if tick is not None:
+        wild = (wild / tick).round() * tick
+    wild["high"], wild["low"] = wild.max(axis=1), wild.min(axis=1)
+    for _ in range(6):
+        at = int(rng.integers(len(wild) - 400))
+        wild = wild.drop(wild.index[at : at + int(rng.integers(3, 300))])
+    return wild
+
+
+def labels_of(bars: pd.DataFrame, market: MarketSpec, spec: LabelSpec, minutes: int = 5) -> pd.DataFrame:
+    return triple_barrier(base_frame(bars, market, minutes), base_frame(bars, market, 1), spec, market)
+
+
+def close_of(base: Frame, market: MarketSpec) -> np.ndarray:
+    return sessions_of(base.known_at - 1, market.calendar).close_ns
+
+
+CALM = [(100.0, 100.1, 99.9, 100.0), (100.0, 100.15, 99.95, 100.1)] * 15
+HAND = LabelSpec(horizon=3, sigma_span=20, cost_ticks=4.0)  # 4 ticks of 0.25 = 1.0: wider than sigma here
+TICKED = MarketSpec("X", "24h", 0.25, False)
+
+
+# ---- worked by hand ----------------------------------------------------------------------------------------------
+
+# after 30 calm bars that end at 100.0 the barriers stand at 101.0 and 99.0
+CASES = {
+    "touches above": ([(100, 100.5, 99.5, 100), (100, 101, 99.5, 100)], "upper", 1.0, 101.0),
+    "touches below": ([(100, 100.5, 99.0, 100), (100, 105, 99.5, 100)], "lower", 0.0, 99.0),
+    "opens above": ([(102.5, 103, 98, 99)], "upper", 0.0, 102.5),
+    "opens below, high beyond": ([(97.0, 103, 96, 99)], "lower", 0.0, 97.0),
+    "both in one bar": ([(100, 101.5, 98.5, 100)], "ambiguous", 0.0, None),
+    "neither": ([(100, 100.5, 99.5, 100)] * 2 + [(100, 100.75, 99.5, 100.5)], "vertical", 2, 100.5),
+    "one tick short": ([(100, 100.75, 99.25, 100)] * 3, "vertical", 2, 100.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_by_hand(name):
+    path, barrier, last_bar, price = CASES[name]
+    calm = [(100.0, 100.25, 99.75, 100.0)] * 30
+    base = frame(calm + path + [(100, 100, 100, 100)] * 4)
+    row = triple_barrier(base, None, HAND, TICKED, session_close=np.full(len(base), FAR)).loc[
+        pd.Timestamp(30 * 5 * MINUTE, tz="UTC")
+    ]
+    assert row["barrier"] == barrier
+    assert row["label"] == {"upper": 1, "lower": -1}.get(barrier, 0)
+    assert row["label_end"].value == (31 + last_bar) * 5 * MINUTE
+    assert row["up"] == pytest.approx(math.log(1.01)) and row["down"] == pytest.approx(-math.log(0.99))
+    if price is None:
+        assert math.isnan(row["ret"])
+    else:
+        assert row["ret"] == pytest.approx(math.log(price / 100), abs=1e-15)
+
+
+def test_minutes_settle_what_a_bar_leaves_open():
+    calm = [(100.0, 100.25, 99.75, 100.0)] * 30
+    base = frame([*calm, (100, 101.5, 98.5, 100), (100, 100, 100, 100)])
+    inside = {  # the five minutes of bar 30
+        "lower": [(100, 100.5, 99.5, 100), (100, 100, 98.5, 99.5), (99.5, 101.5, 99.5, 101)],
+        "upper": [(100, 100.5, 99.5, 100), (101.25, 101.5, 98.5, 99), (99, 99, 98.5, 99)],
+        "ambiguous": [(100, 100.5, 99.5, 100), (100, 101.5, 98.5, 99), (99, 99, 98.5, 99)],
+    }
+    for barrier, minutes in inside.items():
+        fine = frame(minutes, minutes=1, start=30 * 5 * MINUTE)
+        row = triple_barrier(base, fine, HAND, TICKED, session_close=np.full(len(base), FAR)).iloc[-1]
+        assert (row["barrier"], row["label_end"].value) == (barrier, 31 * 5 * MINUTE)
+        left_at = {"lower": 0.99, "upper": 1.0125, "ambiguous": math.nan}[barrier]
+        assert row["ret"] == pytest.approx(math.log(left_at), nan_ok=True)
+        assert row["mae"] == pytest.approx(math.log({"upper": 0.995}.get(barrier, 0.99)))
+
+
+def test_a_label_stops_with_its_segment_and_is_believed_when_proven():
+    calm = [(100.0, 100.25, 99.75, 100.0)] * 40
+    base = frame(calm, segment=[0] * 32 + [1] * 8)
+    close = np.full(40, FAR)
+    row = triple_barrier(base, None, HAND, TICKED, session_close=close).loc[pd.Timestamp(30 * 5 * MINUTE, tz="UTC")]
+    assert (row["barrier"], row["label"], row["exit_bar"]) == ("session", 0, 31)
+    assert row["label_end"].value == 33 * 5 * MINUTE  # the next bar that exists says the segment is over
+    close[:32] = 32 * 5 * MINUTE
+    row = triple_barrier(base, None, HAND, TICKED, session_close=close).loc[pd.Timestamp(30 * 5 * MINUTE, tz="UTC")]
+    assert row["label_end"].value == 32 * 5 * MINUTE  # here the calendar says so, one bar earlier
+    late = triple_barrier(base, None, HAND, TICKED, session_close=close)
+    assert late["entry_bar"].tolist()[-1] == 36  # 37, 38 wait for bars to come; 39, 31 have none to ask about
+    assert 31 not in late["entry_bar"].tolist()
+    dropped = triple_barrier(base, None, replace(HAND, session_end="drop"), TICKED, session_close=close)
+    assert dropped["entry_bar"].tolist() == [*range(20, 29), *range(32, 37)]
+    assert set(dropped["barrier"]) == {"vertical"}
+
+
+# ---- against the twin ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session_end", ["session", "drop"])
+@pytest.mark.parametrize("tick", [0.25, 0.01, None])
+def test_equal_to_the_twin_on_wild_synthetic_bars(tick, session_end):
+    for seed, horizon in ((1, 3), (2, 24)):
+        market = MarketSpec("MES", "cme", tick, False)
+        bars = gappy(seed, tick)
+        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end=session_end)
+        found = triple_barrier(base, fine, spec, market)
+        assert_equal_to_twin(found, twin(base, fine, spec, market, close_of(base, market)))
+        clear = found.dropna(subset="ret")
+        assert clear["ret"].between(clear["mae"] - 1e-15, clear["mfe"] + 1e-15).all()
+        coarse = triple_barrier(base, None, spec, market)
+        assert_equal_to_twin(coarse, twin(base, None, spec, market, close_of(base, market)))
+        if session_end == "session":
+            assert set(found["barrier"]) >= {"upper", "lower", "vertical", "session"}
+            assert (coarse["barrier"] == "ambiguous").sum() > (found["barrier"] == "ambiguous").sum()
+
+
+def after_the_early_close() -> pd.DataFrame:
+    """24 December 2024 stops at 12:15 Chicago by the calendar; these bars trade on until the regular close."""
+    columns = ["open", "high", "low", "close"]
+    bars = synthetic_bars(days=30, kind="null", seed=5, start="2024-11-18", missing=0)[columns]
+    more = synthetic_bars(days=1, kind="null", seed=6, start="2024-11-18", missing=0)[columns].iloc[:225]
+    more.index = pd.date_range("2024-12-24 18:15", periods=225, freq="1min", tz="UTC", name=bars.index.name)
+    return pd.concat([bars, more]).sort_index().loc["2024-12-16":"2024-12-26"]
+
+
+@pytest.mark.parametrize("minutes", [30, 60])
+def test_an_early_close_inside_a_bucket(minutes):
+    bars, market, spec = after_the_early_close(), MarketSpec("MES", "cme", 0.25, False), LabelSpec(6, sigma_span=30)
+    base, fine = base_frame(bars, market, minutes), base_frame(bars, market, 1)
+    shared = np.flatnonzero(np.diff(base.start) == 0)
+    assert len(shared) == 1  # two buckets of one nominal start, before and after the close
+    whole = triple_barrier(base, fine, spec, market)
+    assert_equal_to_twin(whole, twin(base, fine, spec, market, close_of(base, market)))
+    for known in base.known_at[shared[0] - 3 : shared[0] + 10]:
+        cut = int(np.searchsorted(bars.index.as_unit("ns").asi8, known))
+        assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec, minutes), int(known))
+
+
+def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
+    raw = pd.read_parquet(shared_data / "bars" / "BTCUSD_1m.parquet").set_index("timestamp").iloc[:100_000]
+    for market, minutes, horizon in ((BITCOIN, 1, 20), (replace(BITCOIN, tick=0.01), 5, 20)):
+        base = base_frame(raw, market, minutes)
+        fine = base_frame(raw, market, 1) if minutes > 1 else None
+        spec = LabelSpec(horizon=horizon)
+        rows = twin(base, fine, spec, market, close_of(base, market))
+        assert_equal_to_twin(triple_barrier(base, fine, spec, market), rows)
+
+
+# ---- nothing to come changes what is proven --------------------------------------------------------------------
+
+
+def assert_same_bits(whole: pd.DataFrame, other: pd.DataFrame, cut: int) -> int:
+    moment = pd.Timestamp(cut, tz="UTC")
+    one, two = whole[whole["label_end"] <= moment], other[other["label_end"] <= moment]
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+    return len(one)
+
+
+def absurd(bars: pd.DataFrame, cut: int, rng: np.random.Generator) -> pd.DataFrame:
+    """The bars after row `cut` turned back to front, 1.7 times as high, some of them gone, others late."""
+    past, future = bars.iloc[:cut], bars.iloc[cut:]
+    values = future.to_numpy()[::-1] * 1.7
+    strange = pd.DataFrame(values, index=future.index, columns=bars.columns)
+    return pd.concat([past, strange[rng.random(len(strange)) < 0.8]])
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(["session", "drop"]), fine=st.booleans())
+def test_proven_labels_do_not_see_what_follows(data, horizon, end, fine):
+    seed = data.draw(st.integers(0, 3))
+    market = MarketSpec("MES", "cme", 0.25, False)
+    bars = gappy(seed, 0.25, days=3)
+    cut = data.draw(st.integers(700, len(bars) - 1))
+    spec = LabelSpec(horizon=horizon, sigma_span=40, session_end=end)
+
+    def judge(some):
+        minutes = base_frame(some, market, 1) if fine else None
+        return triple_barrier(base_frame(some, market, 5), minutes, spec, market)
+
+    whole, known = judge(bars), bars.index.as_unit("ns").asi8[cut - 1] + MINUTE
+    assert_same_bits(whole, judge(bars.iloc[:cut]), known)
+    assert_same_bits(whole, judge(absurd(bars, cut, np.random.default_rng(cut))), known)
+
+
+def test_proven_real_labels_do_not_see_what_follows(shared_data):
+    bars = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
+    bars = bars[["open", "high", "low", "close"]].iloc[:60_000]
+    market, spec = MarketSpec("ES", "cme", 0.25, False), LabelSpec()
+    whole, rng = labels_of(bars, market, spec), np.random.default_rng(7)
+    session = sessions_of(bars.index.as_unit("ns").asi8, "cme").id
+    silent = np.flatnonzero(np.diff(bars.index.as_unit("ns").asi8) > MINUTE) + 1
+    cuts = [36_000, *rng.integers(2_000, len(bars), 12), *(np.flatnonzero(np.diff(session))[5:15] + 1), *silent[-10:]]
+    for cut in map(int, cuts):
+        known = bars.index.as_unit("ns").asi8[cut - 1] + MINUTE
+        assert assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec), known) > 100
+        assert_same_bits(whole, labels_of(absurd(bars, cut, rng), market, spec), known)
+
+
+def test_every_label_is_proven_as_soon_as_its_end_is_known():
+    """A label_end later than needed would purge rows for nothing: at label_end the row is there."""
+    bars, market, spec = gappy(3, 0.25, days=3), MarketSpec("MES", "cme", 0.25, False), LabelSpec(sigma_span=40)
+    whole = labels_of(bars, market, spec)
+    ends = bars.index.as_unit("ns").asi8 + MINUTE
+    for row in whole.sample(40, random_state=1).itertuples():
+        if row.label_end.value not in ends:
+            continue
+        cut = int(np.searchsorted(ends, row.label_end.value, side="right"))
+        known = labels_of(bars.iloc[:cut], market, spec)
+        assert row.Index in known.index and (known["label_end"] <= row.label_end).all()
+        assert row.Index not in labels_of(bars.iloc[: cut - 1], market, spec).index or row.barrier == "session"
+
+
+# ---- no lean ---------------------------------------------------------------------------------------------------
+
+
+def test_a_mirrored_market_has_mirrored_labels():
+    bars = gappy(11, None, days=5)
+    mirrored = pd.DataFrame(
+        {"open": 1 / bars["open"], "high": 1 / bars["low"], "low": 1 / bars["high"], "close": 1 / bars["close"]}
+    )
+    market, spec = MarketSpec("MES", "cme", None, False), LabelSpec(sigma_span=40)
+    one, two = labels_of(bars, market, spec), labels_of(mirrored, market, spec)
+    assert (one["label"].abs().sum() > 500) and (one["label"] == -two["label"]).all()
+    pd.testing.assert_series_equal(one["mfe"], -two["mae"], check_names=False, atol=1e-12)
+
+
+def walks(count: int, bars: int, minutes: int, steps: int, rng: np.random.Generator) -> tuple[Frame, Frame]:
+    """`count` log-driftless walks, each a segment: bars of `minutes` minutes of `steps` steps; and the minutes."""
+    moves = rng.standard_normal((count, bars * minutes * steps), dtype=np.float32) * np.float32(2e-4)
+    path = np.exp(np.cumsum(moves, axis=1, dtype=np.float64)) * 100
+    opens = np.concatenate([np.full((count, 1), 100.0), path[:, :-1]], axis=1)
+
+    def bucket(length: int, minute: int) -> Frame:
+        # every bar's path begins at its open, so extremes include it
+        paths, first = path.reshape(-1, length), opens.reshape(-1, length)[:, 0]
+        n = len(paths)
+        start = np.arange(n, dtype=np.int64) * minute * MINUTE
+        walk = np.repeat(np.arange(count, dtype=np.int32), n // count)
+        high, low = np.maximum(paths.max(axis=1), first), np.minimum(paths.min(axis=1), first)
+        return Frame(minute, start, start + minute * MINUTE, first, high, low, paths[:, -1].copy(), None, walk, walk)
+
+    return bucket(minutes * steps, minutes), bucket(steps, 1)
+
+
+def test_driftless_walks_do_not_lean():
+    """2,000 walks with true paths inside the bars: long - short within 3 standard errors, the error small enough."""
+    rng = np.random.default_rng(42)
+    leans = {5: [], 20: [], 60: []}
+    neutral = {5: [], 20: [], 60: []}
+    for _ in range(20):
+        base, fine = walks(100, 1000, 5, 3, rng)
+        for horizon in leans:
+            spec = LabelSpec(horizon=horizon, session_end="drop")
+            labels = triple_barrier(base, fine, spec, BITCOIN, session_close=np.full(len(base), FAR))
+            walk = base.segment[labels["entry_bar"]]
+            counts = np.bincount(walk, minlength=100)
+            leans[horizon] += (np.bincount(walk, labels["label"], minlength=100) / np.maximum(counts, 1)).tolist()
+            neutral[horizon].append((labels["label"] == 0).mean())
+    allowed = {5: 0.0015, 20: 0.0025, 60: 0.0045}  # what 2,000 walks can tell
+    for horizon, values in leans.items():
+        error = np.std(values) / math.sqrt(len(values))
+        assert len(values) == 2000 and error < allowed[horizon]
+        assert abs(np.mean(values)) < 3 * error, f"H={horizon}: {np.mean(values):.4f} ± {error:.4f}"
+        assert 0.10 < np.mean(neutral[horizon]) < 0.50
+
+
+def test_the_neutral_share_of_real_markets_is_usable(shared_data):
+    for symbol, calendar, tick in (("ES", "cme", 0.25), ("BTCUSD", "24h", None)):
+        bars = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp")
+        market = MarketSpec(symbol, calendar, tick, False)
+        for horizon in (5, 20, 60):
+            labels = labels_of(bars, market, LabelSpec(horizon=horizon))
+            assert 0.10 < (labels["label"] == 0).mean() < 0.50, (symbol, horizon)
+
+
+# ---- the table, and what is refused ----------------------------------------------------------------------------
+
+
+def test_the_table_is_as_promised():
+    labels = labels_of(gappy(1, 0.25), MarketSpec("MES", "cme", 0.25, False), LabelSpec())
+    assert labels.index.name == "known_at" and str(labels.index.dtype) == "datetime64[ns, UTC]"
+    assert labels.index.is_unique and labels.index.is_monotonic_increasing
+    assert labels["label"].dtype == np.int8 and str(labels["label_end"].dtype) == "datetime64[ns, UTC]"
+    assert tuple(labels["barrier"].cat.categories) == BARRIERS
+    assert (labels["label_end"] > labels.index).all() and labels["uniqueness"].between(0, 1).all()
+    assert (labels[["up", "down"]] > 0).all(axis=None)
+    sides = labels.groupby("barrier", observed=True)["label"].unique().map(list).to_dict()
+    assert sides == {"upper": [1], "lower": [-1]} | {name: [0] for name in sides if name not in ("upper", "lower")}
+
+
+def test_barriers_stand_on_the_tick_and_beyond_cost():
+    market = MarketSpec("MES", "cme", 0.25, False)
+    bars = gappy(2, 0.25)
+    base = base_frame(bars, market, 5)
+    labels = triple_barrier(base, None, LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=3.0), market)
+    close = base.close[labels["entry_bar"]]
+    for price in (close * np.exp(labels["up"]), close * np.exp(-labels["down"])):
+        np.testing.assert_allclose(np.abs(price - close), 0.75, atol=1e-6)
+    off = base_frame(bars * 1.000123, market, 5)
+    loose = triple_barrier(off, None, LabelSpec(), market)["up"] * off.close[0] / 0.25
+    assert (np.abs(loose - loose.round()) > 0.01).mean() > 0.9
+
+
+def test_a_market_that_stands_still_has_no_labels_without_a_tick():
+    still = frame([(100.0,) * 4] * 200)
+    assert triple_barrier(still, None, LabelSpec(), BITCOIN, session_close=np.full(200, FAR)).empty
+    with_tick = triple_barrier(still, None, LabelSpec(), TICKED, session_close=np.full(200, FAR))
+    assert len(with_tick) == 80 and set(with_tick["barrier"]) == {"vertical"}
+
+
+def test_too_few_bars_make_an_empty_table():
+    nothing = base_frame(synthetic_bars(days=1).iloc[:0], MarketSpec("MES", "cme", 0.25, False), 5)
+    for base in (nothing, frame([(1.0,) * 4]), frame([(1.0,) * 4] * 50)):
+        labels = triple_barrier(base, None, LabelSpec(), BITCOIN)
+        assert labels.empty and labels["label"].dtype == np.int8 and "label_end" in labels
+
+
+def test_negative_prices_are_refused():
+    base = frame([(1.0, 1.0, -1.0, 1.0)] * 3 + [(-1.0, 1.0, -1.0, -1.0)])
+    with pytest.raises(BarsError, match="positive prices"):
+        triple_barrier(base, None, LabelSpec(), BITCOIN)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"horizon": 0}, {"horizon": "twenty"}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": math.inf},
+     {"k_up": math.nan}, {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}],
+)  # fmt: skip
+def test_settings_say_what_is_wrong(bad):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        LabelSpec(**bad)
+
+
+def test_uniqueness_of_the_book():
+    """AFML, section 4.5.3: three labels on returns 0-2, 2-3, 4-5."""
+    shares = average_uniqueness(np.array([0, 2, 4]), np.array([2, 3, 5]), 6)
+    np.testing.assert_allclose(shares, [5 / 6, 3 / 4, 1.0], rtol=1e-15)
+    with pytest.raises(ValueError, match="live inside"):
+        average_uniqueness(np.array([0]), np.array([6]), 6)
