@@ -166,7 +166,8 @@ def _for_html(svg: str, name: str) -> str:
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', svg))
     svg = re.sub(r' id="([^"]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"font: ([^;\"]*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--font)", svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", svg)  # in `font:` or `font-family:`, by matplotlib's version
+    svg = re.sub(r' transform="rotate\(-?0 [^"]*"', "", svg)
     for colour, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{colour})")
     return svg

@@ -112,7 +112,8 @@ def _figure(caption: str, figure: Figure, name: str) -> str:
 def _table(caption: str, table: pd.DataFrame) -> str:
     """A table that scrolls sideways in its own box, its first column staying in place."""
     plain = isinstance(table.index, pd.RangeIndex) and table.index.name is None
-    flat = table if plain else table.reset_index()
+    # Joined, not `reset_index`: an index may be called like a column.
+    flat = table if plain else pd.concat([table.index.to_frame(index=False), table.reset_index(drop=True)], axis=1)
     numeric = [i > 0 and pd.api.types.is_numeric_dtype(flat.iloc[:, i]) for i in range(flat.shape[1])]
     head = "".join(
         f"<th scope=col{' class=num' if right else ''}>{_safe(_words(name))}</th>"

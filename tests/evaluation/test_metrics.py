@@ -1,0 +1,183 @@
+"""Metrics against scikit-learn, hand-worked numbers and brute force."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn import metrics as sk
+
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.metrics import (
+    class_shares,
+    classification_metrics,
+    last_move_probabilities,
+    mean_with_error,
+    metrics_table,
+    prior_probabilities,
+    row_log_loss,
+)
+
+LABELS = [-1, 0, 1]
+
+
+def sample(n: int, seed: int, classes=LABELS):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet([1.5, 1.0, 2.0], n).round(2)  # rounded: ties in the scores
+    p[:, 1] = 1 - p[:, 0] - p[:, 2]
+    return rng.choice(classes, n), np.clip(p, 0, 1), rng.uniform(0, 2, n) * (rng.random(n) > 0.1)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_equal_to_scikit_learn(seed, weighted):
+    y, p, w = sample(400, seed)
+    w = w if weighted else None
+    got = dict(classification_metrics(y, p, w))
+    guess = p.argmax(axis=1) - 1
+    assert got["log_loss"] == pytest.approx(sk.log_loss(y, p, sample_weight=w, labels=LABELS), rel=1e-12)
+    assert got["accuracy"] == pytest.approx(sk.accuracy_score(y, guess, sample_weight=w), rel=1e-12)
+    assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w), rel=1e-12)
+    assert got["mcc"] == pytest.approx(sk.matthews_corrcoef(y, guess, sample_weight=w), rel=1e-9)
+    areas = [sk.roc_auc_score(y == k, p[:, k + 1], sample_weight=w) for k in LABELS]
+    assert got["auc_ovr"] == pytest.approx(np.mean(areas), rel=1e-12)
+    squares = sum(np.average((p[:, k + 1] - (y == k)) ** 2, weights=w) for k in LABELS)
+    assert got["brier"] == pytest.approx(squares, rel=1e-12)
+
+
+def test_a_row_of_weight_two_is_two_rows():
+    y, p, _ = sample(60, 4)
+    times = np.arange(60) % 3  # 0, 1 or 2
+    once = dict(classification_metrics(y, p, times))
+    assert once == pytest.approx(dict(classification_metrics(np.repeat(y, times), np.repeat(p, times, axis=0))))
+
+
+def test_a_missing_class_is_left_out_of_the_averages():
+    y, p, w = sample(300, 5, classes=[-1, 1])
+    got = dict(classification_metrics(y, p, w))
+    guess = p.argmax(axis=1) - 1
+    with warnings.catch_warnings():  # scikit-learn warns of a class that is guessed and never happened
+        warnings.simplefilter("ignore")
+        assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w))
+    areas = [sk.roc_auc_score(y == k, p[:, k + 1], sample_weight=w) for k in (-1, 1)]
+    assert got["auc_ovr"] == pytest.approx(np.mean(areas))
+    assert np.isfinite(list(got.values())).all()
+
+
+def test_one_class_alone_has_no_area_and_no_correlation():
+    got = dict(classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
+    assert np.isnan(got["auc_ovr"]) and got["mcc"] == 0 and got["accuracy"] == 1
+    assert got["log_loss"] == pytest.approx(np.log(2)) and got["brier"] == pytest.approx(0.04 + 0.25 + 0.09)
+
+
+def test_calibration_error_by_hand():
+    # Two rows say 0.6 of class long, one of them is right: |0.5 - 0.6|. Two say 0.8 and are right: |1 - 0.8|.
+    p = np.array([[0.2, 0.2, 0.6], [0.2, 0.2, 0.6], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]])
+    got = dict(classification_metrics([1, 0, -1, 1], p))
+    assert got["ece"] == pytest.approx(0.5 * 0.1 + 0.5 * 0.2)
+    assert dict(classification_metrics([1, 0, -1, 1], p, [3, 1, 0, 4]))["ece"] == pytest.approx(0.5 * 0.15 + 0.5 * 0.2)
+
+
+def test_certain_and_wrong_costs_36_nats_and_not_infinity():
+    assert row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("y", "p", "w", "words"),
+    [
+        ([2], [[0.2, 0.3, 0.5]], None, "none of the three classes"),
+        ([1, 0], [[0.2, 0.3, 0.5]], None, "do not fit together"),
+        ([1], [[0.2, 0.3, np.nan]], None, "hold no probabilities"),
+        ([1], [[0.2, 0.3, 0.6]], None, "sum to 1"),
+        ([1], [[0.2, 0.3, 0.5]], [0.0], "no rows to judge"),
+        ([], np.empty((0, 3)), None, "no rows to judge"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(y, p, w, words):
+    with pytest.raises(FactoryError, match=words):
+        dict(classification_metrics(y, p, w))
+
+
+# ---- baselines -------------------------------------------------------------------------------------------------
+
+
+def test_the_prior_is_the_weighted_share():
+    p = prior_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
+    np.testing.assert_allclose(p, [[0.3, 0.2, 0.5]] * 2, rtol=1e-15)
+
+
+def test_a_class_never_seen_is_not_impossible():
+    # Three rows short, one long: half a row more for each class.
+    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
+
+
+def test_last_move_by_hand():
+    moves, y = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0])
+    prior = np.array([1, 2, 2]) / 5
+    p = last_move_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
+    np.testing.assert_allclose(p[0], (np.array([0, 1, 2]) + prior) / 4)
+    np.testing.assert_allclose(p[1], (np.array([1, 1, 0]) + prior) / 3)
+    np.testing.assert_allclose(p[2:], [prior, prior])
+
+
+# ---- how sure --------------------------------------------------------------------------------------------------
+
+
+def newey_west_by_loops(v, w, lags):
+    mean = sum(w * v) / sum(w)
+    u = w * (v - mean) / (sum(w) / len(w))
+    total = sum(u * u)
+    for lag in range(1, lags + 1):
+        total += 2 * (1 - lag / (lags + 1)) * sum(u[lag:] * u[:-lag])
+    return np.sqrt(total) / len(u)
+
+
+def test_the_error_is_newey_and_wests():
+    rng = np.random.default_rng(0)
+    v, w = np.convolve(rng.normal(size=210), np.ones(11), "valid"), rng.uniform(0.5, 2, 200)
+    _, error, factor = mean_with_error(v, w, horizon=15)
+    assert error == pytest.approx(newey_west_by_loops(v, w, 30), rel=1e-9)  # 2 x 15 > 1.3 sqrt(200)
+    assert factor == pytest.approx(1.96 + 2.9694 * 0.15 + 0.4160 * 0.15**2 - 0.5324 * 0.15**3)
+    assert mean_with_error(v, w, horizon=2)[1] == pytest.approx(newey_west_by_loops(v, w, 19), rel=1e-9)
+
+
+def test_rows_without_weight_do_not_count():
+    rng = np.random.default_rng(1)
+    v, w = rng.normal(size=100), np.ones(100)
+    w[::4], v[::4] = 0, 1e6
+    assert mean_with_error(v, w) == pytest.approx(mean_with_error(v[w > 0], w[w > 0]))
+
+
+def test_the_interval_covers_where_rows_overlap():
+    """Overlapping sums over 20 rows: of 400 intervals about 95 % cover the mean; independent rows' would be 40 %."""
+    rng, covered, naive = np.random.default_rng(2), 0, 0
+    for _ in range(400):
+        v = np.convolve(rng.normal(size=2019), np.ones(20), "valid")
+        mean, error, factor = mean_with_error(v, horizon=20)
+        covered += abs(mean) < factor * error
+        naive += abs(mean) < 1.96 * v.std() / np.sqrt(len(v))
+    assert 0.91 < covered / 400 < 0.985
+    assert naive / 400 < 0.5
+
+
+def test_the_table_sets_every_forecast_beside_the_prior():
+    rng = np.random.default_rng(3)
+    p = rng.dirichlet([2, 2, 2], 3000)
+    y = (p.cumsum(axis=1) < rng.random((3000, 1))).sum(axis=1) - 1
+    w = np.ones(3000)
+    w[:100] = 0
+    table = metrics_table({"model": p, "prior": prior_probabilities(y, w, 3000)}, y, w, horizon=5)
+    assert list(table.index) == ["model", "prior"]
+    difference = table.loc["prior", "log_loss"] - table.loc["model", "log_loss"]
+    assert table.loc["model", "log_loss_gain"] == pytest.approx(difference)
+    assert table.loc["model", "gain_low"] > 0.1 and table.loc["prior", "log_loss_gain"] == 0
+    assert table.loc["model", "rows"] == 2900 and table.loc["model", "effective_rows"] == pytest.approx(2900)
+
+
+def test_no_reference_no_table():
+    with pytest.raises(SettingsError, match="did you mean 'priors'"):
+        metrics_table({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
+
+
+def test_too_few_rows_have_no_error():
+    _, error, factor = mean_with_error(np.arange(5.0))
+    assert np.isnan(error) and np.isnan(factor)

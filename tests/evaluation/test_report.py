@@ -1,0 +1,210 @@
+"""The page asks for nothing, escapes everything, and fits a phone and the dark."""
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.resample import Frame
+from ml_factory.evaluation import figures
+from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.drawing import COLOURS, outline, to_png, to_svg
+from ml_factory.evaluation.metrics import metrics_table, prior_probabilities
+from ml_factory.evaluation.report import Section, render, write_report
+
+RNG = np.random.default_rng(0)
+N = 6000
+INDEX = pd.date_range("2025-01-06", periods=N, freq="5min", tz="UTC", name="known_at")
+CLOSE = pd.Series(5000 + RNG.normal(size=N).cumsum(), INDEX)
+P = RNG.dirichlet([3, 3, 3], N)
+Y = (P.cumsum(axis=1) < RNG.random((N, 1))).sum(axis=1) - 1
+TABLE = metrics_table({"prior": prior_probabilities(Y, None, N), "model": P}, Y)
+
+
+def frame(minutes: int, n: int) -> Frame:
+    start = INDEX[0].value + np.arange(n) * minutes * 60_000_000_000
+    price, whole = np.full(n, 1.0), np.zeros(n, dtype=np.int32)
+    return Frame(minutes, start, start + minutes * 60_000_000_000, price, price, price, price, None, whole, whole)
+
+
+def all_figures() -> dict:
+    base, coarse = frame(5, 120), frame(60, 10)
+    seen = np.searchsorted(coarse.known_at, base.known_at, side="right") - 1
+    history = pd.DataFrame({"epoch": [1, 2, 3], "train_loss": [1.1, 1.0, 0.9], "val_loss": [1.1, 1.05, 1.06]})
+    folds = pd.DataFrame({"fold": [0, 1, 2], "log_loss_gain": [0.01, -0.02, 0.03], "gain_se": [0.01, 0.01, np.nan]})
+    balance = pd.DataFrame({"short": [300, 20], "neutral": [300, 60], "long": [400, 20]}, index=[5, 20])
+    frame_p = pd.DataFrame(P, INDEX, ["p_short", "p_neutral", "p_long"])
+    return {
+        "split": figures.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
+        "balance": figures.label_balance(balance),
+        "alignment": figures.frame_alignment(base, [coarse], [seen], row=70),
+        "learning": figures.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
+        "folds": figures.fold_scores(folds),
+        "metrics": figures.metrics_bar(TABLE),
+        "calibration": figures.calibration_plot({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
+        "weights": figures.stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
+        "probabilities": figures.probabilities(frame_p, CLOSE),
+    }
+
+
+FIGURES = all_figures()
+
+
+class Page(HTMLParser):
+    """Collects tags, attributes, ids and the text a reader sees."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+        if tag not in {"meta", "br", "path", "use"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            assert self.open.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@cache
+def page_of_everything() -> str:
+    parts = [Section(name, f"About `{name}`.", [("A caption.", figure)]) for name, figure in FIGURES.items()]
+    return render("Title", [*parts, Section("Numbers", tables=[("All metrics", TABLE)])], facts={"Rows": 1234567})
+
+
+def test_the_page_asks_for_nothing():
+    text = page_of_everything()
+    page = Page(text)
+    assert not page.open and not set(page.tags) & {"script", "link", "img", "iframe", "object", "embed", "base"}
+    for tag, name, value in page.attributes:
+        if name in {"src", "href", "xlink:href", "srcset", "action", "data"}:
+            assert value.startswith("#"), f"<{tag} {name}={value}>"
+        assert not name.startswith("on")
+    assert not re.search(r"https?:|@import|url\((?!#)", text)
+    assert "default-src 'none'" in text
+
+
+def test_every_id_is_single_and_every_reference_is_met():
+    text = page_of_everything()
+    ids = [value for _, name, value in Page(text).attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', text))
+    assert {a or b for a, b in wanted} <= set(ids)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_drawing_is_small_and_leaves_its_colours_to_the_page(name, narrow):
+    svg = to_svg(FIGURES[name], "x", narrow=narrow)
+    assert len(svg) < 100_000
+    assert not re.search(r"#[0-9a-fA-F]{6}\b", svg), "a colour that would stay the same in the dark"
+    assert "DejaVu" not in svg and "<style" not in svg
+    left, top, width, height = map(float, re.search(r'viewBox="([^"]+)"', svg)[1].split())
+    assert (left, top) == (0, 0) and (260 <= width <= 270 if narrow else 615 <= width <= 625) and height > 60
+    # A word cut off at the right edge would begin beyond it.
+    starts = [float(x) for x in re.findall(r'<text[^>]* x="([-\d.]+)"', svg)]
+    assert starts and all(0 <= x <= width for x in starts)
+
+
+def test_drawing_leaves_the_figure_as_it_was():
+    figure = FIGURES["calibration"]
+    first, size = to_svg(figure, "a"), figure.get_size_inches().tolist()
+    narrow = to_svg(figure, "a", narrow=True)
+    assert to_svg(figure, "a") == first != narrow and figure.get_size_inches().tolist() == size
+    assert to_png(figure)[:8] == b"\x89PNG\r\n\x1a\n" and len(to_png(figure)) < 150_000
+
+
+def test_every_colour_has_two_sides():
+    text = page_of_everything()
+    named = set(re.findall(r"var\(--([a-z]+)\)", text))
+    for name in named - {"font", "mono", "columns"}:
+        assert len(re.findall(rf"--{name}:#", text)) == 2, name
+    assert len({light for light, _ in COLOURS.values()}) == len(COLOURS), "two names for one colour cannot be parted"
+
+
+def test_words_from_outside_stay_words():
+    evil = '<script>alert("1")</script> & $x^2$'
+    table = pd.DataFrame({evil: [evil]}, index=pd.Index([evil], name=evil))
+    drawn = figures.metrics_bar(TABLE.rename(index={"model": evil}), title=evil)
+    text = render(
+        evil,
+        [Section(evil, evil, [(evil, drawn)], [(evil, table)], notice=evil), Section("b")],
+        subtitle=evil,
+        facts={evil: evil},
+        notice=evil,
+        footer=evil,
+    )
+    page = Page(text)
+    assert "script" not in page.tags and not page.open
+    assert "".join(page.text).count(evil) >= 14  # also in the drawing: a dollar sign starts no formula
+
+
+def test_numbers_read_well():
+    table = pd.DataFrame(
+        {
+            "small": [0.012345, np.nan],
+            "count": [1234567, -3],
+            "said": [True, False],
+            "tiny": [1e-7, -1.8e-16],
+            "big": [123456.7, np.inf],
+            "when": [INDEX[0], pd.NaT],
+        },
+        index=pd.Index(["a_b", "c"], name="model_name"),
+    )
+    words = Page(render("t", [Section("s", tables=[table])])).text
+    for word in ("0.0123", "–", "1,234,567", "-3", "yes", "no", "1.0e-07", "0", "123,457", "inf", "2025-01-06 00:00"):
+        assert word in words, word
+    assert "model name" in words and "a_b" in words
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    sections = [Section("s", "one\n\ntwo", [FIGURES["split"]], [TABLE])]
+    first = write_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes()
+    assert write_report(tmp_path / "r.html", "t", sections, facts={"a": 1}).read_bytes() == first
+    assert b"<p>one</p><p>two</p>" in first
+
+
+def test_no_row_of_tiles_holds_a_single_one():
+    for tiles in range(1, 13):
+        columns = int(re.search(r"--columns:(\d+)", render("t", [], facts={str(i): i for i in range(tiles)}))[1])
+        assert columns <= 5 and (tiles % columns != 1 or columns == 1 or tiles <= 5)
+
+
+def test_an_outline_keeps_the_extremes():
+    values = RNG.normal(size=100_000)
+    keep = outline(values, 1500)
+    assert len(keep) <= 1502 and (np.diff(keep) > 0).all()
+    assert {int(values.argmin()), int(values.argmax()), 0, 99_999} <= set(keep)
+    assert outline(values[:10]).tolist() == list(range(10))
+
+
+def test_the_alignment_shows_the_bar_given_and_its_age():
+    # At row 70 it is 05:55; the hour known then ended at 05:00.
+    text = to_svg(FIGURES["alignment"], "x")
+    assert "55 min old" in text and "this row" in text and "60 min" in text
+
+
+def test_learning_without_validation_or_with_one_epoch():
+    history = pd.DataFrame({"epoch": [1], "train_loss": [1.0], "val_loss": [np.nan]})
+    assert "validation" not in to_svg(figures.learning_curves(history, best_epoch=1), "x")
+
+
+def test_figures_of_little_data():
+    short = pd.DataFrame([[0.2, 0.3, 0.5]] * 2, INDEX[:2], ["p_short", "p_neutral", "p_long"])
+    assert "<svg" in to_svg(figures.probabilities(short, CLOSE), "x")
+    assert "<svg" in to_svg(figures.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
+    few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
+    assert "<svg" in to_svg(figures.metrics_bar(few), "x")

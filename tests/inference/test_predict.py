@@ -1,0 +1,80 @@
+"""Batch predictions equal the steps done by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Temperature
+from ml_factory.inference import predict
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.predict import predict_features
+from ml_factory.models.registry import build_model
+
+
+def feature_rows(n=400, seed=0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    index = pd.date_range("2025-01-06", periods=n, freq="5min", tz="UTC", name="known_at")
+    return pd.DataFrame(rng.normal(size=(n, 4)).astype(np.float32), index, ["a", "b", "c", "d"])
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    features = feature_rows()
+    y = np.sign(features["a"].to_numpy().round()).astype(int)
+    scaler = RobustScaler.fit(features.to_numpy())
+    model = build_model("xgboost", rounds=20)
+    model.fit(scaler.transform(features.to_numpy()), y, np.ones(len(y)))
+    bundle = Bundle(model.get_state(), scaler.to_dict(), tuple(features.columns), temperature={"temperature": 2.0})
+    return features, model, scaler, bundle
+
+
+def test_equal_to_the_steps_by_hand(fitted, tmp_path):
+    _, model, scaler, bundle = fitted
+    fresh = feature_rows(seed=1)
+    fresh.iloc[3, 1] = np.nan
+    got = predict_features(Bundle.load(bundle.save(tmp_path / "bundle")), fresh)
+    wanted = Temperature(2.0).apply(model.predict_proba(scaler.transform(fresh.to_numpy())))
+    np.testing.assert_array_equal(got.to_numpy(), wanted)
+    assert list(got.columns) == ["p_short", "p_neutral", "p_long"] and got.index.equals(fresh.index)
+    np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-9)
+
+
+def test_batches_and_chosen_rows_change_no_number(fitted):
+    features, _, _, bundle = fitted
+    whole = predict_features(bundle, features)
+    pd.testing.assert_frame_equal(predict_features(bundle, features, batch=37), whole, check_freq=False)
+    rows = np.array([5, 17, 399])
+    pd.testing.assert_frame_equal(predict_features(bundle, features, rows=rows), whole.iloc[rows], check_freq=False)
+    assert predict_features(bundle, features.iloc[:0]).empty
+
+
+def test_other_features_are_refused(fitted):
+    features, _, _, bundle = fitted
+    with pytest.raises(SettingsError, match="column 1"):
+        predict_features(bundle, features[["b", "a", "c", "d"]])
+
+
+class LastMinusFirst:
+    """Stands in for a network: it says how far feature a went over its window."""
+
+    def predict_proba(self, windows):
+        x_BTF = windows[:]
+        move = np.clip(x_BTF[:, -1, 0] - x_BTF[:, 0, 0], -1, 1) / 4
+        return np.stack([1 / 3 - move, np.full(len(move), 1 / 3), 1 / 3 + move], axis=1)
+
+
+def test_a_window_never_crosses_a_segment(fitted, monkeypatch):
+    features, _, scaler, bundle = fitted
+    monkeypatch.setattr(predict, "load_model", lambda state: LastMinusFirst())
+    looking_back = Bundle(bundle.model_state, bundle.scaler, bundle.feature_names, lookback=8)
+    with pytest.raises(FactoryError, match="where sessions end"):
+        predict_features(looking_back, features)
+    segment = np.arange(400) // 100
+    got = predict_features(looking_back, features, segment=segment, batch=50)
+    whole = np.arange(400) % 100 >= 7
+    assert got.index.equals(features.index[whole])
+    a = scaler.transform(features.to_numpy())[:, 0]
+    rows = np.flatnonzero(whole)
+    np.testing.assert_allclose(got["p_long"] - 1 / 3, np.clip(a[rows] - a[rows - 7], -1, 1) / 4, atol=1e-6)
