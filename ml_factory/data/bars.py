@@ -18,6 +18,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.stamps import check_zone, combine_date_and_time, read_stamps
 from ml_factory.errors import BarsError, SettingsError
 
+FEW_BARS = 300
 PRICES = ("open", "high", "low", "close")
 _NONE = np.empty(0, np.int64)
 
@@ -103,6 +104,9 @@ def check_bars(
     prices = {name: values[name] for name in PRICES}
     found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
+    if len(bars) < FEW_BARS:
+        message = f"{len(bars)} bars are less than a day of any market: too few to learn from"
+        findings.append(Finding("few_bars", "reported", _NONE, message))
     if spec.strict:
         _refuse_all([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}

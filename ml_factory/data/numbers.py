@@ -57,7 +57,7 @@ def _seven_digits(values: np.ndarray) -> np.ndarray:
 def _decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
     """The decimal mark all texts agree on; refused where 4,500 could mean two numbers."""
     together = pd.concat(text.values(), ignore_index=True)
-    marked = together[together.str.contains(r"[.,]", regex=True)]
+    marked = together[together.str.fullmatch(r"[+-]?\d*[.,][\d.,]*(?:[eE][+-]?\d+)?")]
     comma, dot = marked.str.rfind(","), marked.str.rfind(".")
     both = (comma >= 0) & (dot >= 0)
     votes = set() if known is None else {known}
