@@ -18,11 +18,11 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs import workspace as places
+from ml_factory.runs.mirror import MODES, mirror_mode
 from ml_factory.runs.session import TIER_HOURS, hours_remaining
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
-_WANDB_MODES = ("auto", "offline", "off")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def setup_colab_environment(
     if install not in (True, False, "always"):
         raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
     colab, notes = places.on_colab(), []
-    tracking_mode = _tracking_mode(wandb)
+    _ask_for_tracking(wandb)
     runtime.refuse_impossible_pair(runtime.installed_versions())
     root = _choose_root(workspace, colab, notes)
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
@@ -100,7 +100,7 @@ def setup_colab_environment(
         versions=versions,
         hours_remaining=estimate_training_time_remaining(),
         device_name=device_name,
-        tracking=_prepare_tracking(tracking_mode, colab, notes),
+        tracking=_prepare_tracking(colab, notes),
         installed=installed,
         notes=(*notes, *runtime.still_missing(), *runtime.replaced_after_import()),
     )
@@ -221,39 +221,35 @@ def _colab_failures() -> tuple[type[Exception], ...]:
 # ------------------------------------------------------------------ secrets
 
 
-def _tracking_mode(wandb: "bool | str | None") -> str:
-    """auto, offline or off, from the argument, then the environment."""
+def _ask_for_tracking(wandb: "bool | str | None") -> None:
+    """Put the choice where the tracker reads it; None leaves what is there."""
     if wandb is None:
-        mode = os.environ.get("ML_FACTORY_WANDB") or "auto"
-    else:
-        mode = {True: "auto", False: "off"}.get(wandb, wandb)
-    if mode not in _WANDB_MODES:
-        # The value is not repeated when it is long: people paste their key here.
-        short = len(str(mode)) <= 12
+        return
+    mode = {True: "auto", False: "off"}.get(wandb, wandb)
+    if mode not in MODES:
+        short = len(str(mode)) <= 12  # a longer value is not repeated: people paste their key here
         raise SettingsError(
             "Unknown choice",
-            where="wandb" if wandb is not None else "ML_FACTORY_WANDB",
+            where="wandb",
             got=repr(mode) if short else f"{len(str(mode))} characters",
             wanted="True, False, 'auto', 'offline' or 'off'",
-            next_step=did_you_mean(mode, _WANDB_MODES) if short else "put a key into WANDB_API_KEY instead",
+            next_step=did_you_mean(mode, MODES) if short else "put a key into WANDB_API_KEY instead",
         )
-    if wandb is not None:
-        os.environ["ML_FACTORY_WANDB"] = mode
-    return mode
+    os.environ["ML_FACTORY_WANDB"] = mode
 
 
-def _prepare_tracking(mode: str, colab: bool, notes: list[str]) -> str:
+def _prepare_tracking(colab: bool, notes: list[str]) -> str:
     """online, offline or off. A key goes into this process's environment for the wandb client, and nowhere else."""
-    if mode == "auto":
-        mode = {"offline": "offline", "dryrun": "offline", "disabled": "off"}.get(os.environ.get("WANDB_MODE"), mode)
-    if mode != "auto":
+    mode = mirror_mode("auto")
+    asked_offline = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
+    if mode != "offline" or asked_offline or os.environ.get("WANDB_MODE") == "dryrun":
         return mode
     key, reason = read_secret("WANDB_API_KEY", colab)
-    if not key:
-        notes.append(f"wandb is offline ({reason}); the record in the workspace is whole without it")
-        return "offline"
-    os.environ["WANDB_API_KEY"] = key
-    return "online"
+    if key:
+        os.environ["WANDB_API_KEY"] = key
+        return mirror_mode("auto")
+    notes.append(f"wandb is offline ({reason}); the record in the workspace is whole without it")
+    return mode
 
 
 def read_secret(name: str, colab: bool) -> tuple[str, str]:

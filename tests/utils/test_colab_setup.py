@@ -44,6 +44,8 @@ def bare_environment(monkeypatch):
         if name.startswith(("COLAB_", "ML_FACTORY_", "WANDB_", "TPU_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("ML_FACTORY_WANDB", "auto")
+    monkeypatch.setenv("HOME", "/nowhere")  # no .netrc
+    monkeypatch.delenv("NETRC", raising=False)
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ def colab(tmp_path):
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", COLAB.format(project=str(ROOT)) + code],
             capture_output=True, text=True, timeout=120, cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment},
+            # Should anything be missing here, pip is kept away from the environment that runs the tests.
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PIP_NO_INDEX": "1",
+                 "PIP_TARGET": str(tmp_path / "site"), **environment},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         facts = [line.removeprefix("FACTS ") for line in done.stdout.splitlines() if line.startswith("FACTS ")]
@@ -252,6 +256,12 @@ def test_how_wandb_is_chosen(tmp_path, monkeypatch, wandb, environment, tracking
     assert colab_setup.setup_colab_environment(tmp_path, wandb=wandb).tracking == tracking
     if wandb is not None:
         assert os.environ["ML_FACTORY_WANDB"] == {"online": "auto"}.get(tracking, tracking)
+
+
+def test_a_key_of_wandb_login_counts(tmp_path, monkeypatch):
+    (tmp_path / ".netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {KEY}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert colab_setup.setup_colab_environment(tmp_path).tracking == "online"
 
 
 def test_a_key_given_in_the_wrong_place_is_not_repeated(tmp_path):
