@@ -98,7 +98,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads)
         self.norm1 = nn.LayerNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), TokenDropout(dropout), nn.Linear(inner, width))
+        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
         self.norm2 = nn.LayerNorm(width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 
