@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import Frame, asof_rows, base_frame
-from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features.calendar import calendar
 from ml_factory.features.microstructure import microstructure
@@ -160,11 +160,12 @@ def build_features(
 def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """The columns of `spec` for this market, in order, without looking at any file."""
     spec = spec or FeatureSpec()
-    start = (np.arange(4) + 17 * 1440) * 60_000_000_000  # four minutes of some trading day
+    day = 19_724  # any trading day: Tuesday, 2 January 2024, 15:00 UTC
+    start = (day * 1440 + 15 * 60 + np.arange(4)) * MINUTE_NS
     ones = np.ones(4)
     volume = ones if market.has_volume else None
-    day = np.full(4, 17, np.int32)
-    bars = Frame(1, start, start + 60_000_000_000, ones, ones, ones, ones, volume, day, day)
+    session = np.full(4, day, np.int32)
+    bars = Frame(1, start, start + MINUTE_NS, ones, ones, ones, ones, volume, session, session)
     names = [name for name, _ in _frame_columns(bars, market, spec, coarse=False)]
     on_frames = [name for name, _ in _frame_columns(bars, market, spec, coarse=True)] if spec.frames else []
     return names + [column_at(name, minutes) for minutes in spec.frames for name in on_frames]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-MINUTE_NS = 60_000_000_000
+from ml_factory.data.sessions import MINUTE_NS
 
 
 def column_at(name: str, minutes: int) -> str:
