@@ -1,0 +1,170 @@
+"""Splits against the rule itself, row by row, and against the twelve rows the docstrings print."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.errors import SettingsError
+from ml_factory.targets.splits import SplitSpec, holdout, purge, purged_kfold
+
+MINUTE = 60_000_000_000
+
+
+def labels(known_at, label_end) -> pd.DataFrame:
+    """Labels with nothing but their times, in whole numbers of minutes."""
+    known_at, label_end = (
+        pd.DatetimeIndex(np.asarray(moments, np.int64) * MINUTE, tz="UTC") for moments in (known_at, label_end)
+    )
+    return pd.DataFrame({"label_end": label_end}, index=known_at.rename("known_at"))
+
+
+TWELVE = labels(range(12), range(2, 14))
+
+
+def drawn(docstring: str, name: str) -> list[str]:
+    """The cells of one line of the picture, in twelve columns of three characters."""
+    picture = docstring.splitlines()
+    head, line = (next(text for text in picture if text.strip().startswith(what)) for what in ("row ", name))
+    first = head.index(" 0 ") + 1
+    return [line.ljust(first + 36)[first - 1 + 3 * i : first + 1 + 3 * i].strip() for i in range(12)]
+
+
+def test_holdout_of_twelve_rows():
+    parts = holdout(TWELVE, SplitSpec(train=0.5, validation=0.25))
+    assert {name: rows.tolist() for name, rows in parts.items()} == {
+        "train": [0, 1, 2, 3],
+        "validation": [6],
+        "test": [9, 10, 11],
+    }
+    assert all(rows.dtype == np.int64 for rows in parts.values())
+    assert drawn(holdout.__doc__, "train") == ["0", "1", "2", "3", ".", "."] + [""] * 6
+    assert drawn(holdout.__doc__, "validation") == [""] * 6 + ["6", ".", "."] + [""] * 3
+    assert drawn(holdout.__doc__, "test") == [""] * 9 + ["9", "10", "11"]
+
+
+def test_purged_folds_of_twelve_rows():
+    pairs = purged_kfold(TWELVE, folds=3, embargo=1)
+    assert [(train.tolist(), test.tolist()) for train, test in pairs] == [
+        ([7, 8, 9, 10, 11], [0, 1, 2, 3]),
+        ([0, 1, 11], [4, 5, 6, 7]),
+        ([0, 1, 2, 3, 4, 5], [8, 9, 10, 11]),
+    ]
+    for number, (train, test) in enumerate(pairs):
+        cells = drawn(purged_kfold.__doc__, f"fold {number}")
+        assert [i for i, cell in enumerate(cells) if cell == "T"] == test.tolist()
+        assert [int(cell) for cell in cells if cell.isdigit()] == train.tolist()
+
+
+@st.composite
+def any_labels(draw) -> pd.DataFrame:
+    """Irregular rows; ends that are early, late, out of order, and often exactly a later row's known_at."""
+    known_at = np.cumsum(draw(st.lists(st.integers(1, 4), min_size=8, max_size=60)))
+    lives = draw(st.lists(st.integers(1, 12), min_size=len(known_at), max_size=len(known_at)))
+    return labels(known_at, known_at + lives)
+
+
+def may_stay(times: np.ndarray, ends: np.ndarray, row: int, block: np.ndarray, embargo: int) -> bool:
+    """The rule, word for word, for one training row."""
+    before = ends[row] < times[block].min()
+    after = row - embargo >= 0 and times[row - embargo] > ends[block].max()
+    return bool(before or after)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=any_labels(), folds=st.integers(2, 6), embargo=st.integers(0, 8))
+def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, embargo):
+    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    everything = np.arange(len(rows))
+    blocks = np.array_split(everything, folds)
+    wanted = [
+        [r for r in everything if r not in block and may_stay(times, ends, r, block, embargo)] for block in blocks
+    ]
+    if not all(wanted):
+        with pytest.raises(SettingsError, match="keeps no training row"):
+            purged_kfold(rows, folds, embargo)
+        return
+    pairs = purged_kfold(rows, folds, embargo)
+    assert np.concatenate([test for _, test in pairs]).tolist() == everything.tolist()
+    for (train, test), block, allowed in zip(pairs, blocks, wanted, strict=True):
+        assert test.tolist() == block.tolist() and train.tolist() == allowed
+        # in plain terms: no training label lives while a test label does, nor does a window of `embargo` rows after it
+        for row in train:
+            assert ends[row] < times[test[0]] or times[max(row - embargo, 0)] > ends[test].max()
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=any_labels(), train=st.floats(0.2, 0.7), validation=st.floats(0.1, 0.29), embargo=st.integers(0, 8))
+def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, validation, embargo):
+    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    first, second = int(len(rows) * train), int(len(rows) * (train + validation))
+    blocks = [np.arange(first), np.arange(first, second), np.arange(second, len(rows))]
+    wanted = {
+        "train": [r for r in blocks[0] if len(blocks[1]) and ends[r] < times[first]],
+        "validation": [r for r in blocks[1] if second < len(rows) and ends[r] < times[second]],
+        "test": blocks[2].tolist(),
+    }
+    if not all(wanted.values()):
+        with pytest.raises(SettingsError, match="row is left"):
+            holdout(rows, SplitSpec(train, validation, embargo))
+        return
+    parts = holdout(rows, SplitSpec(train, validation, embargo))
+    assert {name: part.tolist() for name, part in parts.items()} == wanted
+
+
+def test_a_label_that_ends_with_the_first_test_row_is_purged():
+    """Strictly before: the bar in which the label ends is the bar the test row knows."""
+    rows = labels([0, 1, 2, 3], [1, 2, 3, 4])
+    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    assert purge(times, ends, np.arange(2), np.array([2, 3]), 0).tolist() == [0]
+
+
+def test_the_latest_end_of_a_block_counts_not_the_last_row():
+    rows = labels(range(8), [1, 2, 6, 4, 5, 6, 7, 8])
+    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    assert purge(times, ends, np.array([0, 4, 5, 6, 7]), np.array([2, 3]), 0).tolist() == [0, 7]
+
+
+def test_an_embargo_of_the_window_keeps_windows_clear_of_the_block():
+    """With embargo = lookback, the bars of every later training window begin after the block's labels ended."""
+    rng = np.random.default_rng(0)
+    known_at = np.cumsum(rng.integers(5, 20, 300))
+    rows = labels(known_at, known_at + rng.integers(1, 100, 300))
+    lookback = 16
+    for train, test in purged_kfold(rows, 5, lookback):
+        latest = rows["label_end"].iloc[test].max()
+        for row in train[train > test[-1]]:
+            first_bar_of_window = row - lookback + 1
+            begins = rows.index[first_bar_of_window - 1]  # a bar begins no earlier than the one before is known
+            assert begins > latest
+
+
+def test_equal_to_skfolio_style_purging_on_fixed_horizons():
+    """Labels of a fixed horizon of h rows: h rows go before the block, h + embargo after it."""
+    n, horizon, embargo = 100, 7, 5
+    rows = labels(range(n), range(horizon, n + horizon))
+    for train, test in purged_kfold(rows, 4, embargo):
+        wanted = np.ones(n, bool)
+        wanted[max(test[0] - horizon, 0) : test[-1] + 1 + horizon + embargo] = False
+        assert train.tolist() == np.flatnonzero(wanted).tolist()
+
+
+@pytest.mark.parametrize(
+    "bad", [{"train": 0.0}, {"train": "most"}, {"train": 0.9, "validation": 0.1}, {"embargo_bars": -1}, {"train": True}]
+)
+def test_a_split_that_cannot_be_says_so(bad):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        SplitSpec(**bad)
+
+
+def test_too_few_rows_say_so():
+    with pytest.raises(SettingsError, match="row is left"):
+        holdout(TWELVE.iloc[:2], SplitSpec())
+    with pytest.raises(SettingsError, match="row is left"):
+        holdout(TWELVE.iloc[:0], SplitSpec())
+    for folds in (1, 13, "five", True, 2.0):
+        with pytest.raises(SettingsError, match="folds"):
+            purged_kfold(TWELVE, folds, 0)
+    with pytest.raises(SettingsError, match="embargo"):
+        purged_kfold(TWELVE, 3, -1)
