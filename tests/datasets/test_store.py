@@ -1,0 +1,270 @@
+"""The store: whole or not there, found again by fingerprint, damage never trusted."""
+
+import json
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.store import Store
+from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.runs import storage
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.splits import SplitSpec, holdout
+
+PRINT = storage.fingerprint({"bars": 1})
+OTHER = storage.fingerprint({"bars": 2})
+
+
+@pytest.fixture(scope="module")
+def base():
+    return base_frame(synthetic_bars(days=5, kind="null", seed=0), MarketSpec("MES", "cme", 0.25, True), 5)
+
+
+@pytest.fixture(scope="module")
+def matrix(base):
+    values = np.random.default_rng(0).standard_normal((len(base), 6)).astype(np.float32)
+    values[3, 2] = np.nan
+    names = ["rsi_14", "rsi_14@60m", "atr", "roc", "hour_sin", "amihud"]
+    return SimpleNamespace(
+        values=values, names=names, known_at=base.known_at, session=base.session, segment=base.segment, close=base.close
+    )
+
+
+def labels_of(base, horizon: int) -> pd.DataFrame:
+    return triple_barrier(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
+
+
+def add_horizon(store: Store, base, horizon: int) -> None:
+    labels = labels_of(base, horizon)
+    splits = holdout(labels, SplitSpec())
+    store.write_labels(horizon, labels)
+    store.write_splits(horizon, splits)
+    store.write_scaler(horizon, RobustScaler.fit(np.eye(6, dtype=np.float32)))
+    store.commit({"horizons": {horizon: {"rows": len(labels)}}})
+
+
+@pytest.fixture
+def processed(tmp_path, base, matrix):
+    folder = tmp_path / "processed" / "MES"
+    store = Store.begin(folder, PRINT)
+    store.write_features(matrix)
+    add_horizon(store, base, 10)
+    return folder
+
+
+def test_everything_comes_back_as_it_went(processed, base, matrix):
+    store = Store.current(processed)
+    features = store.load_features()
+    assert list(features) == matrix.names == store.feature_names
+    np.testing.assert_array_equal(features.to_numpy(), matrix.values)
+    assert features.index.name == "known_at" and str(features.index.dtype) == "datetime64[ns, UTC]"
+    assert features.index.asi8.tolist() == base.known_at.tolist() and (features.dtypes == np.float32).all()
+    np.testing.assert_array_equal(store.load_matrix(), matrix.values)
+    assert store.load_matrix().flags.c_contiguous
+    rows = store.load_rows()
+    assert rows["session"].dtype == np.int32 and (rows["segment"] == base.segment).all()
+    assert (rows["close"].to_numpy() == base.close).all()
+    labels = labels_of(base, 10)
+    pd.testing.assert_frame_equal(store.load_labels(10), labels, check_exact=True, check_freq=False)
+    wanted = holdout(labels, SplitSpec())
+    splits = store.load_splits(10)
+    assert list(splits) == list(wanted) and all((splits[name] == wanted[name]).all() for name in wanted)
+    assert store.load_scaler(10).to_dict() == RobustScaler.fit(np.eye(6, dtype=np.float32)).to_dict()
+    assert store.horizons == (10,) and store.facts["horizons"]["10"]["rows"] == len(labels)
+
+
+def test_the_file_is_plain_uncompressed_float32(processed):
+    facts = pq.ParquetFile(processed / PRINT[:12] / "features.parquet").metadata
+    column = facts.row_group(0).column(1)
+    assert column.physical_type == "FLOAT" and column.compression == "UNCOMPRESSED"
+    assert "PLAIN_DICTIONARY" not in column.encodings and "RLE_DICTIONARY" not in column.encodings
+
+
+def test_a_part_of_the_features(processed, base, matrix):
+    store = Store.current(processed)
+    first, last = (pd.Timestamp(int(base.known_at[i]), tz="UTC") for i in (20, 40))
+    part = store.load_features(["roc", "rsi_14"], first, last)
+    np.testing.assert_array_equal(part.to_numpy(), matrix.values[20:41][:, [3, 0]])
+    naive = store.load_features(["roc"], str(first.tz_localize(None)), last.tz_convert("America/Chicago"))
+    np.testing.assert_array_equal(naive.to_numpy(), matrix.values[20:41][:, [3]])
+    assert len(store.load_features(start=last, end=first)) == 0
+    assert len(store.load_features(start=last)) == len(base) - 40
+    with pytest.raises(SettingsError, match="did you mean 'rsi_14'"):
+        store.load_features(["rsi14"])
+    with pytest.raises(SettingsError, match="no moment in time"):
+        store.load_features(start="soon")
+
+
+def test_found_again_by_fingerprint_only(processed):
+    assert Store.find(processed, PRINT) is not None
+    assert Store.find(processed, OTHER) is None
+    same_twelve = PRINT[:12] + OTHER[12:]
+    assert Store.find(processed, same_twelve) is None
+
+
+def test_a_horizon_is_added_later(processed, base):
+    before = {name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in Store.current(processed).files}
+    store = Store.begin(processed, PRINT)
+    assert store.committed
+    add_horizon(store, base, 20)
+    again = Store.find(processed, PRINT)
+    assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
+    for name, moment in before.items():
+        assert (again.folder / name).stat().st_mtime_ns == moment  # parts never change
+    assert len(again.load_labels(10)) and len(again.load_labels(20))
+    with pytest.raises(NotPreparedError, match=r"Horizon 5 is not prepared.*horizons 10, 20"):
+        again.load_labels(5)
+    with pytest.raises(ValueError, match="never change"):
+        again.write_labels(20, labels_of(base, 20))
+
+
+def test_two_processes_add_a_horizon_each(processed, base):
+    one, two = Store.begin(processed, PRINT), Store.begin(processed, PRINT)
+    add_horizon(one, base, 5)
+    add_horizon(two, base, 15)
+    assert Store.find(processed, PRINT).horizons == (5, 10, 15)
+
+
+def test_another_data_set_becomes_current_and_the_first_stays(processed, base, matrix):
+    store = Store.begin(processed, OTHER)
+    store.write_features(matrix)
+    assert Store.current(processed).fingerprint == PRINT  # until the last moment
+    add_horizon(store, base, 5)
+    assert Store.current(processed).fingerprint == OTHER
+    kept = Store.find(processed, PRINT)
+    kept.make_current()
+    assert Store.current(processed).horizons == (10,)
+
+
+def damage_byte(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def damage_silently(path):
+    """Other content, the same size and the same times."""
+    facts = path.stat()
+    damage_byte(path)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+DAMAGES = [damage_byte, damage_silently, cut_short, os.unlink, lambda path: path.write_bytes(b"")]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("part", ["features", "rows", "labels_h10", "splits_h10", "scaler_h10", "manifest"])
+def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
+    Store.current(processed).load_features()
+    damage(next((processed / PRINT[:12]).glob(f"{part}.*")))
+    assert Store.find(processed, PRINT) is None
+    store = Store.begin(processed, PRINT)
+    assert not store.committed and store.horizons == ()
+    with pytest.raises(NotPreparedError, match="run prepare again"):
+        Store.current(processed)  # nothing is trusted from here on, whatever was sound
+    store.write_features(matrix)
+    add_horizon(store, base, 10)
+    assert Store.find(processed, PRINT).verify() == []
+    np.testing.assert_array_equal(Store.current(processed).load_matrix(), matrix.values)
+
+
+def test_damage_is_found_when_a_part_is_read(processed):
+    store = Store.current(processed)
+    store.load_labels(10)
+    damage_byte(processed / PRINT[:12] / "labels_h10.parquet")
+    with pytest.raises(WorkspaceError, match=r"labels_h10.parquet: its content has changed.*run prepare again"):
+        store.load_labels(10)
+    assert len(store.load_features()) and len(store.verify()) == 1
+
+
+def test_a_manifest_edited_by_hand_is_not_believed(processed):
+    path = processed / PRINT[:12] / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["facts"]["rows"] = 1
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(NotPreparedError, match="manifest"):
+        Store.current(processed)
+    for text in ("[]", "{}", '{"format": 2}', "null"):
+        path.write_text(text)
+        assert Store.find(processed, PRINT) is None
+
+
+@pytest.mark.parametrize("stop_after", range(7))
+def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, monkeypatch, stop_after):
+    """The power fails after so many files: the new data set is not there, the old one still is; then it is made."""
+    real, count = storage.replace_file, iter(range(100))
+
+    def failing(*args, **kwargs):
+        if next(count) >= stop_after:
+            raise KeyboardInterrupt
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(storage, "replace_file", failing)
+    store = Store.begin(processed, OTHER)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_features(matrix)
+        add_horizon(store, base, 20)
+    monkeypatch.undo()
+    whole = Store.find(processed, OTHER)
+    assert (whole is not None) == (stop_after == 6)  # the manifest is the sixth; the pointer comes after it
+    assert Store.current(processed).fingerprint == PRINT
+    if whole is None:
+        store = Store.begin(processed, OTHER)
+        assert not store.committed
+        store.write_features(matrix)
+        add_horizon(store, base, 20)
+    else:
+        whole.make_current()
+    assert Store.current(processed).fingerprint == OTHER and Store.current(processed).horizons == (20,)
+
+
+def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
+    def full(path, *args, **kwargs):
+        raise WorkspaceError("No space left on the disk", where=path)
+
+    monkeypatch.setattr(storage, "replace_file", full)
+    with pytest.raises(WorkspaceError, match="No space"):
+        Store.begin(processed, OTHER).write_features(matrix)
+    monkeypatch.undo()
+    assert Store.current(processed).fingerprint == PRINT and not (processed / OTHER[:12] / "features.parquet").exists()
+
+
+def test_nothing_prepared_says_what_to_do(tmp_path):
+    with pytest.raises(NotPreparedError, match="run prepare"):
+        Store.current(tmp_path / "MES")
+    (tmp_path / "MES").mkdir()
+    for text in ("", "{", "[]", '{"fingerprint": "../../etc"}', '{"fingerprint": 5}'):
+        (tmp_path / "MES" / "current.json").write_text(text)
+        with pytest.raises(NotPreparedError, match="pointer"):
+            Store.current(tmp_path / "MES")
+    for bad in ("", "../..", "ABCDEFABCDEF", "abc"):
+        with pytest.raises(ValueError, match="hex"):
+            Store.begin(tmp_path, bad)
+
+
+def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix):
+    again = Store.begin(tmp_path / "again", PRINT)
+    again.write_features(matrix)
+    add_horizon(again, base, 10)
+    assert again.files == Store.current(processed).files
+
+
+def test_an_empty_split_and_scattered_positions_come_back(processed):
+    store = Store.begin(processed, PRINT)
+    splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
+    store.write_splits(33, splits)
+    store.commit({})
+    found = store.load_splits(33)
+    assert all(found[name].tolist() == splits[name].tolist() and found[name].dtype == np.int64 for name in splits)

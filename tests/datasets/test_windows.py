@@ -1,0 +1,64 @@
+"""Windows equal plain slices, share the array's memory, and never reach outside it."""
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.errors import SettingsError
+
+
+@pytest.fixture
+def x_NF() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((200, 7)).astype(np.float32)
+
+
+def test_equal_to_plain_slices(x_NF):
+    rows = np.array([4, 150, 5, 199, 150])
+    windows = Windows(x_NF, rows, 5)
+    wanted = np.stack([x_NF[row - 4 : row + 1] for row in rows])
+    assert len(windows) == 5 and windows.shape == (5, 5, 7)
+    assert (windows[:] == wanted).all() and (windows[1] == wanted[1]).all() and (windows[-2:] == wanted[-2:]).all()
+    assert (windows[np.array([3, 0])] == wanted[[3, 0]]).all()
+    assert (windows.gather(np.array([3, 0])).numpy() == wanted[[3, 0]]).all()
+    assert (windows.gather(torch.tensor([2])).numpy() == wanted[[2]]).all()
+    assert (windows.take(np.array([4, 2]))[:] == wanted[[4, 2]]).all()
+    assert windows[np.array([], int)].shape == (0, 5, 7)
+
+
+def test_written_where_asked(x_NF):
+    windows, out = Windows(x_NF, np.arange(9, 200), 10), torch.full((3, 10, 7), torch.nan)
+    assert windows.gather([0, 5, 9], out=out) is out
+    assert (out.numpy() == np.stack([x_NF[i : i + 10] for i in (0, 5, 9)])).all()
+
+
+def test_sliced_not_copied(x_NF):
+    windows = Windows(x_NF, np.arange(9, 200), 10)
+    assert windows.x_NF.data_ptr() == x_NF.ctypes.data
+    x_NF[:] = 3.0
+    assert (windows[5] == 3.0).all() and windows.take([0, 1]).x_NF.data_ptr() == x_NF.ctypes.data
+    assert Windows(torch.from_numpy(x_NF), np.arange(9, 20), 10).x_NF.data_ptr() == x_NF.ctypes.data
+
+
+def test_a_read_only_array_will_do(x_NF):
+    x_NF.flags.writeable = False
+    assert (Windows(x_NF, np.array([7]), 2)[0] == x_NF[6:8]).all()
+
+
+def test_nothing_outside_is_reached(x_NF):
+    for rows in ([3], [200], [-1]):
+        with pytest.raises(SettingsError, match="reach outside"):
+            Windows(x_NF, np.array(rows), 5)
+    with pytest.raises(SettingsError, match="reach outside"):
+        Windows(x_NF, np.array([5]), 0)
+    assert len(Windows(x_NF[:3], np.array([], int), 5)) == 0
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x.astype(np.float64), lambda x: x[:, ::2], lambda x: x[0], np.asfortranarray]
+)
+def test_an_array_that_cannot_be_sliced_is_refused(x_NF, spoil):
+    with pytest.raises(SettingsError, match="C-contiguous float32"):
+        Windows(spoil(x_NF), np.array([9]), 2)
+    with pytest.raises(SettingsError, match="C-contiguous float32"):
+        Windows(torch.from_numpy(x_NF).T, np.array([5]), 2)
