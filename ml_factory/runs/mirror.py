@@ -49,6 +49,7 @@ class MirrorProcess:
             process.poll()
         status, end = (home / f"mirror-{attempt:04d}.{name}" for name in ("status", "end"))
         spec = {**spec, "attempt": attempt, "mode": mode, "local": str(home), "parent": os.getpid()}
+        spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
             with tempfile.TemporaryFile() as text:  # not a pipe: nobody ever waits for the other to read
                 text.write(redact(json.dumps({**spec, "status": str(status), "end": str(end)})).encode())
@@ -88,10 +89,10 @@ class MirrorProcess:
         return code == 0
 
     def end(self, record: dict, seconds: float) -> None:
-        """The run has ended: give it this long to follow, then let it go on alone."""
+        """The run has ended: once it is connected give it this long to follow, then let it go on alone."""
         with suppress(OSError, WorkspaceError):  # without the mark it ends with its parent
             write_bytes_atomic(self._end, redact(json.dumps(record)).encode())
-        self.wait(seconds)
+        self.wait(seconds if self._status.exists() else 0)
         if not self._over and time.monotonic() - self._started > INIT_SECONDS / 2 and not self._status.exists():
             tell_once("W&B has not answered; the local record is whole, the mirror goes on trying for a while")
 

@@ -33,10 +33,11 @@ def free_bytes(path: str | os.PathLike) -> int:
     return shutil.disk_usage(folder).free
 
 
-def replace_file(path: str | os.PathLike, writer: Callable[[Path], object]) -> None:
+def replace_file(path: str | os.PathLike, writer: Callable[[Path], object], size: int | None = None) -> None:
     """Let `writer` fill a temporary path, then put it in the place of `path` in one step.
 
     Until that step the old file is untouched; whatever the writer raises, nothing half-written stays behind.
+    size : bytes it will write, if known, for the message on a full disk.
     Raises WorkspaceError when the disk is full or refuses.
     """
     path = Path(path)
@@ -45,7 +46,7 @@ def replace_file(path: str | os.PathLike, writer: Callable[[Path], object]) -> N
     _sweep_leftovers(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
-        with disk_errors(path, lambda: aside.stat().st_size if aside.exists() else None):
+        with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
             with open(aside, "r+b") as file:
                 flush_to_disk(file.fileno())
@@ -58,8 +59,7 @@ def replace_file(path: str | os.PathLike, writer: Callable[[Path], object]) -> N
 
 def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> None:
     """Put these bytes in the place of `path` in one step. Raises WorkspaceError when the disk is full or refuses."""
-    with disk_errors(Path(path), lambda: len(data)):
-        replace_file(path, lambda aside: aside.write_bytes(data))
+    replace_file(path, lambda aside: aside.write_bytes(data), len(data))
 
 
 def write_json(path: str | os.PathLike, obj: object) -> None:

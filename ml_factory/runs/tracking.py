@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, WorkspaceError
-from ml_factory.runs.mirror import FINISH_SECONDS, INIT_SECONDS, MirrorProcess, Watchdog, mirror_mode, redact, tell_once
+from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, redact, tell_once
 from ml_factory.runs.records import parse_lines, read_log, read_rows, record_line, segment_name, segments
 from ml_factory.runs.storage import disk_errors, fingerprint, flush_to_disk, plain, write_bytes_atomic
 
@@ -154,7 +154,7 @@ def mirror_main(text: str) -> None:
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact(f"{kind.__name__}: {error}")[:500])
     watchdog = Watchdog(status)
-    watchdog.allow(INIT_SECONDS, "W&B did not answer")
+    watchdog.allow(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
     wandb = importlib.import_module("wandb")
@@ -167,12 +167,12 @@ def mirror_main(text: str) -> None:
         config=spec["settings"],
         mode=spec["mode"],
         resume="allow" if spec["mode"] == "online" else None,
-        settings=wandb.Settings(console="off", silent=True, init_timeout=INIT_SECONDS - 10, x_disable_stats=True),
+        settings=wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True),
     )
     watchdog.allow(None, "")
     status.write_text("ready")
     _follow(spec, run, end)
-    watchdog.allow(FINISH_SECONDS, "W&B did not take the last data in time")
+    watchdog.allow(spec["finish_seconds"], "W&B did not take the last data in time")
     record = json.loads(end.read_bytes()) if end.exists() else {"status": "killed", "summary": {}}
     run.summary.update(record["summary"])
     run.finish(exit_code=0 if record["status"] == "finished" else 1)
