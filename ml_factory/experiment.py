@@ -1,0 +1,139 @@
+"""All settings of an experiment together: as JSON, as a fingerprint, as presets."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from ml_factory.data.bars import BarSpec
+from ml_factory.errors import SettingsError
+from ml_factory.features.build import FeatureSpec
+from ml_factory.models.registry import spec_of
+from ml_factory.runs.storage import file_hash, fingerprint, write_json
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.splits import SplitSpec
+
+PACKAGE = Path(__file__).resolve().parent
+DATA_ROOMS = ("data", "features", "targets", "datasets")
+MODEL_ROOMS = ("models", "training", "datasets")
+DEFAULT_HORIZONS = (5, 10, 15, 20)
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Everything that decides what `prepare` writes. Labels take their horizon from the call."""
+
+    bars: BarSpec = field(default_factory=BarSpec)
+    features: FeatureSpec = field(default_factory=FeatureSpec)
+    labels: LabelSpec = field(default_factory=LabelSpec)
+    splits: SplitSpec = field(default_factory=SplitSpec)
+    calendar: str | None = None
+    tick: float | None = None
+
+    def labels_for(self, horizon: int) -> LabelSpec:
+        return replace(self.labels, horizon=horizon)
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class QuickLimits:
+    """What QUICK limits: training only, never checks, features, labels or splits."""
+
+    train_rows: int = 6_000
+    epochs: int = 3
+    rounds: int = 40
+    folds: int = 3
+
+    def settings_for(self, family: str) -> dict:
+        return {"rounds": self.rounds} if family == "tabular" else {"epochs": self.epochs}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run: data, settings and sources. Its id names its folder, its checkpoints and its log."""
+
+    symbol: str
+    horizon: int
+    model: str
+    task: str
+    seed: int
+    quick: bool
+    data: str
+    settings: tuple[tuple[str, object], ...] = ()
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {"settings": dict(self.settings)}
+
+    @property
+    def run_id(self) -> str:
+        sources = source_hash(MODEL_ROOMS)
+        digest = fingerprint(self.to_dict() | {"sources": sources})[:10]
+        return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
+
+
+def run_spec(
+    symbol: str, horizon: int, model: str, *, task: str, seed: int, quick: bool, data: str, settings: Mapping | None
+) -> RunSpec:
+    """A RunSpec with the model's QUICK limits under the user's own settings."""
+    limited = QuickLimits().settings_for(spec_of(model).family) if quick else {}
+    merged = tuple(sorted((limited | dict(settings or {})).items()))
+    return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
+
+
+def source_hash(rooms: tuple[str, ...]) -> str:
+    """One hash over the sources of these rooms: a changed computation is another run."""
+    files = sorted(file for room in rooms for file in (PACKAGE / room).glob("*.py"))
+    return fingerprint({file.relative_to(PACKAGE).as_posix(): file_hash(file) for file in files})
+
+
+def check_horizon(horizon: int) -> int:
+    """The horizon as an int of at least 1 bar, else SettingsError."""
+    if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
+        raise SettingsError(
+            "HORIZON cannot be used", where="HORIZON", got=repr(horizon), wanted="a whole number of bars, 1 or more",
+            next_step="give for example 20",
+        )  # fmt: skip
+    return horizon
+
+
+def check_seed(seed: int) -> int:
+    """The seed as a non-negative int, else SettingsError."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise SettingsError(
+            "SEED cannot be used", where="SEED", got=repr(seed), wanted="a whole number, 0 or more",
+            next_step="give for example 0",
+        )  # fmt: skip
+    return seed
+
+
+def quick_from_environment(quick: bool) -> bool:
+    """`quick`, unless ML_FACTORY_QUICK says otherwise (1 or 0), as CI and nbval do."""
+    return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt at a run: its id and its folder under results/{SYMBOL}."""
+
+    run_id: str
+    folder: Path
+
+
+def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool) -> Run:
+    """The newest attempt at this run, or with `fresh` a new one beside it; an earlier attempt is never touched."""
+    base, parent = spec.run_id, results / symbol
+    attempt = 1
+    while (parent / _attempt(base, attempt + 1)).is_dir():
+        attempt += 1
+    if fresh and (parent / _attempt(base, attempt)).is_dir():
+        attempt += 1
+    run = Run(_attempt(base, attempt), parent / _attempt(base, attempt))
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_json(run.folder / "run.json", spec.to_dict() | {"run_id": run.run_id})
+    return run
+
+
+def _attempt(base: str, attempt: int) -> str:
+    return base if attempt == 1 else f"{base}-{attempt}"

@@ -1,0 +1,222 @@
+"""The story on a page: prepare, train, cross_validate, stack, evaluate, predict.
+
+Each function takes a workspace, goes on from whatever was interrupted before, and hands back a result with
+`.summary()`, `.plot()` and the paths it wrote. Notebooks, command line and tests call the same functions.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory import forecasts, pages
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation import figures
+from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, run_spec
+from ml_factory.folds import fold_metrics, fold_plan, out_of_fold_predictions
+from ml_factory.forecasts import load_predictions
+from ml_factory.holdout import fit_holdout
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.preparation import load_dataset, load_features, load_labels, load_splits, prepare
+from ml_factory.results import CrossValidateResult, EvaluateResult, PredictResult, StackResult, TrainResult
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.storage import file_hash
+from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.stacked import fit_stack
+from ml_factory.units import Dataset
+
+__all__ = [
+    "cross_validate", "evaluate", "load_features", "load_labels", "load_predictions", "load_splits",
+    "predict", "prepare", "stack", "train",
+]  # fmt: skip
+
+Folder = Workspace | str | Path
+Callback = Callable[[int, dict], None]
+
+
+def train(
+    workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
+    fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
+    model_settings: Mapping | None = None,
+) -> TrainResult:  # fmt: skip
+    """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
+
+    A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
+    beside it. Each callback is called (epoch, metrics) after every epoch or booster block.
+
+    Raises SettingsError, NotPreparedError, FactoryError.
+    """
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    spec_of(model)
+    data = load_dataset(workspace, symbol, horizon)
+    spec = run_spec(
+        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=model_settings
+    )
+    run = open_run(workspace.results, symbol, spec, fresh)
+    artifact = Registry(workspace.models).find(symbol, horizon, model, kind="model", run_id=run.run_id)
+    reused = artifact is not None
+    if artifact is None:
+        artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror)
+    told = forecasts.tell(workspace, data, artifact)
+    facts = artifact.facts
+    history = pd.DataFrame(facts["history"])
+    return TrainResult(
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id,
+        metrics=told.metrics, history=history, best_epoch=facts["best_epoch"],
+        resumed_from=None if reused else facts["resumed_from"],
+        exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
+        artifact=artifact.path, artifact_hash=artifact.hash,
+        predictions_path=told.path, predictions_hash=file_hash(told.path),
+        report_path=_run_report(workspace, data, artifact, told, run.folder),
+        seconds=time.perf_counter() - started,
+        draw=lambda: figures.learning_curves(
+            history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
+            prior=told.prior_loss("validation"),
+        ),
+    )  # fmt: skip
+
+
+def cross_validate(
+    workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
+    seed: int = 0, quick: bool = False, fresh: bool = False, model_settings: Mapping | None = None,
+) -> CrossValidateResult:  # fmt: skip
+    """Purged and embargoed folds over everything before the test rows, which stay untouched."""
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    spec_of(model)
+    if scheme != "purged_kfold":
+        raise SettingsError("Unknown scheme of folds", where="scheme", got=repr(scheme), wanted="'purged_kfold'")
+    data = load_dataset(workspace, symbol, horizon)
+    settings = {"folds": folds, **(model_settings or {})}
+    spec = run_spec(
+        symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
+    )
+    run = open_run(workspace.results, symbol, spec, fresh)
+    fitted_with = {name: value for name, value in spec.settings if name != "folds"}
+    plan = fold_plan(data, data.development(), folds, build_model(model, **fitted_with).lookback, quick)
+    with CheckpointManager(workspace.checkpoints, run=run.run_id) as manager:
+        outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with)
+    table = fold_metrics(data, plan, outcome.p_N3, model)
+    gains = table.loc[table["name"] == model, "log_loss_gain"]
+    limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
+    return CrossValidateResult(
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, folds=table, fold_table=plan.table(),
+        gain_mean=float(gains.mean()), gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))),
+        resumed_from=outcome.found or None, limited=plan.limited | limits if quick else {},
+        seconds=time.perf_counter() - started,
+        draw=lambda: figures.fold_scores(table),
+    )  # fmt: skip
+
+
+def stack(
+    workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
+    folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
+) -> StackResult:  # fmt: skip
+    """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
+
+    The base models themselves are those of `train`: found when finished, trained when not.
+    """
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    base_models = _check_base_models(base_models)
+    data = load_dataset(workspace, symbol, horizon)
+    bases = {
+        name: train(workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror) for name in base_models
+    }
+    hashes = [bases[name].artifact_hash for name in base_models]
+    settings = (("base_models", list(base_models)), ("bases", hashes), ("folds", folds))
+    spec = RunSpec(
+        symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
+    )
+    run = open_run(workspace.results, symbol, spec, fresh)
+    artifact = Registry(workspace.models).find(symbol, horizon, "stack", kind="stack", run_id=run.run_id)
+    reused = artifact is not None
+    if artifact is None:
+        artifact = fit_stack(workspace, data, run, spec, folds)
+    told = forecasts.tell(workspace, data, artifact)
+    facts = artifact.facts
+    weights = pd.DataFrame(facts["weights"]).set_index("model")
+    return StackResult(
+        symbol=symbol, horizon=horizon, run_id=run.run_id, base_models=list(base_models), metrics=told.metrics,
+        weights=weights, resumed_from=None if reused else facts["resumed_from"], limited=facts["limited"],
+        artifact=artifact.path, predictions_path=told.path, predictions_hash=file_hash(told.path),
+        report_path=_run_report(workspace, data, artifact, told, run.folder),
+        seconds=time.perf_counter() - started,
+        draw=lambda: figures.stack_weights(weights),
+    )  # fmt: skip
+
+
+def evaluate(
+    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
+) -> EvaluateResult:
+    """Every finished model of this symbol and horizon on the same test rows, and the report `results/report.html`."""
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    data = load_dataset(workspace, symbol, horizon)
+    found = forecasts.finished(workspace, data, models)
+    rows, test = forecasts.on_common_rows(workspace, data, found, "test")
+    metrics = forecasts.compare(data, rows, test)
+    limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
+    path = pages.run_page(
+        workspace.results / "report.html", title or f"{symbol}: what the models know", data, _store(workspace, symbol),
+        metrics, test, test_rows=rows, limited=limited, facts=pages.tiles(data, metrics),
+        more=[pages.runs(found)],
+    )  # fmt: skip
+    return EvaluateResult(
+        symbol=symbol, horizon=horizon, metrics=metrics.reset_index(), report_path=path,
+        seconds=time.perf_counter() - started, draw=lambda: figures.metrics_bar(metrics),
+    )  # fmt: skip
+
+
+def predict(
+    workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
+    out: str | Path | None = None,
+) -> PredictResult:  # fmt: skip
+    """Probabilities of every bar from a finished model, as Parquet under `results/`; unlabelled newest bars included.
+
+    data : 1-minute bars to predict instead of the symbol's own, checked and turned into features with the settings
+    the model was trained with.
+    """
+    started = time.perf_counter()
+    workspace = Workspace(workspace)
+    artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model)
+    frame, close = forecasts.for_bars(workspace, artifact, data)
+    path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
+    forecasts.write_frame(path, frame)
+    return PredictResult(
+        symbol=symbol, horizon=horizon, model=model, rows=len(frame), path=path, frame=frame,
+        frame_hash=file_hash(path), seconds=time.perf_counter() - started, draw=lambda: figures.probabilities(frame, close),
+    )  # fmt: skip
+
+
+def _run_report(workspace: Workspace, data: Dataset, artifact: Artifact, told, folder: Path) -> Path:
+    """results/{SYMBOL}/{run}/report.html."""
+    facts = artifact.facts
+    metrics = told.test_table
+    return pages.run_page(
+        folder / "report.html", f"{facts['model']} on {data.symbol}", data, _store(workspace, data.symbol), metrics,
+        {facts["model"]: told.test_p}, test_rows=told.test_rows, limited=facts["limited"],
+        facts=pages.tiles(data, metrics), more=pages.how_it_was_made(facts, told.prior_loss("validation")),
+    )  # fmt: skip
+
+
+def _store(workspace: Workspace, symbol: str) -> Store:
+    return Store.current(workspace.processed(symbol))
+
+
+def _check_base_models(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        names = names.split(",")
+    names = tuple(name.strip() for name in names)
+    for name in names:
+        spec_of(name)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise SettingsError(
+            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
+        )
+    return names
