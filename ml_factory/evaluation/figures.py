@@ -83,7 +83,7 @@ def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon"
         for row, value in enumerate(share):
             if value >= 0.08:
                 ax.text(start[row] + value / 2, row, f"{value:.0%}", ha="center", va="center", fontsize=NORMAL,
-                        color=INK["card"], fontweight="bold")  # fmt: skip
+                        color=INK["ink" if name == "neutral" else "card"], fontweight="bold")  # fmt: skip
         start = start + share
     ax.set_yticks(rows, [f"H = {value}" for value in balance.index])
     ax.invert_yaxis()

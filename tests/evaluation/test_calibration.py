@@ -29,7 +29,10 @@ def test_the_least_loss_is_found(seed, sharpness):
         return -np.average(np.log(q[np.arange(500), y + 1]), weights=w)
 
     best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded", options={"xatol": 1e-10})
-    assert Temperature.fit(log_probabilities(p), y, w).temperature == pytest.approx(np.exp(best.x), rel=1e-5)
+    fitted = Temperature.fit(log_probabilities(p), y, w)
+    assert fitted.temperature == pytest.approx(np.exp(best.x), rel=1e-5)
+    q = p ** (1 / fitted.temperature)
+    np.testing.assert_allclose(fitted.apply(p), q / q.sum(axis=1, keepdims=True), rtol=1e-10)
 
 
 def test_the_true_temperature_is_recovered():

@@ -76,6 +76,10 @@ def test_calibration_error_by_hand():
     assert got["ece"] == pytest.approx(0.5 * 0.1 + 0.5 * 0.2)
     assert dict(classification_metrics([1, 0, -1, 1], p, [3, 1, 0, 4]))["ece"] == pytest.approx(0.5 * 0.15 + 0.5 * 0.2)
 
+    # 0.6 is the upper edge of a bin of width 1/15: it and 0.61 are judged apart.
+    edge = np.array([[0.2, 0.2, 0.6], [0.19, 0.2, 0.61]])
+    assert dict(classification_metrics([1, 0], edge))["ece"] == pytest.approx(0.5 * 0.4 + 0.5 * 0.61)
+
 
 def test_certain_and_wrong_costs_36_nats_and_not_infinity():
     assert row_log_loss([1], [[1.0, 0.0, 0.0]])[0] == pytest.approx(36.04, abs=0.01)
