@@ -7,7 +7,7 @@ import dataclasses
 import os
 import platform
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,11 @@ def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
         for name in names
         if saved.get(name) != now.get(name)
     )
+
+
+def merged(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
+    """Both, each once, in order."""
+    return list(dict.fromkeys([*reasons, *more]))
 
 
 def _processor() -> str:

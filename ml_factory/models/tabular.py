@@ -27,6 +27,7 @@ from ml_factory.models.contract import (
     differences,
     environment,
     make_settings,
+    merged,
 )
 from ml_factory.seeding import derive_seed
 
@@ -121,18 +122,14 @@ class Booster(Estimator, ABC):
         train = _rows(x, y, sample_weight, where="training")
         valid = None if validation is None else _rows(*validation)
         run, here = self._identity(spec, train, valid)
-        saved = (checkpoints.load() if checkpoints is not None else None) or {}
-        progress = saved.get("state") or {
-            **run,
-            "environment": here,
-            "rounds": 0,
-            "history": [],
-            "train": [],
-            "val": [],
-        }
+        saved = checkpoints.load() if checkpoints is not None else None
+        nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
+        progress = dict(saved["state"]) if saved else nothing
         check_same_run(progress, run)
-        reasons = differences(progress["environment"], here)
-        result = FitResult(exact=not reasons, inexact=reasons, limited=limited)
+        # Once continued elsewhere, always so: the reasons travel with the run.
+        progress["inexact"] = merged(progress["inexact"], differences(progress["environment"], here))
+        progress["environment"] = here
+        result = FitResult(exact=not progress["inexact"], inexact=tuple(progress["inexact"]), limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
         if "finished" not in progress:
             grower = self._open(spec, train, valid)
@@ -160,11 +157,11 @@ class Booster(Estimator, ABC):
             until = min(first + spec.block, spec.rounds)
             block = first // spec.block
             train_loss, val_loss = grower.grow(first, until, derive_seed(spec.seed, self.name, "block", block))
-            progress["train"] = progress["train"] + train_loss
-            progress["val"] = progress["val"] + val_loss
+            progress["train"] = progress["train"] + [float(loss) for loss in train_loss]
+            progress["val"] = progress["val"] + [float(loss) for loss in val_loss]
             metrics = {
-                "train_loss": train_loss[-1],
-                "val_loss": val_loss[-1] if val_loss else None,
+                "train_loss": progress["train"][-1],
+                "val_loss": progress["val"][-1] if progress["val"] else None,
                 "seconds": time.perf_counter() - began,
             }
             progress["rounds"] = until

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.contract import FitResult, check_same_run, differences
+from ml_factory.models.contract import FitResult, check_same_run, differences, merged
 from ml_factory.seeding import derive_seed, generator
 from ml_factory.training.device import Device, pinned
 from ml_factory.training.optim import load_optimizer_state, make_adamw, optimizer_state, rate, set_rate
@@ -104,8 +104,8 @@ class _Run:
         self.step, self.done = int(state["step"]), bool(state["done"])
         self.sums = self.device.place(state["sums"])
         self.memory = _Memory(**state["memory"])
-        new = [*self.memory.inexact, *differences(state["environment"], self.device.facts())]
-        self.memory.inexact = list(dict.fromkeys(new))
+        # Once continued elsewhere, always so: the reasons travel with the run.
+        self.memory.inexact = merged(self.memory.inexact, differences(state["environment"], self.device.facts()))
 
     def check_finite(self) -> None:
         """Refuse to go on, or to save, once a loss or gradient was not finite."""

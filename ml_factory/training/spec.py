@@ -20,7 +20,7 @@ class TrainSpec:
 
     epochs: int = 20
     batch: int = 256
-    lr: float = 1e-3
+    lr: float = 2e-3
     weight_decay: float = 0.01
     warmup: float = 0.1
     patience: int = 5
