@@ -151,15 +151,14 @@ def _stamp_side(start_ns: np.ndarray, sessions: Sessions, minutes: int, stamp: s
     seen = {name: len(np.unique(sessions.id[mask])) / len(days) for name, mask in marks.items()}
     before = np.isin(start_ns + step, np.unique(sessions.open_ns)).sum() / len(days)
     if len(days) >= 3 and seen["close"] > 0.5 and seen["open"] < 0.1:
-        message = "bars stand on the session's close and none on its open: they look stamped at their end"
+        message = "bars stand on the session's close and none on its open: they look stamped at their end, "
+        message += "and then every one is known a bar later than it says: give stamp='end' (--stamp end)"
         yield Finding(
             "stamp_side", "reported", np.flatnonzero(marks["close"]), message, "give stamp='end' (--stamp end)"
         )
     if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
-        message = "read as end-stamped, bars begin before the session's open and none reaches its close: "
-        yield Finding(
-            "stamp_side", "reported", _NONE, message + "they look stamped at their start", "give stamp='start'"
-        )
+        message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
+        yield Finding("stamp_side", "reported", _NONE, message + "stamped at their start: give stamp='start'")
 
 
 def _spikes(prices: dict[str, np.ndarray], contiguous: np.ndarray, minutes: int) -> Iterator[Finding]:

@@ -20,6 +20,8 @@ from ml_factory.runs.workspace import Workspace
 DELIMITERS = (",", ";", "\t", "|")
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _HEAD_BYTES = 65_536
+# Until 3.1 pandas reads decimals a last bit off unless told otherwise; since then it warns when told.
+_EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
 def read_table(path: str | os.PathLike, *, delimiter: str | None = None) -> pd.DataFrame:
@@ -120,7 +122,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         with open(path, "rb") as file:
             begin = file.read(4)
-            file.seek(-4, os.SEEK_END)
+            file.seek(max(0, path.stat().st_size - 4))
             whole = begin == b"PAR1" and file.read(4) == b"PAR1"
         got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
         step = "download or export the file again"
@@ -140,9 +142,7 @@ def _read_csv(path: Path, head: bytes, delimiter: str | None) -> pd.DataFrame:
         raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
     width, delimiter = _check_layout(path, text, delimiter)
     try:
-        table = pd.read_csv(
-            io.StringIO(text), sep=delimiter, skipinitialspace=True, float_precision="round_trip", low_memory=False
-        )
+        table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         got = str(error).removeprefix("Error tokenizing data. C error: ").strip()
         step = f"every line needs {width} fields like the first; mend that line"

@@ -53,7 +53,7 @@ class SyntheticSpec:
     start: str = "2024-01-22"
     price: float = 5000.0
     tick: float = 0.25
-    edge: float = 0.08
+    edge: float = 0.10
     lean: float = 0.02
     dwell_minutes: int = 240
     volume_lift: float = 1.0

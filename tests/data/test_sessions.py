@@ -51,7 +51,7 @@ def test_us_equity_equals_the_exchange_schedule():
     assert held.mean() > 0.95
     assert (ours.open_ns[ours.inside][held] == opens).all() and (ours.close_ns[ours.inside][held] == closes).all()
     listed, length = session_days("us_equity", int(ours.id[0]), int(ours.id[-1]))
-    assert pd.DatetimeIndex(listed.astype("datetime64[D]")).equals(book.sessions[:-1].as_unit("s"))
+    assert pd.DatetimeIndex(listed.astype("datetime64[D]")).equals(book.sessions[:-2].as_unit("s"))
     assert sorted(set(length.tolist())) == [210, 390]
 
 

@@ -1,0 +1,166 @@
+"""The synthetic markets look like one, and their truth is the truth."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.bars import check_bars
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import market_for, sessions_of
+from ml_factory.data.synthetic import (
+    SyntheticSpec,
+    ensure_demo_market,
+    oracle_probabilities,
+    state_posterior,
+    synthetic_bars,
+    synthetic_market,
+)
+from ml_factory.errors import SettingsError
+from ml_factory.runs.workspace import Workspace
+
+HORIZON = 20  # bars of 5 minutes
+
+
+def rows_and_outcomes(market, every: int):
+    """5-minute rows at each of which barriers of one true deviation are set; the side touched first, bar by bar."""
+    frame = base_frame(market.bars, market_for("MES", market.bars), 5)
+    at = np.searchsorted(market.start_ns, frame.known_at - 60_000_000_000)
+    barrier = market.sigma[np.minimum(at, len(market.sigma) - 1)] * np.sqrt(5 * HORIZON)
+    price = {name: np.log(getattr(frame, name)) for name in ("high", "low", "close")}
+    rows = [i for i in range(0, len(frame) - HORIZON, every) if frame.segment[i] == frame.segment[i + HORIZON]]
+    outcome = np.zeros(len(rows), int)
+    for k, i in enumerate(rows):
+        for j in range(i + 1, i + HORIZON + 1):
+            up = price["high"][j] >= price["close"][i] + barrier[i]
+            down = price["low"][j] <= price["close"][i] - barrier[i]
+            if up or down:
+                outcome[k] = int(up) - int(down)
+                break
+    return frame, np.array(rows), barrier[rows], outcome
+
+
+def log_loss(probability, outcome):
+    return -np.log(np.maximum(probability[np.arange(len(outcome)), outcome + 1], 1e-3)).mean()
+
+
+@pytest.fixture(scope="module")
+def planted():
+    market = synthetic_market(SyntheticSpec(days=200, kind="planted", seed=5))
+    return market, *rows_and_outcomes(market, every=30)
+
+
+def test_same_arguments_same_bits():
+    first, again, other = (synthetic_bars(5, "planted", seed) for seed in (1, 1, 2))
+    assert first.equals(again) and not first["close"].equals(other["close"])
+
+
+@pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
+@pytest.mark.parametrize("kind", ["planted", "null", "drift"])
+def test_bars_keep_the_contract(kind, calendar):
+    bars = synthetic_bars(12, kind, 3, calendar)
+    checked, report = check_bars(bars.reset_index(), market=market_for("FOO", bars))
+    assert report.findings == () and checked.equals(bars)
+    assert ((bars / 0.25).drop(columns="volume") % 1 == 0).all(axis=None)
+    sessions = sessions_of(bars.index.as_unit("ns").asi8, calendar)
+    assert sessions.inside.all() and len(np.unique(sessions.id)) == 12
+    assert market_for("FOO", bars).calendar == calendar
+
+
+def test_the_default_crosses_a_daylight_saving_change():
+    bars = synthetic_bars(60)
+    opens = sessions_of(bars.index.as_unit("ns").asi8, "cme").open_ns
+    assert set(pd.to_datetime(np.unique(opens)).hour) == {22, 23}
+
+
+def test_a_day_has_the_shape_of_a_day():
+    bars = synthetic_bars(40, "null")
+    chicago = bars.index.tz_convert("America/Chicago")
+    move = np.log(bars["high"] / bars["low"])
+    opening, night = (chicago.hour == 8) & (chicago.minute >= 35), chicago.hour == 1
+    assert move[opening].mean() > 2.5 * move[night].mean()
+    assert bars["volume"][opening].mean() > 3 * bars["volume"][night].mean()
+
+
+def test_null_returns_have_no_memory_and_planted_ones_do():
+    def memory(kind):
+        market = synthetic_market(SyntheticSpec(days=120, kind=kind, seed=8))
+        hours = (market.returns / market.sigma)[: len(market.returns) // 60 * 60].reshape(-1, 60).sum(1)
+        return np.corrcoef(hours[1:], hours[:-1])[0, 1], len(hours)
+
+    null, count = memory("null")
+    assert abs(null) < 3 / np.sqrt(count)
+    assert memory("planted")[0] > 5 / np.sqrt(count)
+
+
+def test_drift_market_rises_and_null_does_not_know_where_to():
+    market = synthetic_market(SyntheticSpec(days=120, kind="drift", seed=1))
+    standard = market.returns / market.sigma
+    assert abs(standard.mean() - market.spec.lean) < 4 / np.sqrt(len(standard))
+
+
+def test_posterior_is_calibrated_and_sees_no_future(planted):
+    market = planted[0]
+    belief = state_posterior(market)
+    assert np.allclose(belief.sum(1), 1)
+    for state in (-1, 0, 1):
+        given = belief[:, state + 1]
+        for low, high in ((0.2, 0.4), (0.6, 0.8), (0.9, 1.0)):
+            cell = (given >= low) & (given < high)
+            if cell.sum() > 5000:
+                assert abs((market.state[cell] == state).mean() - given[cell].mean()) < 0.06
+    cut = 5000
+    part = synthetic_market(market.spec)
+    part.returns[cut:] *= -3
+    assert np.array_equal(state_posterior(part)[:cut], belief[:cut])
+
+
+def test_oracle_beats_the_prior_by_what_it_says(planted):
+    market, frame, rows, barrier, outcome = planted
+    share = np.bincount(outcome + 1, minlength=3) / len(outcome)
+    prior = log_loss(np.tile(share, (len(outcome), 1)), outcome)
+    losses = {}
+    for knows in ("bars", "state"):
+        truth = oracle_probabilities(
+            market, frame.known_at[rows], barrier, barrier, 5 * HORIZON, knows=knows, paths=200
+        )
+        assert np.allclose(truth.sum(1), 1) and np.abs(truth.mean(0) - share).max() < 0.04
+        losses[knows] = log_loss(truth, outcome)
+        side = truth[:, 2] - truth[:, 0]
+        assert abs((side * outcome).sum() / (side * side).sum() - 1) < 0.3  # the slope of outcome on what it said
+    assert losses["state"] < losses["bars"] - 0.005 and losses["bars"] < prior - 0.03
+
+
+def test_momentum_and_volume_show_the_edge(planted):
+    """What an ordinary model sees: two hours of momentum, weighted by volume, tells the side about to be touched."""
+    _, frame, rows, _, outcome = planted
+    close, volume = np.log(frame.close), frame.volume
+    seen = rows[rows >= 24]
+    side = outcome[rows >= 24]
+    momentum = close[seen] - close[seen - 24]
+    busy = np.array([volume[i - 23 : i + 1].mean() / volume[max(0, i - 275) : i + 1].mean() for i in seen])
+    agree = np.sign(momentum) * side
+    assert agree.mean() > 4 * agree.std() / np.sqrt(len(agree))
+    assert agree[busy > np.median(busy)].mean() > agree[busy < np.median(busy)].mean() + 0.05
+
+
+def test_null_market_has_no_side_for_anyone():
+    market = synthetic_market(SyntheticSpec(days=30, kind="null", seed=5, shape=0.0, weather=0.0))
+    frame, rows, barrier, outcome = rows_and_outcomes(market, every=20)
+    truth = oracle_probabilities(market, frame.known_at[rows], barrier, barrier, 5 * HORIZON, knows="state")
+    assert np.abs(truth[:, 2] - truth[:, 0]).mean() < 2.5 * np.sqrt(0.6 / 400)
+    assert abs(outcome.mean()) < 3 / np.sqrt(len(outcome) / 2)
+    assert market.sigma.std() < 1e-12
+
+
+def test_demo_market_is_written_once(tmp_path):
+    workspace = Workspace(tmp_path)
+    path = ensure_demo_market(workspace, "MES", seed=3, days=3)
+    before = path.read_bytes()
+    assert ensure_demo_market(workspace, "MES", seed=4, days=3).read_bytes() == before
+    assert path == workspace.raw_bars("MES") and len(pd.read_parquet(path)) > 4000
+
+
+@pytest.mark.parametrize("wrong", [{"kind": "nul"}, {"calendar": "cmes"}, {"days": 0}, {"missing": 0.9}])
+def test_settings_check_themselves(wrong):
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        SyntheticSpec(**wrong)
