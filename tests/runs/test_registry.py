@@ -1,0 +1,91 @@
+"""Artifacts by content: the newest by sequence, verified when loaded."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.state import encode_state
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Registry(tmp_path / "models")
+
+
+def put(registry, value, horizon=20, name="xgboost", symbol="ES", kind="model"):
+    return registry.register(symbol, kind, name, {"value": np.full(3, value)}, {"horizon": horizon, "value": value})
+
+
+def test_register_find_load(registry, tmp_path):
+    artifact = put(registry, 1)
+    assert artifact.path == tmp_path / "models/ES" / f"model-xgboost-{artifact.hash[:12]}"
+    found = registry.find("ES", 20, "xgboost")
+    assert found == artifact and found.load_state()["value"].tolist() == [1, 1, 1]
+    for question in (("NQ", 20, "xgboost"), ("ES", 10, "xgboost"), ("ES", 20, "lstm")):
+        assert registry.find(*question) is None
+    assert registry.find("ES", kind="stack") is None and registry.find("ES", colour="red") is None
+    assert registry.find("ES") == registry.find("ES", value=1, kind="model") == artifact
+
+
+def test_the_newest_is_the_highest_sequence_whatever_the_clock_says(registry):
+    artifacts = [put(registry, value) for value in (3, 1, 2)]
+    assert [one.sequence for one in artifacts] == [1, 2, 3]
+    for number, artifact in enumerate(artifacts):
+        os.utime(artifact.path / "artifact.json", (10**9 - number,) * 2)
+    assert registry.find("ES", 20, "xgboost") == artifacts[2]
+    again = put(registry, 3)  # the same content: no new space, but the newest now
+    assert again.path == artifacts[0].path and again.sequence == 4
+    assert registry.find("ES", 20) == again and len(registry.list("ES")) == 3
+
+
+def test_facts_come_back_as_json_holds_them(registry):
+    registry.register("ES", "model", "lstm", {}, {"loss": np.float64("nan"), "rows": np.int64(5), "frames": (15, 30)})
+    assert registry.find("ES").facts == {"loss": None, "rows": 5, "frames": [15, 30]}
+
+
+def test_an_interrupted_registration_does_not_exist(registry):
+    whole = put(registry, 1)
+    half = whole.path.with_name("model-xgboost-0123456789ab")
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(encode_state({}))
+    assert registry.find("ES") == whole
+
+
+def test_damage_is_named(registry, caplog):
+    old, new = put(registry, 1), put(registry, 2)
+    (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
+    with pytest.raises(CheckpointError, match=r"state\.safetensors.*another hash"):
+        registry.find("ES").load_state()
+    (new.path / "state.safetensors").unlink()
+    with pytest.raises(WorkspaceError, match=r"state\.safetensors"):
+        registry.find("ES").load_state()
+    record = json.loads((new.path / "artifact.json").read_text())
+    for text in ("{", "[]", "{}", json.dumps({**record, "version": 2}), json.dumps({**record, "sequence": "9"})):
+        (new.path / "artifact.json").write_text(text)
+        caplog.clear()
+        assert registry.find("ES") == old
+        assert len(caplog.records) == 1 and new.path.name in caplog.text
+
+
+def test_names_that_cannot_be_folders(registry):
+    for kind, name in (("../model", "x"), ("model", "a/b"), ("model", ""), ("mo-del", "x")):
+        with pytest.raises(SettingsError, match="folder"):
+            registry.register("ES", kind, name, {})
+    with pytest.raises(SettingsError, match="'ES'"):
+        registry.register("es", "model", "x", {})
+
+
+def test_processes_that_register_at_once_get_different_sequences(registry, tmp_path, spawn):
+    code = """
+import sys
+from ml_factory.runs.registry import Registry
+for i in range(8):
+    Registry(sys.argv[1]).register("ES", "model", "m" + sys.argv[2], {"i": i})
+"""
+    processes = [spawn(code, tmp_path / "models", number) for number in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert [one.sequence for one in registry.list("ES")] == list(range(1, 25))
