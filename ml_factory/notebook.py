@@ -256,6 +256,8 @@ def show(*things: Any) -> None:
             display(Image(data=png.getvalue(), format="png"))
         elif isinstance(thing, str):
             print(thing)
+        elif isinstance(thing, pd.DataFrame):
+            display(thing.round(4)) if len(thing) else print("(nothing to list)")
         else:
             display(thing)
 
@@ -315,6 +317,6 @@ def finish(paths: Iterable[Path], *, following: str = "") -> None:
     for path in map(Path, paths):
         if not path.exists():
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        print(f"wrote {path}  ({sum(file.stat().st_size for file in files) / 1e6:,.1f} MB in {len(files)} files)")
+        sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
+        print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
     print(f"Next: {following}.ipynb" if following else "This was the last one.")

@@ -185,7 +185,7 @@ def test_finish_names_sizes_and_the_next_notebook(tmp_path, capsys):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(b"x" * 1_500_000)
     finish([tmp_path / "a"], following="01_data_pipeline")
-    assert capsys.readouterr().out == f"wrote {tmp_path / 'a'}  (1.5 MB in 1 files)\nNext: 01_data_pipeline.ipynb\n"
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'a'}  (1.50 MB in 1 file)\nNext: 01_data_pipeline.ipynb\n"
     with pytest.raises(NotPreparedError, match="absent"):
         finish([tmp_path / "b"])
 
@@ -207,6 +207,6 @@ def test_tables_and_text_are_displayed_as_such(capsys, monkeypatch):
     from ml_factory.notebook import show
 
     table = pd.DataFrame({"a": [1]})
-    show("words", table, draw_progress({"01_x": []}, "ES"))
-    assert capsys.readouterr().out == "words\n"
-    assert shown[0] is table and shown[1].data.startswith(b"\x89PNG")
+    show("words", table, draw_progress({"01_x": []}, "ES"), table[:0])
+    assert capsys.readouterr().out == "words\n(nothing to list)\n"
+    assert shown[0].equals(table) and shown[1].data.startswith(b"\x89PNG")

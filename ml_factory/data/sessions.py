@@ -172,7 +172,7 @@ def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
 
 # Symbol roots: calendar and tick. Contract sizes share the tick of their parent (MES as ES).
 _ROOTS = {
-    **dict.fromkeys(("MES", "ES", "MNQ", "NQ"), ("cme", 0.25)),
+    **dict.fromkeys(("MES", "ES", "MNQ", "NQ", "DEMO"), ("cme", 0.25)),
     **dict.fromkeys(("YM", "MYM"), ("cme", 1.0)),
     **dict.fromkeys(("RTY", "M2K", "GC", "MGC"), ("cme", 0.10)),
     **dict.fromkeys(("SI", "HG"), ("cme", None)),
