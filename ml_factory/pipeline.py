@@ -11,23 +11,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory import forecasts, pages
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, run_spec
-from ml_factory.folds import fold_metrics, fold_plan, out_of_fold_predictions
-from ml_factory.forecasts import load_predictions
-from ml_factory.holdout import fit_holdout
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.preparation import load_dataset, load_features, load_labels, load_splits, prepare
-from ml_factory.results import CrossValidateResult, EvaluateResult, PredictResult, StackResult, TrainResult
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
-from ml_factory.stacked import fit_stack
-from ml_factory.units import Dataset
+from ml_factory.units import forecasts, pages
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.folds import fold_metrics, fold_plan, out_of_fold_predictions
+from ml_factory.units.forecasts import load_predictions
+from ml_factory.units.holdout import fit_holdout
+from ml_factory.units.preparation import load_dataset, load_features, load_labels, load_splits, prepare
+from ml_factory.units.results import CrossValidateResult, EvaluateResult, PredictResult, StackResult, TrainResult
+from ml_factory.units.stacked import fit_stack
 
 __all__ = [
     "cross_validate", "evaluate", "load_features", "load_labels", "load_predictions", "load_splits",
@@ -190,7 +190,8 @@ def predict(
     forecasts.write_frame(path, frame)
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, rows=len(frame), path=path, frame=frame,
-        frame_hash=file_hash(path), seconds=time.perf_counter() - started, draw=lambda: figures.probabilities(frame, close),
+        frame_hash=file_hash(path), seconds=time.perf_counter() - started,
+        draw=lambda: figures.probabilities(frame, close),
     )  # fmt: skip
 
 

@@ -14,19 +14,22 @@ PACKAGE = ROOT / "ml_factory"
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
 errors seeding
-runs.storage runs.state runs.workspace runs.checkpoints runs.registry runs.tracking runs.session
-data.resample data.sessions data.bars data.sources data.synthetic
+runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
+runs.records runs.mirror runs.tracking runs.session
+data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.resample
 features.rolling features.momentum features.volatility features.volume features.microstructure features.regime
-features.calendar features.multi_timeframe features.build
-targets.labels targets.weights targets.splits
-datasets.scaling datasets.rows datasets.store datasets.windows
-models.contract models.tabular models.layers models.sequence models.transformer models.registry
+features.wavelet features.calendar features.multi_timeframe features.build
+targets.barriers targets.labels targets.weights targets.splits
+datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows
+models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
+models.layers models.sequence models.transformer models.registry
 training.spec training.losses training.optim training.device training.loop training.estimator
-evaluation.metrics evaluation.calibration evaluation.report
+evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
 ensemble.out_of_fold ensemble.stacking
-experiment results units
+experiment
 inference.bundle inference.predict
-preparation pages pipeline notebook
+units.dataset units.results units.preparation units.holdout units.folds units.forecasts units.stacked units.pages
+pipeline notebook suite doctor
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -37,9 +40,10 @@ HOMES = {
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
     "fsspec": {"runs.storage"},
-    "matplotlib": {"evaluation.report", "notebook"},
-    "ipywidgets": {"evaluation.report", "notebook"},
-    "IPython": {"evaluation.report", "notebook"},
+    "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.report", "notebook"},
+    "ipywidgets": {"notebook"},
+    "IPython": {"notebook"},
+    "papermill": {"suite"},
 }
 TORCH_STARTS_AT = "datasets.windows"
 TORCH_ON_DEMAND = {"runs.state"}  # gives tensors back as tensors, and loads torch only when a state holds one

@@ -1,0 +1,222 @@
+"""The command line: python -m ml_factory VERB. Exit code 0, 1 (could not be done) or 2 (wrong usage)."""
+
+import json
+import logging
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ml_factory import __version__, pipeline
+from ml_factory.data.bars import BarSpec
+from ml_factory.doctor import examine
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, quick_from_environment
+from ml_factory.models.registry import available_models
+from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.suite import find_notebook, run_notebook, run_suite
+from ml_factory.units.preparation import DEMO
+from ml_factory.units.results import Result
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
+    help="From 1-minute futures bars to an honest, calibrated, exported model on a machine that may vanish.",
+)  # fmt: skip
+said = Console(stderr=True, highlight=False)
+
+
+class Stamp(StrEnum):
+    start = "start"
+    end = "end"
+
+
+Folder = Annotated[str, typer.Option("--workspace", help="Folder of the workspace; empty: the default.")]
+Symbol = Annotated[str, typer.Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is made up.")]
+Horizon = Annotated[int, typer.Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
+Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(available_models()) + ".")]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run beside the old one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Parquet or CSV with 1-minute bars.")]
+
+
+@app.command()
+def doctor(workspace: Folder = "", as_json: Json = False) -> None:
+    """What this machine and this workspace have. Example: `python -m ml_factory doctor`"""
+    checks = examine(Workspace(workspace))
+    if as_json:
+        _print_json(
+            {check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks}
+        )
+    else:
+        table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
+        for check in checks:
+            table.add_row("ok" if check.good else "!!", check.name, check.value, check.advice)
+        Console(highlight=False).print(table)
+    if not all(check.good for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    data: Data = None,
+    horizon: Annotated[list[int] | None, typer.Option("--horizon", help="May be given several times.")] = None,
+    stamp: Annotated[Stamp, typer.Option(help="Whether the bars of --data are stamped at start or end.")] = Stamp.start,
+    zone: Annotated[str | None, typer.Option(help="Zone of naive timestamps, such as America/Chicago.")] = None,
+    decimal: Annotated[str | None, typer.Option(help="Decimal mark of text prices, . or ,")] = None,
+    calendar: Annotated[str | None, typer.Option(help="cme, us_equity or 24h; empty: by symbol.")] = None,
+    tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
+    bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
+    settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
+    with _working(f"preparing {symbol}", as_json):
+        result = pipeline.prepare(
+            Workspace(workspace), symbol, horizon or DEFAULT_HORIZONS, data=data, settings=settings
+        )
+    _tell(result, as_json)
+
+
+@app.command()
+def train(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Model = "xgboost",
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
+    quick = quick_from_environment(quick)
+    with _working(f"training {model}", as_json) as status:
+        result = pipeline.train(
+            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh,
+            callbacks=(lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics)),),
+        )  # fmt: skip
+    _tell(result, as_json)
+
+
+@app.command()
+def predict(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Annotated[str, typer.Option("--model", help="A finished model, or stack.")] = "xgboost",
+    data: Data = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; empty: results/.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Probabilities of every bar, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
+    with _working(f"predicting with {model}", as_json):
+        result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, out=out)
+    _tell(result, as_json)
+
+
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(help="Such as 02_train_tabular, or 02.")],
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="NAME=VALUE, several times.")] = None,
+    workspace: Folder = "",
+    out: Annotated[Path | None, typer.Option("--out", help="The executed copy; empty: results/notebooks/.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One notebook, headless. Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p HORIZON=20`"""
+    given = _pairs(parameter or [])
+    path = find_notebook(notebook)
+    place = Workspace(workspace or given.get("WORKSPACE", ""))
+    given["WORKSPACE"] = os.fspath(place.root)
+    with _working(path.name, as_json):
+        written = run_notebook(path, out or place.results / "notebooks" / path.name, given)
+    _print_json({"notebook": str(written)}) if as_json else print(written)
+
+
+@app.command()
+def suite(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    data: Data = None,
+    horizon: Horizon = 20,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """The eight notebooks in order. Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`"""
+    place, quick = Workspace(workspace), quick_from_environment(quick)
+    symbol = check_symbol(symbol)
+    if data is not None:
+        with _working(f"reading {data}", as_json):
+            pipeline.prepare(place, symbol, (horizon,), data=data)
+    given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
+    seconds = {}
+
+    def done(name: str, took: float) -> None:
+        seconds[name] = took
+        said.print(f"{name:24} {took:6.1f} s")
+
+    written = run_suite(place, given, done)
+    report = pipeline.evaluate(place, symbol, horizon).report_path
+    if as_json:
+        _print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})
+    else:
+        print(f"Report: {report}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake becomes one line on standard error."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    try:
+        app()
+    except SettingsError as error:
+        _fail(error, 2)
+    except FactoryError as error:
+        _fail(error, 1)
+
+
+def _fail(error: FactoryError, code: int) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _working(what: str, as_json: bool):
+    """A spinner while something takes long, where the output is a terminal and not for a machine."""
+    return Console(stderr=True, quiet=as_json, highlight=False).status(what)
+
+
+def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
+    losses = " ".join(f"{key} {value:.4f}" for key, value in metrics.items() if key != "seconds" and value is not None)
+    return f"training {model}: {epoch} {losses}"
+
+
+def _tell(result: Result, as_json: bool) -> None:
+    _print_json(result.to_dict()) if as_json else print(result.summary())
+
+
+def _print_json(facts: dict) -> None:
+    print(json.dumps(facts, indent=2, allow_nan=False))
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise SettingsError("A parameter is NAME=VALUE", where="-p", got=repr(text), next_step="-p HORIZON=20")
+        pairs[name] = value
+    return pairs
+
+
+if __name__ == "__main__":
+    main()

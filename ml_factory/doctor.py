@@ -1,0 +1,52 @@
+"""What this machine, this installation and this workspace have, and what is amiss."""
+
+import importlib
+import os
+from dataclasses import dataclass
+
+from ml_factory.inference.bundle import library_versions
+from ml_factory.runs.session import hours_remaining
+from ml_factory.runs.storage import free_bytes
+from ml_factory.runs.workspace import Workspace, on_colab
+
+NEEDED = ("numpy", "pandas", "pyarrow", "numba", "scikit-learn", "safetensors", "matplotlib", "exchange_calendars")
+MODELS = ("xgboost", "lightgbm", "catboost", "torch")
+OPTIONAL = ("papermill", "wandb")
+LITTLE_SPACE = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the examination; `good` is False for what will stop or hinder a run."""
+
+    name: str
+    value: str
+    good: bool = True
+    advice: str = ""
+
+
+def examine(workspace: Workspace) -> list[Check]:
+    """Python and libraries, device, session, disk, and the bars that are there."""
+    versions = library_versions((*NEEDED, *MODELS, *OPTIONAL))
+    checks = [Check("python", versions["python"])]
+    for name in (*NEEDED, *MODELS, *OPTIONAL):
+        missing = name not in versions
+        advice = f"pip install {name}" if missing and name not in OPTIONAL else ""
+        checks.append(Check(name, versions.get(name, "absent"), not advice, advice))
+    if "torch" in versions:
+        checks.append(Check("device", _device()))
+    checks.append(Check("cores", str(os.cpu_count())))
+    if on_colab():
+        checks.append(Check("hours left", f"{hours_remaining():.1f}"))
+    free = free_bytes(workspace.root)
+    advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
+    checks.append(Check("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
+    raw = sorted(path.name for path in workspace.raw.glob("*_1m.parquet"))
+    checks.append(Check("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a market to try"))
+    return checks
+
+
+def _device() -> str:
+    # Only here, so that the other verbs start without torch.
+    device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
+    return device.pick(spec.TrainSpec()).kind

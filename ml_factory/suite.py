@@ -1,0 +1,86 @@
+"""The notebooks through papermill: one by name, or the eight in order."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import papermill
+
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.notebook import SHARED, convert_parameters, notebook_parameters
+from ml_factory.runs.workspace import Workspace
+
+FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
+
+
+class NotebookError(FactoryError):
+    """A notebook stopped in one of its cells."""
+
+
+def notebooks() -> dict[str, Path]:
+    """Name -> file, in order. Raises FactoryError where the library was installed without a checkout."""
+    found = {path.stem: path for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))}
+    if not found:
+        raise FactoryError(
+            "The notebooks are not here: the library was installed without its checkout", where=FOLDER,
+            next_step="clone the repository and run this there",
+        )  # fmt: skip
+    return found
+
+
+def find_notebook(name: str) -> Path:
+    """The file of a notebook given by name (02_train_tabular, 02) or by path."""
+    known = notebooks()
+    if name.endswith(".ipynb") and Path(name).is_file():
+        return Path(name)
+    wanted = Path(name).stem
+    for stem, path in known.items():
+        if wanted in (stem, stem[:2]):
+            return path
+    raise SettingsError("No such notebook", where="notebook", got=repr(name), next_step=did_you_mean(wanted, known))
+
+
+def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Path | None = None) -> Path:
+    """Check names and types of the parameters, then run the notebook headless; `out` is the executed copy.
+
+    given : parameter -> text, as on a command line.  folder : where the kernel runs; the notebook's own by default.
+
+    Raises SettingsError before anything runs, NotebookError naming the cell that failed.
+    """
+    values = convert_parameters(path, given)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    try:
+        papermill.execute_notebook(
+            path, out, parameters=values, cwd=folder or path.parent, progress_bar=False, log_output=False,
+            kernel_name="python3",
+        )  # fmt: skip
+    except papermill.PapermillExecutionError as error:
+        raise NotebookError(
+            f"{path.name} stopped: {error.ename}: {error.evalue}", where=f"cell {error.cell_index + 1}",
+            next_step=f"open {out}, which shows the cell and its traceback",
+        ) from error  # fmt: skip
+    return out
+
+
+def run_suite(
+    workspace: Workspace, parameters: Mapping[str, str], on_notebook: Callable[[str, float], None] = lambda *_: None
+) -> list[Path]:
+    """The eight notebooks in order, executed copies under results/notebooks; returns their paths.
+
+    parameters : shared names -> text; each notebook takes those it declares.  on_notebook : told name and seconds.
+    """
+    unknown = [name for name in parameters if name not in SHARED]
+    if unknown:
+        raise SettingsError("Not a parameter all notebooks share", where="-p", got=unknown[0], wanted=", ".join(SHARED))
+    given = {**parameters, "WORKSPACE": os.fspath(workspace.root)}
+    written = []
+    for name, path in notebooks().items():
+        started = time.perf_counter()
+        declared = notebook_parameters(path)
+        mine = {key: text for key, text in given.items() if key in declared}
+        written.append(run_notebook(path, workspace.results / "notebooks" / path.name, mine))
+        on_notebook(name, time.perf_counter() - started)
+    return written

@@ -1,0 +1,1 @@
+"""Units of work: what a run, a fold and another machine do alike."""

@@ -1,0 +1,122 @@
+"""Prepared rows, lined up and ready for a unit of work: what it reads, learns from and is judged beside.
+
+A holdout run, a fold and an out-of-fold part are the same unit on other rows.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.evaluation.metrics import last_move_probabilities, metrics_table, prior_probabilities
+from ml_factory.experiment import QuickLimits
+from ml_factory.targets.weights import training_weights
+
+SPLITS = ("train", "validation", "test")
+PROBABILITIES = ["p_short", "p_neutral", "p_long"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Features and labels of one symbol and horizon, lined up.
+
+    features : (N, F) float32, unscaled, index known_at.  segment, close : (N,).
+    labels : L rows, index a subset of the features'.  splits : name -> positions into the labels' rows.
+    scaler : fitted on the split's training rows.  settings : those of the data and the market, as stored.
+    """
+
+    symbol: str
+    horizon: int
+    fingerprint: str
+    features: pd.DataFrame
+    segment: np.ndarray
+    close: np.ndarray
+    labels: pd.DataFrame
+    splits: dict[str, np.ndarray]
+    scaler: RobustScaler
+    settings: dict
+
+    @cached_property
+    def x_NF(self) -> np.ndarray:
+        return np.ascontiguousarray(self.features.to_numpy(dtype=np.float32))
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """int64 (L,): the feature row of each label."""
+        return self.features.index.get_indexer(self.labels.index)
+
+    @cached_property
+    def y(self) -> np.ndarray:
+        return self.labels["label"].to_numpy()
+
+    @cached_property
+    def last_move(self) -> np.ndarray:
+        """float64 (L,): log return of each row's own base bar; what the naive forecaster looks at."""
+        moves = np.diff(np.log(self.close), prepend=np.nan)
+        return moves[self.row]
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """bool (L,): rows that may judge; an ambiguous outcome never does."""
+        return (self.labels["barrier"] != "ambiguous").to_numpy()
+
+    def usable(self, lookback: int) -> np.ndarray:
+        """bool (L,): rows whose input window of `lookback` base rows lies inside one segment."""
+        return rows_with_window(self.segment, self.row, lookback)
+
+    def split_of(self) -> np.ndarray:
+        """str (L,): train, validation, test, or purged for rows between them."""
+        names = np.full(len(self.labels), "purged", dtype=object)
+        for name in SPLITS:
+            names[self.splits[name]] = name
+        return names
+
+    def development(self) -> np.ndarray:
+        """Positions of labels that ended before the first test row was known: what folds are cut from."""
+        first_test = self.labels.index[self.splits["test"][0]]
+        return np.flatnonzero((self.labels["label_end"] < first_test).to_numpy())
+
+
+Take = Callable[[np.ndarray], object]
+
+
+def model_inputs(data: Dataset, scaler: RobustScaler, lookback: int) -> Take:
+    """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
+    scaled_NF = scaler.transform(data.x_NF)
+    if lookback <= 1:
+        return lambda positions: scaled_NF[data.row[positions]]
+    # torch comes with the networks only: boosters train where it is not installed.
+    windows = importlib.import_module("ml_factory.datasets.windows")
+    return lambda positions: windows.Windows(scaled_NF, data.row[positions], lookback)
+
+
+def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
+    """The rows a QUICK run trains on, in contiguous blocks, and what to tell the reader about it."""
+    limit = QuickLimits().train_rows
+    if not quick or len(rows) <= limit:
+        return rows, {}
+    kept = contiguous_blocks(rows, limit)
+    return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
+
+
+def weighted(data: Dataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that carry weight, and their weights computed from these rows alone."""
+    weights = training_weights(data.labels.iloc[rows])
+    return rows[weights > 0], weights[weights > 0]
+
+
+def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray]):
+    """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`."""
+    teachers, weights = weighted(data, teachers)
+    y = data.y[teachers]
+    table = {
+        **forecasts,
+        "prior": prior_probabilities(y, weights, len(rows)),
+        "last_move": last_move_probabilities(data.last_move[teachers], y, data.last_move[rows], weights),
+    }
+    return metrics_table(table, data.y[rows], data.counts[rows].astype(float), horizon=data.horizon)

@@ -1,0 +1,208 @@
+"""From finished artifacts to probabilities and verdicts on given rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.bars import BarSpec, check_bars
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sources import read_table
+from ml_factory.ensemble.stacking import Stack
+from ml_factory.errors import CheckpointError, NotPreparedError
+from ml_factory.evaluation.calibration import Temperature
+from ml_factory.experiment import check_horizon
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.predict import predict_features
+from ml_factory.models.registry import available_models, spec_of
+from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.storage import replace_file
+from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.units.dataset import PROBABILITIES, Dataset, with_baselines
+from ml_factory.units.preparation import raw_bars_of
+
+STACK = "stack"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a finished model said about the labels' rows, and how right it was.
+
+    path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
+    test_rows, test_p : positions and (N, 3) probabilities of the test rows.
+    """
+
+    path: Path
+    metrics: pd.DataFrame
+    test_rows: np.ndarray
+    test_p: np.ndarray
+
+    @property
+    def test_table(self) -> pd.DataFrame:
+        return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
+
+    def prior_loss(self, split: str) -> float:
+        rows = self.metrics[(self.metrics["split"] == split) & (self.metrics["name"] == "prior")]
+        return float(rows["log_loss"].iloc[0])
+
+
+def tell(workspace: Workspace, data: Dataset, artifact: Artifact) -> Told:
+    """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
+    frame = labelled(workspace, data, artifact)
+    positions = data.labels.index.get_indexer(frame.index)
+    p_N3, tables = frame[PROBABILITIES].to_numpy(), []
+    for name in ("validation", "test"):
+        mine = (frame["split"] == name).to_numpy()
+        table = compare(data, positions[mine], {artifact.facts["model"]: p_N3[mine]})
+        tables.append(table.reset_index().assign(split=name))
+    test = (frame["split"] == "test").to_numpy()
+    path = predictions_path(workspace, artifact)
+    return Told(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test])
+
+
+def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
+    return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
+
+
+def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+    """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
+
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test or purged), label.
+    """
+    path = predictions_path(workspace, artifact)
+    if path.is_file():
+        return pd.read_parquet(path)
+    if artifact.kind == STACK:
+        state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
+        frame = _pooled(state, {name: uncalibrated(workspace, data, base) for name, base in bases.items()})
+    else:
+        bundle = Bundle.from_state(artifact.load_state())
+        frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row)
+    positions = data.labels.index.get_indexer(frame.index)
+    frame["split"], frame["label"] = data.split_of()[positions], data.y[positions]
+    write_frame(path, frame)
+    return frame
+
+
+def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+    """Predictions of labelled rows without the model's temperature: what out-of-fold ones are comparable with."""
+    frame = labelled(workspace, data, artifact)[PROBABILITIES]
+    fitted = Temperature.from_dict(artifact.load_state()["temperature"])
+    p_N3 = Temperature(1 / fitted.temperature).apply(frame.to_numpy())
+    return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
+
+
+def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
+    """The artifacts a stack was made on, by their hash."""
+    by_hash = {one.hash: one for one in Registry(workspace.models).list(stack.symbol)}
+    bases = stack.load_state()["bases"]
+    for name, digest in bases.items():
+        if digest not in by_hash:
+            raise CheckpointError(
+                f"A base model of the stack is gone: {name}", where=workspace.models / stack.symbol,
+                wanted=digest[:12], next_step="stack again",
+            )  # fmt: skip
+    return {name: by_hash[digest] for name, digest in bases.items()}
+
+
+def compare(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Metrics of forecasts on these rows beside baselines counted on the training rows."""
+    return with_baselines(data, data.splits["train"], rows, dict(forecasts))
+
+
+def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: int, model: str) -> pd.DataFrame:
+    """What the newest finished run of a model said: index known_at; p_short, p_neutral, p_long, split, label."""
+    workspace = Workspace(workspace)
+    path = predictions_path(workspace, newest(workspace, check_symbol(symbol), check_horizon(horizon), model))
+    if not path.is_file():
+        step = "train it again: the finished run is found and predicts"
+        raise NotPreparedError("The predictions of this run are not there", where=path, next_step=step)
+    return pd.read_parquet(path)
+
+
+def newest(workspace: Workspace, symbol: str, horizon: int, model: str) -> Artifact:
+    """The model (or "stack") registered last for this symbol and horizon."""
+    if model != STACK:
+        spec_of(model)
+    artifact = Registry(workspace.models).find(symbol, horizon, model)
+    if artifact is None:
+        how = "stack" if model == STACK else f"train --model {model}"
+        raise NotPreparedError(
+            f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
+            got=f"none with horizon {horizon}",
+            next_step=f"train it first (notebook {'05' if model == STACK else spec_of(model).notebook[:2]}: {how})",
+        )  # fmt: skip
+    return artifact
+
+
+def finished(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
+    """The newest artifact of each model on this very data set; all there are, or those asked for."""
+    registry, found = Registry(workspace.models), {}
+    for name in models or [*available_models(), STACK]:
+        artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
+        if artifact is not None:
+            found[name] = artifact
+        elif models:
+            raise NotPreparedError(f"No finished {name} on this data", where=data.symbol, next_step="train it first")
+    if not found:
+        raise NotPreparedError(
+            "Nothing is trained yet", where=f"{data.symbol}, horizon {data.horizon}",
+            next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
+        )  # fmt: skip
+    return found
+
+
+def on_common_rows(
+    workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(positions of the split's rows that every model can predict, model -> its probabilities there)."""
+    frames = {name: labelled(workspace, data, one) for name, one in found.items()}
+    index = data.labels.index[data.splits[split]]
+    index = index[index.isin(common_index(frames))]
+    rows = data.labels.index.get_indexer(index)
+    return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
+
+
+def for_bars(workspace: Workspace, artifact: Artifact, data: str | Path | None) -> tuple[pd.DataFrame, pd.Series]:
+    """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training."""
+    state = artifact.load_state()
+    spec = state["spec"]
+    bars_spec = BarSpec(**spec["data"]["bars"])
+    market = MarketSpec.from_dict(spec["market"])
+    source = Path(data) if data else raw_bars_of(workspace, artifact.symbol)
+    bars, _ = check_bars(read_table(source), bars_spec, where=source, market=market)
+    matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
+    features = matrix.to_frame()
+    close = pd.Series(matrix.close, index=features.index, name="close")
+    if artifact.kind != STACK:
+        return predict_features(Bundle.from_state(state), features, segment=matrix.segment), close
+    said = {}
+    for name, base in base_artifacts(workspace, artifact).items():
+        plain = replace(Bundle.from_state(base.load_state()), temperature=Temperature().to_dict())
+        said[name] = predict_features(plain, features, segment=matrix.segment)
+    return _pooled(state, said), close
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """A DataFrame as Parquet, whole or not at all."""
+    replace_file(path, lambda aside: frame.to_parquet(aside))
+
+
+def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The stack's calibrated probabilities on the rows that every base model predicts."""
+    index = common_index(said)
+    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
+    p_N3 = Temperature.from_dict(state["temperature"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    return pd.DataFrame(p_N3, index=index, columns=PROBABILITIES)
+
+
+def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
+    """Rows that all of them have, in time order."""
+    first, *others = frames.values()
+    index = first.index
+    for frame in others:
+        index = index[index.isin(frame.index)]
+    return index

@@ -1,0 +1,109 @@
+"""One model on the chronological split: fit, calibrate, keep, and the probabilities of every row."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ml_factory.errors import FactoryError
+from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.experiment import Run, RunSpec
+from ml_factory.inference.bundle import Bundle, library_versions
+from ml_factory.models.contract import Estimator, FitResult
+from ml_factory.models.registry import build_model
+from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
+from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.tracking import Tracker
+from ml_factory.runs.workspace import Workspace
+from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
+
+Callback = Callable[[int, dict], None]
+
+
+def fit_holdout(
+    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str
+) -> Artifact:
+    """Train on the training rows, stop early and calibrate on validation rows, and register the bundle."""
+    started = time.perf_counter()
+    model = build_model(spec.model, seed=spec.seed, **dict(spec.settings))
+    train, validation, limited = _teachers(data, model, spec.quick)
+    take = model_inputs(data, data.scaler, model.lookback)
+    (train, w_train), (validation, w_validation) = weighted(data, train), weighted(data, validation)
+    held_out = (take(validation), data.y[validation], w_validation)
+    with (
+        CheckpointManager(workspace.checkpoints, run=run.run_id) as manager,
+        Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror) as tracker,
+    ):
+        checkpoints = _RecordFirst(manager.phase(f"train_{spec.model}"), tracker)
+        result = model.fit(
+            take(train), data.y[train], w_train, validation=held_out,
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
+        )  # fmt: skip
+        temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), held_out[1], w_validation)
+        facts = _facts(data, run, spec, result, limited, time.perf_counter() - started)
+        bundle = _bundle(data, model, temperature, facts)
+        artifact = Registry(workspace.models).register(data.symbol, "model", spec.model, bundle.to_state(), facts)
+        tracker.finish({"artifact": artifact.hash, "best_epoch": result.best_epoch})
+    return artifact
+
+
+def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Training and validation rows this model can read; at least one of each."""
+    usable = data.usable(model.lookback)
+    parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
+    for name, rows in parts.items():
+        if not len(rows):
+            raise FactoryError(
+                f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
+                wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
+            )  # fmt: skip
+    train, limited = limit_rows(parts["train"], quick)
+    return train, parts["validation"], limited
+
+
+class _RecordFirst:
+    """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save."""
+
+    def __init__(self, checkpoints: PhaseCheckpoints, tracker: Tracker):
+        self._checkpoints, self._tracker = checkpoints, tracker
+        self.load, self.due = checkpoints.load, checkpoints.due
+
+    def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
+        if not force and not self.due():
+            return None
+        self._tracker.close_segment()
+        return self._checkpoints.save(state, metrics=metrics, force=True)
+
+
+def _facts(data: Dataset, run: Run, spec: RunSpec, result: FitResult, limited: dict, seconds: float) -> dict:
+    limits = {name: value for name, value in dict(spec.settings).items() if name in ("epochs", "rounds")}
+    return {
+        "run_id": run.run_id,
+        "symbol": data.symbol,
+        "horizon": data.horizon,
+        "model": spec.model,
+        "data": data.fingerprint,
+        "run": spec.to_dict(),
+        "history": result.history,
+        "best_epoch": result.best_epoch,
+        "resumed_from": result.resumed_from,
+        "exact": result.exact,
+        "inexact": list(result.inexact),
+        "limited": limited | limits if spec.quick else {},
+        "seconds": seconds,
+        "versions": library_versions(),
+    }
+
+
+def _bundle(data: Dataset, model: Estimator, temperature: Temperature, facts: dict) -> Bundle:
+    """Nothing in it depends on the clock or on an interruption: the same run gives the same bytes."""
+    kept = ("run_id", "symbol", "horizon", "model", "data")
+    return Bundle(
+        model_state=model.get_state(),
+        scaler=data.scaler.to_dict(),
+        feature_names=tuple(data.features.columns),
+        spec=data.settings,
+        temperature=temperature.to_dict(),
+        lookback=model.lookback if model.lookback > 1 else 0,
+        facts={name: facts[name] for name in kept},
+    )

@@ -1,0 +1,174 @@
+"""What a report shows, and in which order: the verdict first, then the data it rests on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.store import Store
+from ml_factory.evaluation import figures
+from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.report import Section, write_report
+from ml_factory.runs.registry import Artifact
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.preparation import findings_table
+
+MAIN_METRICS = [
+    "log_loss",
+    "log_loss_gain",
+    "gain_se",
+    "brier",
+    "accuracy",
+    "balanced_accuracy",
+    "mcc",
+    "auc_ovr",
+    "ece",
+]
+
+
+def run_page(
+    path: Path, title: str, data: Dataset, store: Store, metrics: pd.DataFrame, test: Mapping[str, np.ndarray],
+    *, test_rows: np.ndarray, facts: dict, limited: Mapping[str, object], more: list[Section] | None = None,
+) -> Path:  # fmt: skip
+    """Write the report of one run (or of several on the same rows).
+
+    metrics : `metrics_table` on the test rows.  test : forecast -> (N, 3) probabilities on `test_rows`.
+    more : chapters between the verdict and the data, such as learning curves.
+    """
+    sections = [
+        verdict(metrics, len(test_rows)),
+        calibration(data, test, test_rows),
+        *(more or []),
+        *data_chapters(data, store),
+    ]
+    return write_report(
+        path, title, sections,
+        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead, judged on rows no model has learnt from",
+        facts=facts, notice=quick_notice(limited),
+        footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
+        "reaches 0 is no gain.",
+    )  # fmt: skip
+
+
+def quick_notice(limited: Mapping[str, object]) -> str:
+    """What QUICK limited, or ''."""
+    if not limited:
+        return ""
+    return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in limited.items())
+
+
+def verdict(metrics: pd.DataFrame, rows: int) -> Section:
+    """The metrics beside both baselines, and one honest sentence for each model."""
+    lines = [sentence(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
+    return Section(
+        "Verdict",
+        text=f"{rows:,} test rows.\n\n" + "\n\n".join(lines),
+        figures=[("Gain in log loss over the class prior, with 95 % intervals.", figures.metrics_bar(metrics))],
+        tables=[("Test rows, beside the baselines", metrics[[name for name in MAIN_METRICS if name in metrics]])],
+    )
+
+
+def sentence(name: str, row: pd.Series) -> str:
+    """Better, worse, or not to be told from the class prior."""
+    gain, low, high = row["log_loss_gain"], row["gain_low"], row["gain_high"]
+    if low > 0:
+        words = "beats the class prior"
+    elif high < 0:
+        words = "is worse than the class prior"
+    else:
+        words = "cannot be told from the class prior"
+    return f"{name} {words}: {gain:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
+
+
+def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray) -> Section:
+    """Said against happened on the test rows."""
+    clear = data.counts[rows]
+    tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
+    return Section(
+        "Calibration",
+        text="Temperatures were fitted on validation rows. Bars are 95 % intervals that count overlapping labels once.",
+        figures=[("Said against happened, per class.", figures.calibration_plot(tables))],
+    )
+
+
+def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
+    """Training and validation loss by epoch or booster block."""
+    text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
+    curves = figures.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
+    return Section("Learning", text=text, figures=[("Log loss by epoch or booster block.", curves)])
+
+
+def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
+    """Learning curves of a model, or the weights of a stack, and the settings of the run."""
+    if "history" in facts:
+        first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
+    else:
+        weights = pd.DataFrame(facts["weights"]).set_index("model")
+        first = Section(
+            "The stack",
+            text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
+            figures=[("Weight of each model.", figures.stack_weights(weights))],
+        )
+    settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
+    made = Section(
+        "The run",
+        notice="Continued, not bit-exact: " + ", ".join(facts["inexact"]) if facts.get("inexact") else "",
+        tables=[
+            ("Settings", pd.DataFrame({"value": settings}).rename_axis("setting")),
+            ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
+        ],
+    )
+    return [first, made]
+
+
+def runs(found: Mapping[str, Artifact]) -> Section:
+    """Which runs are compared."""
+    rows = {
+        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": round(one.facts["seconds"], 1)}
+        for name, one in found.items()
+    }
+    return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
+
+
+def tiles(data: Dataset, metrics: pd.DataFrame) -> dict[str, str]:
+    """The figures under the title."""
+    models = metrics[~metrics.index.isin(figures.BASELINES)]
+    best = models["log_loss_gain"].idxmax()
+    return {
+        "best model": str(best),
+        "log loss": f"{models.loc[best, 'log_loss']:.4f}",
+        "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
+        "gain": f"{models.loc[best, 'log_loss_gain']:+.4f}",
+        "test rows": f"{int(models.loc[best, 'rows']):,}",
+        "labels": f"{len(data.labels):,}",
+    }
+
+
+def data_chapters(data: Dataset, store: Store) -> list[Section]:
+    """The split on the price, the balance of the labels, and what was found in the bars."""
+    parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
+    told = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
+    splits = pd.DataFrame(told[data.horizon]["parts"]).T.rename_axis("split")
+    findings = findings_table(store)
+    purged = told[data.horizon]["purged"]
+    close = store.load_rows()["close"]
+    return [
+        Section(
+            "The split",
+            text=f"In time order; {purged:,} rows whose labels reach across an edge belong to no part.",
+            figures=[("Price with the parts of the split.", figures.split_on_price(close, parts))],
+            tables=[("Parts", splits)],
+        ),
+        Section(
+            "Labels",
+            text="Triple barrier; an ambiguous row touches both barriers inside one 1-minute bar and counts nowhere.",
+            figures=[("Share of each label.", figures.label_balance(balance))],
+        ),
+        Section(
+            "Bars",
+            text=f"{store.facts['raw']['rows']:,} one-minute bars; {len(store.feature_names)} features.",
+            tables=[("Findings", findings)] if len(findings) else [],
+        ),
+    ]

@@ -1,0 +1,250 @@
+"""Phases 1 to 5: raw bars to features, labels, splits and a scaler on disk, done once and found by fingerprint."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.bars import BarSpec
+from ml_factory.data.findings import BarReport
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.store import Store
+from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.evaluation import figures
+from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
+from ml_factory.features.build import FeatureMatrix, build_features
+from ml_factory.runs.storage import file_hash, fingerprint
+from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.targets.labels import triple_barrier
+from ml_factory.targets.splits import holdout
+from ml_factory.units.dataset import SPLITS, Dataset
+from ml_factory.units.results import PrepareResult
+
+DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
+_log = logging.getLogger("ml_factory")
+
+
+def prepare(
+    workspace: Workspace | str | Path,
+    symbol: str,
+    horizons: Sequence[int] = DEFAULT_HORIZONS,
+    *,
+    data: str | Path | None = None,
+    settings: DataSpec | None = None,
+) -> PrepareResult:
+    """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
+
+    Parameters
+    ----------
+    horizons : bars of the base frame until the vertical barrier, one set of labels each.
+    data : a file to bring into `data/raw` first.  settings : everything that decides what is written.
+
+    Raises
+    ------
+    BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError.
+    """
+    started = time.perf_counter()
+    workspace, settings = Workspace(workspace), settings or DataSpec()
+    symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
+    if symbol == DEMO and data is None:
+        ensure_demo_market(workspace, symbol)
+    if data is not None:
+        import_bars(data, workspace, symbol, settings.bars)
+        # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
+        settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
+    key = data_fingerprint(workspace, symbol, settings)
+    store = Store.find(workspace.processed(symbol), key)
+    missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
+    if missing:
+        store = _write(Store.begin(workspace.processed(symbol), key), workspace, symbol, settings, missing)
+    else:
+        store.make_current()
+    return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
+
+
+def data_fingerprint(workspace: Workspace, symbol: str, settings: DataSpec) -> str:
+    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
+    raw = raw_bars_of(workspace, symbol)
+    return fingerprint({"raw": file_hash(raw), "settings": settings.to_dict(), "sources": source_hash(DATA_ROOMS)})
+
+
+def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
+    """Features and labels lined up, ready for `units`.
+
+    Raises NotPreparedError when they are not there, or when the raw bars or the code changed since.
+    """
+    workspace = Workspace(workspace)
+    symbol, horizon = check_symbol(symbol), check_horizon(horizon)
+    store = Store.current(workspace.processed(symbol))
+    settings = store.facts["settings"]
+    raw = workspace.raw_bars(symbol)
+    if raw.is_file() and file_hash(raw) != store.facts["raw"]["hash"]:
+        raise NotPreparedError(
+            "The raw bars were replaced since the last prepare", where=raw,
+            next_step=f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays",
+        )  # fmt: skip
+    rows = store.load_rows()
+    return Dataset(
+        symbol=symbol,
+        horizon=horizon,
+        fingerprint=store.fingerprint,
+        features=store.load_features(),
+        segment=rows["segment"].to_numpy(),
+        close=rows["close"].to_numpy(),
+        labels=store.load_labels(horizon),
+        splits=store.load_splits(horizon),
+        scaler=store.load_scaler(horizon),
+        settings={"data": settings, "market": store.facts["market"]},
+    )
+
+
+def load_features(
+    workspace: Workspace | str | Path,
+    symbol: str,
+    columns: Iterable[str] | None = None,
+    start: object = None,
+    end: object = None,
+) -> pd.DataFrame:
+    """Features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
+    return _current(workspace, symbol).load_features(columns, start, end)
+
+
+def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
+    """Labels: index known_at; label, label_end, ret, barrier, uniqueness and what `triple_barrier` adds."""
+    return _current(workspace, symbol).load_labels(check_horizon(horizon))
+
+
+def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
+    """{"train", "validation", "test"}: int64 positions into the labels' rows."""
+    return _current(workspace, symbol).load_splits(check_horizon(horizon))
+
+
+def read_market(workspace: Workspace, symbol: str, settings: DataSpec) -> tuple[pd.DataFrame, MarketSpec, BarReport]:
+    """Checked raw bars, the market's stored settings, and the report on the bars."""
+    bars, report = load_bars(workspace, symbol, settings.bars)
+    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    for note in market.notes():
+        _log.warning("%s: %s", symbol, note)
+    return bars, market, report
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int]) -> Store:
+    bars, market, report = read_market(workspace, symbol, settings)
+    matrix = build_features(bars, market, settings.features)
+    if not store.committed:
+        store.write_features(matrix)
+    fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
+    facts = {}
+    for horizon in horizons:
+        facts[str(horizon)] = _write_horizon(store, matrix, fine, settings, market, horizon)
+    store.commit(
+        {
+            "symbol": symbol,
+            "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars)},
+            "settings": settings.to_dict(),
+            "market": market.to_dict(),
+            "bars": report.to_dict(),
+            "staleness": matrix.frame_staleness,
+            "horizons": facts,
+        }
+    )
+    return store
+
+
+def _write_horizon(store: Store, matrix: FeatureMatrix, fine, settings: DataSpec, market: MarketSpec, horizon: int):
+    """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
+    labels = triple_barrier(matrix.base, fine, settings.labels_for(horizon), market)
+    labels = labels[labels["entry_bar"] >= matrix.first]
+    splits = holdout(labels, settings.splits)
+    rows = labels["entry_bar"].to_numpy() - matrix.first
+    store.write_labels(horizon, labels)
+    store.write_splits(horizon, splits)
+    store.write_scaler(horizon, RobustScaler.fit(matrix.values[rows[splits["train"]]]))
+    clear = labels["barrier"] != "ambiguous"
+    sides = {"short": -1, "neutral": 0, "long": 1}
+    balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}
+    parts = {
+        name: {"rows": len(part), "first": str(labels.index[part[0]]), "last": str(labels.index[part[-1]])}
+        for name, part in splits.items()
+    }
+    purged = len(labels) - sum(map(len, splits.values()))
+    return {"balance": balance | {"ambiguous": int((~clear).sum())}, "parts": parts, "purged": purged}
+
+
+# ---- handing back ------------------------------------------------------------------------------------------------
+
+
+def _result(store: Store, symbol: str, horizons: tuple[int, ...], *, reused: bool, seconds: float) -> PrepareResult:
+    told = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
+    parts = {(horizon, part): told[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
+    last = horizons[-1]
+    return PrepareResult(
+        symbol=symbol,
+        fingerprint=store.fingerprint,
+        folder=store.folder,
+        market=store.facts["market"],
+        rows=len(store.known_at),
+        features=store.feature_names,
+        horizons=list(horizons),
+        label_balance=balance,
+        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]),
+        staleness=store.facts["staleness"],
+        bar_findings=findings_table(store),
+        reused=reused,
+        seconds=seconds,
+        draw=lambda: split_figure(store, last),
+    )
+
+
+def findings_table(store: Store) -> pd.DataFrame:
+    """What was found in the raw bars: kind, severity, rows (how many), message."""
+    found = [(one["kind"], one["severity"], one["count"], one["message"]) for one in store.facts["bars"]["findings"]]
+    return pd.DataFrame(found, columns=["kind", "severity", "rows", "message"])
+
+
+def split_figure(store: Store, horizon: int):
+    """The chronological split of one horizon drawn on the price."""
+    labels, splits = store.load_labels(horizon), store.load_splits(horizon)
+    return figures.split_on_price(
+        store.load_rows()["close"],
+        {name: labels.index[rows] for name, rows in splits.items()},
+        title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
+    )
+
+
+def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
+    """The symbol's raw file. Raises NotPreparedError where there is none."""
+    raw = workspace.raw_bars(symbol)
+    if raw.is_file():
+        return raw
+    raise NotPreparedError(
+        "There are no raw bars for this symbol",
+        where=raw,
+        got="no file",
+        wanted="1-minute bars as Parquet",
+        next_step=f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
+    )
+
+
+def _current(workspace: Workspace | str | Path, symbol: str) -> Store:
+    return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
+
+
+def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(horizons, int):
+        horizons = (horizons,)
+    if not horizons:
+        raise SettingsError("No horizon is asked for", where="horizons", wanted="at least one", next_step="give 20")
+    return tuple(sorted({check_horizon(horizon) for horizon in horizons}))

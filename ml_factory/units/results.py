@@ -1,0 +1,176 @@
+"""What each step of the pipeline hands back: facts, a summary to read, a picture to look at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+def _plain(value: Any) -> Any:
+    """The JSON form of a fact: paths as text, tables as records, numbers as numbers."""
+    if isinstance(value, pd.DataFrame):
+        table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
+        return [_plain(row) for row in table.to_dict("records")]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float):
+        return value if np.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Base of all results. `draw` makes the picture when `.plot()` asks for it."""
+
+    seconds: float
+    draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def to_dict(self) -> dict:
+        """The same facts as the summary, for machines (`--json`)."""
+        hidden = {"draw", "frame", "history"}
+        return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
+
+    def plot(self):
+        """A matplotlib Figure: what a person would rather look at than read."""
+        return self.draw()
+
+
+@dataclass(frozen=True)
+class PrepareResult(Result):
+    symbol: str
+    fingerprint: str
+    folder: Path
+    market: dict
+    rows: int
+    features: list[str]
+    horizons: list[int]
+    label_balance: pd.DataFrame
+    split_table: pd.DataFrame
+    staleness: dict[str, float]
+    bar_findings: pd.DataFrame
+    reused: bool
+
+    def summary(self) -> str:
+        how = "found as prepared before" if self.reused else "prepared now"
+        return (
+            f"{self.symbol}: {self.rows:,} rows x {len(self.features)} features, horizons {self.horizons}, "
+            f"{how} in {self.seconds:.1f} s\n  {self.folder}"
+        )
+
+
+@dataclass(frozen=True)
+class TrainResult(Result):
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    metrics: pd.DataFrame
+    history: pd.DataFrame
+    best_epoch: int
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    reused: bool
+    limited: dict
+    artifact: Path
+    artifact_hash: str
+    predictions_path: Path
+    predictions_hash: str
+    report_path: Path
+
+    def summary(self) -> str:
+        if self.reused:
+            how = "was finished before; loaded"
+        elif self.resumed_from is not None:
+            how = f"resumed after {self.resumed_from}"
+        else:
+            how = "trained from the start"
+        lines = [f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"]
+        lines += ["  QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items())] if self.limited else []
+        lines += ["  continued, not bit-exact: " + ", ".join(self.inexact_because)] if not self.exact else []
+        return "\n".join([*lines, f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+
+
+@dataclass(frozen=True)
+class CrossValidateResult(Result):
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    folds: pd.DataFrame
+    fold_table: pd.DataFrame
+    gain_mean: float
+    gain_se: float
+    resumed_from: int | None
+    limited: dict
+
+    def summary(self) -> str:
+        resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
+        limited = "; QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items()) if self.limited else ""
+        return (
+            f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} purged folds{resumed}: "
+            f"log loss below the prior's by {self.gain_mean:+.4f} (standard error over folds {self.gain_se:.4f}), "
+            f"{self.seconds:.1f} s{limited}"
+        )
+
+
+@dataclass(frozen=True)
+class StackResult(Result):
+    symbol: str
+    horizon: int
+    run_id: str
+    base_models: list[str]
+    metrics: pd.DataFrame
+    weights: pd.DataFrame
+    resumed_from: int | None
+    limited: dict
+    artifact: Path
+    predictions_path: Path
+    predictions_hash: str
+    report_path: Path
+
+    def summary(self) -> str:
+        resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""
+        limited = "\n  QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items()) if self.limited else ""
+        return (
+            f"stack of {', '.join(self.base_models)} on {self.symbol}, horizon {self.horizon}{resumed}, "
+            f"{self.seconds:.1f} s{limited}\n  model {self.artifact}\n  predictions {self.predictions_path}"
+        )
+
+
+@dataclass(frozen=True)
+class EvaluateResult(Result):
+    symbol: str
+    horizon: int
+    metrics: pd.DataFrame
+    report_path: Path
+
+    def summary(self) -> str:
+        count = len(self.metrics)
+        return f"{count} forecasts compared on the test rows, {self.seconds:.1f} s\n  report {self.report_path}"
+
+
+@dataclass(frozen=True)
+class PredictResult(Result):
+    symbol: str
+    horizon: int
+    model: str
+    rows: int
+    path: Path
+    frame: pd.DataFrame
+    frame_hash: str
+
+    def summary(self) -> str:
+        first, last = self.frame.index[0], self.frame.index[-1]
+        return (
+            f"{self.model} on {self.symbol}: {self.rows:,} rows, {first} to {last}, {self.seconds:.1f} s\n  {self.path}"
+        )

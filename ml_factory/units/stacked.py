@@ -1,0 +1,57 @@
+"""The stack: weights learnt from out-of-fold predictions on the training rows, calibrated on validation rows."""
+
+import time
+
+import numpy as np
+
+from ml_factory.ensemble.stacking import Stack
+from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.experiment import QuickLimits, Run, RunSpec
+from ml_factory.inference.bundle import library_versions
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.weights import training_weights
+from ml_factory.units.dataset import Dataset, weighted
+from ml_factory.units.folds import fold_plan, out_of_fold_predictions
+from ml_factory.units.forecasts import common_index, uncalibrated
+
+
+def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int) -> Artifact:
+    """Out-of-fold predictions of every base model, the pool on top of them, and its temperature."""
+    started = time.perf_counter()
+    settings = dict(spec.settings)
+    names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
+    rows = data.splits["train"]
+    oof, found, limited = {}, 0, {}
+    with CheckpointManager(workspace.checkpoints, run=run.run_id) as manager:
+        for name in names:
+            limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
+            plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
+            outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits)
+            oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
+    pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
+    by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
+    temperature = _temperature(workspace, data, pool, {name: by_hash[digest] for name, digest in digests.items()})
+    facts = {
+        "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
+        "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
+        "note": pool.note, "resumed_from": found or None, "limited": limited if spec.quick else {},
+        "seconds": time.perf_counter() - started, "versions": library_versions(),
+    }  # fmt: skip
+    state = {
+        "model": "stack", "stack": pool.to_dict(), "bases": digests, "temperature": temperature.to_dict(),
+        "spec": data.settings, "run_id": run.run_id,
+    }  # fmt: skip
+    return Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts)
+
+
+def _temperature(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Temperature:
+    """Fitted on the validation rows that every base model can predict."""
+    rows, weights = weighted(data, data.splits["validation"])
+    said = {name: uncalibrated(workspace, data, artifact) for name, artifact in bases.items()}
+    keep = np.isin(data.labels.index[rows], common_index(said))
+    index = data.labels.index[rows][keep]
+    pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in said.items()})
+    return Temperature.fit(log_probabilities(pooled), data.y[rows][keep], weights[keep])
