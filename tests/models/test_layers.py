@@ -1,0 +1,63 @@
+"""Layers against torch's own and against numbers worked by hand."""
+
+import torch
+from torch import nn
+
+from ml_factory.models.layers import Attention, EncoderLayer, InstanceNorm, Patches, TokenDropout
+
+
+def test_patches_by_hand():
+    x_BTF = torch.stack([torch.arange(1.0, 8.0), 10 * torch.arange(1.0, 8.0)], dim=1)[None]
+    plain = Patches(3, 2, pad=False)
+    assert plain.count(7) == 3
+    assert plain(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert plain(x_BTF)[0, 1, 1].tolist() == [30, 40, 50]
+    padded = Patches(3, 2, pad=True)
+    assert padded.count(7) == 4
+    assert padded(x_BTF)[0, 0].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7], [7, 7, 7]]
+
+
+def test_patches_that_do_not_fill_the_window_leave_out_the_oldest():
+    x_BTF = torch.arange(1.0, 9.0)[None, :, None]
+    patches = Patches(3, 2, pad=False)
+    assert patches.count(8) == 3
+    assert patches(x_BTF)[0, 0].tolist() == [[2, 3, 4], [4, 5, 6], [6, 7, 8]]
+
+
+def test_instance_norm_takes_out_each_windows_own_level():
+    x_BTF = torch.tensor([[[1.0, 5.0], [3.0, 5.0]]])
+    normal, level = InstanceNorm(eps=1e-12)(x_BTF)
+    torch.testing.assert_close(normal, torch.tensor([[[-1.0, 0.0], [1.0, 0.0]]]))
+    torch.testing.assert_close(level, torch.tensor([[[2.0, torch.tensor(2.0).log()], [5.0, 0.0]]]), atol=1e-5, rtol=0)
+
+
+def test_the_encoder_layer_is_torchs():
+    torch.manual_seed(0)
+    ours = EncoderLayer(16, 4, 32, 0.0).eval()
+    theirs = nn.TransformerEncoderLayer(16, 4, 32, 0.0, activation="gelu", batch_first=True).eval()
+    theirs.self_attn.in_proj_weight.data = ours.attention.qkv.weight.data
+    theirs.self_attn.in_proj_bias.data = ours.attention.qkv.bias.data
+    theirs.self_attn.out_proj.load_state_dict(ours.attention.out.state_dict())
+    theirs.linear1.load_state_dict(ours.feed[0].state_dict())
+    theirs.linear2.load_state_dict(ours.feed[2].state_dict())
+    theirs.norm1.load_state_dict(ours.norm1.state_dict())
+    theirs.norm2.load_state_dict(ours.norm2.state_dict())
+    x_BND = torch.randn(5, 7, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x_BND), theirs(x_BND), atol=1e-5, rtol=1e-5)
+
+
+def test_attention_of_one_token_is_its_value():
+    layer = Attention(8, 2)
+    x_BND = torch.randn(3, 1, 8)
+    value = layer.qkv(x_BND)[..., 16:]
+    torch.testing.assert_close(layer(x_BND), layer.out(value))
+
+
+def test_token_dropout_keeps_the_mean_and_shares_its_mask():
+    layer, x_BND = TokenDropout(0.25), torch.ones(2000, 3, 8)
+    assert layer.eval()(x_BND) is x_BND
+    y_BND = layer.train()(x_BND)
+    assert (y_BND == y_BND[:, :1]).all()
+    assert set(y_BND.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert abs((y_BND == 0).float().mean().item() - 0.25) < 0.02

@@ -1,0 +1,69 @@
+"""PatchTST: shapes, independence of channels and rows, gradients."""
+
+import pytest
+import torch
+
+from ml_factory.errors import SettingsError
+from ml_factory.models.sequence import LSTM, LSTMSpec
+from ml_factory.models.transformer import PatchTST, PatchTSTSpec
+
+NETWORKS = [
+    (PatchTST, PatchTSTSpec(patch=4, stride=2, pad=True)),
+    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=False)),
+    (LSTM, LSTMSpec(hidden=8, layers=2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec"), NETWORKS)
+def test_every_parameter_feels_the_loss(kind, spec):
+    torch.manual_seed(0)
+    network = kind(6, 16, 3, spec)
+    logits_BC = network(torch.randn(9, 16, 6))
+    assert logits_BC.shape == (9, 3)
+    logits_BC.square().sum().backward()
+    for name, parameter in network.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(("kind", "spec"), NETWORKS)
+def test_one_batch_can_be_learned_by_heart(kind, spec):
+    torch.manual_seed(0)
+    network = kind(6, 16, 3, spec).train()
+    x_BTF, y_B = torch.randn(24, 16, 6), torch.arange(24) % 3
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x_BTF), y_B).backward()
+        optimizer.step()
+    assert torch.nn.functional.cross_entropy(network.eval()(x_BTF), y_B) < 0.1
+
+
+@pytest.mark.parametrize("instance_norm", [True, False])
+def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
+    """Exchange two channels and their parts of the head: the same logits."""
+    torch.manual_seed(0)
+    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=instance_norm)).eval()
+    x_BTF, swap = torch.randn(5, 16, 4), [0, 3, 2, 1]
+    before = network(x_BTF)
+    weight = network.head.weight.data.view(3, 4, -1)
+    network.head.weight.data = weight[:, swap].reshape(3, -1)
+    torch.testing.assert_close(network(x_BTF[:, :, swap]), before, atol=1e-5, rtol=1e-5)
+
+
+def test_with_instance_norm_scale_and_level_reach_only_the_head():
+    torch.manual_seed(0)
+    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4)).eval()
+    x_BTF = torch.randn(5, 16, 4)
+    moved = 3 * x_BTF + 7
+    assert (network(moved) - network(x_BTF)).abs().max() > 1e-3
+    network.head.weight.data.view(3, 4, -1)[:, :, -2:] = 0
+    torch.testing.assert_close(network(moved), network(x_BTF), atol=1e-3, rtol=1e-3)
+
+
+def test_settings_check_themselves():
+    with pytest.raises(SettingsError, match="divisor of 16"):
+        PatchTSTSpec(heads=3)
+    with pytest.raises(SettingsError, match="shorter than a patch"):
+        PatchTST(4, 8, 3, PatchTSTSpec())
+    with pytest.raises(SettingsError, match=r"\[stride\]"):
+        PatchTSTSpec(stride=0)
