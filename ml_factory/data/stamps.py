@@ -43,6 +43,10 @@ def read_stamps(
         message = f"timestamp is empty in {name_rows(np.flatnonzero(absent))}"
         refuse([Finding("timestamp", "refused", np.flatnonzero(absent), message)], where)
     moments, findings = _moments(values, where)
+    far = np.flatnonzero((moments.year < 1970) | (moments.year >= 2100))
+    if len(far):
+        message = f"timestamps outside the years 1970 to 2099: {name_rows(far, moments)}"
+        refuse([Finding("timestamp", "refused", far, message)], where)
     if moments.tz is None:
         if zone is None:
             step = "say where its clock stands, for example zone='America/Chicago' or zone='UTC' (--zone)"
@@ -123,8 +127,9 @@ def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[F
         few = np.flatnonzero(~aware if aware.mean() > 0.5 else aware)
         message = f"some timestamps carry a zone and some do not ({name_rows(few, text.tolist())})"
         refuse([Finding("timestamp", "refused", few, message)], where)
-    if aware.all() and text.str.endswith(("UTC", "GMT")).any():
+    if aware.all():
         text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
+        text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
     formats = _TEXT_FORMATS + tuple(f"{day} {clock}" for day in _SLASHED for clock in _CLOCKS)
     fitting, furthest = {}, 0
     for form in formats:

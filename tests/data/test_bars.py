@@ -242,6 +242,12 @@ def test_settings_check_themselves():
             BarSpec(**wrong)
 
 
+def test_a_table_glued_together_from_parts(make_raw):
+    raw = make_raw().astype({"timestamp": str, "close": str})
+    glued = pd.concat([raw.iloc[:300], raw.iloc[300:].reset_index(drop=True)])  # row labels occur twice
+    assert check(glued)[0].equals(check(make_raw())[0])
+
+
 def test_the_raw_table_is_not_touched(make_raw):
     raw = make_raw().sample(frac=1, random_state=1)
     before = raw.copy()

@@ -59,6 +59,22 @@ def test_exchange_holiday_is_no_hole():
     assert "hole" not in report_of(bars[~good_friday].reset_index(drop=True)).kinds
 
 
+def test_trading_on_after_a_scheduled_early_close_is_no_hole():
+    bars = synthetic_bars(5, "null", start="2024-01-11", missing=0.0).reset_index()
+    last = bars.index[bars["timestamp"] == pd.Timestamp("2024-01-15 17:59", tz="UTC")]  # Martin Luther King day
+    assert len(last) == 1 and bars["timestamp"].iloc[last[0] + 1] == pd.Timestamp("2024-01-15 23:00", tz="UTC")
+    more = pd.DataFrame([bars.iloc[last[0]]] * 30)
+    more["timestamp"] += pd.to_timedelta(np.arange(1, 31), unit="min")
+    report = report_of(pd.concat([bars, more]).sort_values("timestamp"))
+    assert "hole" not in report.kinds and report.facts["absent_minutes"] == 0
+
+
+def test_rows_of_the_report_are_those_of_the_file(clean):
+    newest_first = clean.drop(index=range(5000, 5120)).iloc[::-1].reset_index(drop=True)
+    row = newest_first.index[newest_first["timestamp"] == clean["timestamp"].iloc[5120]]
+    assert report_of(newest_first).of("hole").rows.tolist() == row.tolist()
+
+
 def test_spike_that_comes_straight_back(clean):
     raw = clean.copy()
     raw.loc[7777, "low"] *= 0.9

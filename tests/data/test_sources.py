@@ -1,6 +1,7 @@
 """Files in every state: other delimiters, gone, empty, cut short; and what is written is whole."""
 
 import gzip
+import time
 
 import pandas as pd
 import pytest
@@ -199,8 +200,6 @@ def test_raw_file_put_there_by_hand_in_another_spelling(make_raw, workspace, ref
 
 
 def test_half_a_million_rows_load_in_time(shared_data, workspace):
-    import time
-
     began = time.perf_counter()
     report = import_bars(shared_data / "bars" / "BTCUSD_1m.parquet", workspace, "BTCUSD")
     load_bars(workspace, "BTCUSD")

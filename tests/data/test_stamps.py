@@ -89,11 +89,13 @@ def test_the_hour_that_does_not_exist():
         "%Y-%m-%dT%H:%M:%SZ",
         "%Y-%m-%d %H:%M:%S UTC",
         "%Y-%m-%dT%H:%M:%S.000+0000",
+        "%m/25/%Y %H:%M:%S +0000",
     ],
 )
 def test_text_with_a_zone(form):
     start_ns, kinds = read(UTC.strftime(form))
-    assert (start_ns == WANTED).all() and kinds == {"text_time"}
+    wanted = WANTED + 20 * 24 * 3600 * 10**9 * ("25" in form)  # a 25th, since 03/05 could be May
+    assert (start_ns == wanted).all() and kinds == {"text_time"}
 
 
 def test_text_of_two_offsets():
@@ -160,6 +162,17 @@ def test_off_minute_stamps():
         read(values)
     with pytest.raises(BarsError, match="off the 5-minute grid"):
         read(UTC, minutes=5)
+
+
+@pytest.mark.parametrize("year", ["1869", "2100", "3024"])
+def test_years_that_cannot_be(year):
+    with pytest.raises(BarsError, match=r"outside the years 1970 to 2099: row 1 "):
+        read(np.array(["2024-03-05T14:30", f"{year}-03-05T14:31"], "datetime64[s]"), zone="UTC")
+
+
+def test_datetime_objects():
+    assert (read([stamp.to_pydatetime() for stamp in UTC])[0] == WANTED).all()
+    assert (read(pd.Series(list(UTC), dtype=object))[0] == WANTED).all()
 
 
 def test_true_and_false_are_no_times():
