@@ -211,7 +211,7 @@ def with_tree(text: str) -> bytes:
         '{"version":1,"state":{"call":["os.system","true"]}}',
         '{"version":1,"state":{"dict":{"a":{"array":["0","|O",[4]]}}}}',
         '{"version":1,"state":{"dict":{"a":{"array":["0","|V4",[1]]}}}}',
-    '{"version":1,"state":{"dict":{"a":{"array":["9","<f4",[1]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["9","<f4",[1]]}}}}',
         '{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[2]]}}}}',
         '{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[-1]]}}}}',
         '{"version":1,"state":{"dict":{"a":{"tensor":["0","nn",[4]]}}}}',
