@@ -4,6 +4,7 @@
 both. A block is a training whose number of iterations has grown and which finds the snapshot of the block before.
 """
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from ml_factory.models.tabular import Booster, BoosterSpec, Grower, Rows
 
 _METRIC = "MultiClass"
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
+# Times, folders and random identifiers inside the model file: without them equal models are equal bytes.
+_CHANGING = ("train_finish_time", "model_guid", "output_options")
+_FOLDERS = ("train_dir", "snapshot_file")
 
 
 class CatBoost(Booster):
@@ -86,6 +90,12 @@ class _Grower(Grower):
     def model(self, rounds):
         if rounds < self.booster.tree_count_:
             self.booster.shrink(rounds)
+        metadata = self.booster.get_metadata()
+        for name in _CHANGING:
+            metadata[name] = ""
+        params = json.loads(metadata["params"])
+        params["flat_params"] = {k: v for k, v in params.get("flat_params", {}).items() if k not in _FOLDERS}
+        metadata["params"] = json.dumps(params, sort_keys=True)
         path = Path(self.folder.name) / "model.cbm"
         self.booster.save_model(str(path))
         return path.read_bytes()

@@ -1,0 +1,205 @@
+"""Interrupted = uninterrupted: killed anywhere after a checkpoint, a fit goes on and ends with the same bits."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import CheckpointError
+from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.state import encode_state
+from ml_factory.training.loop import Order
+
+T, F, TRAIN = 8, 6, 250
+SETTINGS = {
+    "tabular": {"rounds": 40, "block": 10, "depth": 4, "min_leaf": 2.0, "threads": 1, "patience": 0},
+    "network": {"epochs": 4, "batch": 64, "lookback": T, "device": "cpu", "threads": 1, "dropout": 0.3},
+    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
+    "lstm": {"hidden": 8},
+}
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+def make(name: str, **settings):
+    family = "network" if spec_of(name).windowed else "tabular"
+    return build_model(name, **{**SETTINGS[family], **SETTINGS.get(name, {}), **settings})
+
+
+def fit(name: str, folder: Path | None, *callbacks, model=None, **settings):
+    """The model and its result; unequal weights, some 0, rows and columns sampled, dropout on."""
+    rng = np.random.default_rng(0)
+    x_NTF = rng.normal(size=(330, T, F)).astype(np.float32)
+    y = np.digitize(x_NTF[:, -1, 0] + x_NTF[:, -2, 1] + rng.normal(size=330), [-0.7, 0.7]) - 1
+    w = rng.uniform(0, 2, 330)
+    w[::9] = 0
+    x = x_NTF if spec_of(name).windowed else x_NTF.reshape(330, -1)
+    model = model or make(name, **settings)
+    manager = CheckpointManager(folder, auto_save_minutes=0) if folder else None
+    try:
+        result = model.fit(
+            x[:TRAIN],
+            y[:TRAIN],
+            w[:TRAIN],
+            validation=(x[TRAIN:], y[TRAIN:], w[TRAIN:]),
+            callbacks=callbacks,
+            checkpoints=manager and manager.phase(f"train_{name}"),
+        )
+    finally:
+        if manager:
+            manager.close()
+    return model, result, model.predict_proba(x)
+
+
+def kill_after(epoch: int, kill=None):
+    def callback(finished, metrics):
+        if finished == epoch:
+            if kill:
+                kill()
+            raise Killed
+
+    return callback
+
+
+def losses(result) -> list:
+    return [(row["epoch"], row["train_loss"], row["val_loss"]) for row in result.history]
+
+
+@pytest.fixture(scope="module", params=available_models())
+def whole(request):
+    """name, and the model, result and predictions of the run that nobody interrupted or saved."""
+    return request.param, fit(request.param, None)
+
+
+def assert_same(one, other):
+    np.testing.assert_array_equal(one[2], other[2])
+    assert encode_state(one[0].get_state()) == encode_state(other[0].get_state())
+    assert losses(one[1]) == losses(other[1])
+    assert (one[1].best_epoch, one[1].best_round) == (other[1].best_epoch, other[1].best_round)
+
+
+def test_saving_changes_nothing(whole, tmp_path):
+    name, expected = whole
+    assert_same(fit(name, tmp_path), expected)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_killed_after_an_epoch_or_block(whole, tmp_path, at):
+    name, expected = whole
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(at))
+    heard = []
+    again = fit(name, tmp_path, lambda epoch, metrics: heard.append(epoch))
+    assert again[1].resumed_from == at and again[1].exact
+    assert heard == list(range(at + 1, 5))
+    assert_same(again, expected)
+
+
+def test_killed_twice(whole, tmp_path):
+    name, expected = whole
+    for at in (1, 3):
+        with pytest.raises(Killed):
+            fit(name, tmp_path, kill_after(at))
+    again = fit(name, tmp_path)
+    assert again[1].resumed_from == 3
+    assert_same(again, expected)
+
+
+def test_a_finished_fit_is_found_and_not_repeated(whole, tmp_path):
+    name, expected = whole
+    fit(name, tmp_path)
+    again = fit(name, tmp_path, kill_after(1))  # would raise if anything were trained
+    assert again[1].resumed_from == 4
+    assert_same(again, expected)
+
+
+def test_killed_after_the_last_epoch_but_before_the_end_was_saved(whole, tmp_path):
+    name, expected = whole
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(4))
+    again = fit(name, tmp_path, kill_after(4))
+    assert again[1].resumed_from == 4
+    assert_same(again, expected)
+
+
+@pytest.mark.parametrize("name", available_models())
+def test_patience_counts_across_a_kill(name, tmp_path):
+    hot = {"lr": 0.2} if spec_of(name).windowed else {"learning_rate": 0.9}
+    more = {"epochs": 30} if spec_of(name).windowed else {"rounds": 300}
+    expected = fit(name, None, **hot, **more | {"patience": 3})
+    assert expected[1].stopped_early
+    at = max(len(expected[1].history) - 1, 1)
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(at), **hot, **more | {"patience": 3})
+    again = fit(name, tmp_path, **hot, **more | {"patience": 3})
+    assert again[1].resumed_from == at and again[1].stopped_early
+    assert_same(again, expected)
+
+
+@pytest.mark.parametrize("name", ["lstm", "patchtst"])
+@pytest.mark.parametrize("at", [5, 9])
+def test_killed_in_mid_epoch(name, tmp_path, monkeypatch, at):
+    """250 rows in batches of 64: epochs end at steps 3, 7, 11 and 15."""
+    expected = fit(name, None, save_seconds=0.0)
+    positions = Order.positions
+
+    def kill(order, step):
+        if step == at:
+            raise Killed
+        return positions(order, step)
+
+    monkeypatch.setattr(Order, "positions", kill)
+    with pytest.raises(Killed):
+        fit(name, tmp_path, save_seconds=0.0)
+    monkeypatch.undo()
+    again = fit(name, tmp_path, save_seconds=0.0)
+    assert again[1].resumed_step == at and again[1].resumed_from == {5: 1, 9: 2}[at]
+    assert_same(again, expected)
+
+
+@pytest.mark.parametrize("name", ["catboost", "lstm"])
+def test_sigkill(name, tmp_path):
+    """A real one, in a process of its own; nothing of it is left but the folder."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
+        "import test_resume as t;"
+        "t.fit(sys.argv[2], Path(sys.argv[3]), t.kill_after(2, lambda: os.kill(os.getpid(), signal.SIGKILL)))"
+    )
+    here = Path(__file__).resolve()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(here.parent), name, str(tmp_path)],
+        cwd=here.parents[1],
+        env={**os.environ, "PYTHONPATH": str(here.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = fit(name, tmp_path)
+    assert again[1].resumed_from == 2
+    assert_same(again, fit(name, None))
+
+
+@pytest.mark.parametrize("name", available_models())
+def test_another_run_is_not_gone_on_from(name, tmp_path):
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(2))
+    with pytest.raises(CheckpointError, match=r"another run \[settings\]"):
+        fit(name, tmp_path, seed=1)
+
+
+@pytest.mark.parametrize("name", available_models())
+def test_another_thread_count_is_marked_for_good(name, tmp_path):
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(1))
+    with pytest.raises(Killed):
+        fit(name, tmp_path, kill_after(2), threads=2)
+    result = fit(name, tmp_path)[1]
+    assert not result.exact
+    assert result.inexact == ("threads: began with 1, now 2", "threads: began with 2, now 1")
