@@ -102,7 +102,7 @@ class _Run:
         self.network.load_state_dict(state["network"])
         load_optimizer_state(self.network, self.optimizer, state["optimizer"])
         self.step, self.done = int(state["step"]), bool(state["done"])
-        self.sums = self.device.place(state["sums"])
+        self.sums = self.device.place(state["sums"].clone())
         self.memory = _Memory(**state["memory"])
         # Once continued elsewhere, always so: the reasons travel with the run.
         self.memory.inexact = merged(self.memory.inexact, differences(state["environment"], self.device.facts()))

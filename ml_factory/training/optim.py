@@ -50,4 +50,5 @@ def load_optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer, s
     if strange:
         raise CheckpointError("Optimizer state of another network", got=sorted(strange)[:3], wanted=sorted(names)[:3])
     for name, moments in state.items():
-        optimizer.state[names[name]] = {key: value.to(names[name].device) for key, value in moments.items()}
+        there = names[name].device
+        optimizer.state[names[name]] = {key: value.to(there, copy=True) for key, value in moments.items()}

@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.models.registry import build_model
+
+SMALL = {"epochs": 2, "batch": 32, "lookback": 8, "hidden": 8, "device": "cpu", "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def market():
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(200, 5)).astype(np.float32)
+    rows = np.arange(7, 200)
+    return x_NF, rows, rng.integers(-1, 2, len(rows))
+
+
+def test_windows_and_arrays_are_the_same(market):
+    x_NF, rows, y = market
+    windows = Windows(x_NF, rows, 8)
+    p = []
+    for x in (windows, windows[:]):
+        model = build_model("lstm", **SMALL)
+        model.fit(x, y)
+        p.append(model.predict_proba(x))
+    np.testing.assert_array_equal(p[0], p[1])
+
+
+def test_the_last_short_batch_is_filled_and_cut(market):
+    x_NF, rows, y = market
+    model = build_model("lstm", **SMALL, eval_batch=64)
+    model.fit(Windows(x_NF, rows, 8), y, validation=(Windows(x_NF, rows, 8), y))
+    p = model.predict_proba(Windows(x_NF, rows, 8))
+    with torch.no_grad():
+        logits = model.network(Windows(x_NF, rows, 8).gather(np.arange(len(rows))))
+    np.testing.assert_allclose(p, logits.double().softmax(1).numpy(), atol=1e-6)
+
+
+def test_validation_loss_is_the_weighted_log_loss(market):
+    x_NF, rows, y = market
+    windows, w = Windows(x_NF, rows, 8), np.random.default_rng(1).uniform(0, 2, len(rows))
+    model = build_model("lstm", **SMALL | {"epochs": 1})
+    result = model.fit(windows, y, validation=(windows, y, w))
+    p = model.predict_proba(windows)
+    expected = -np.average(np.log(p[np.arange(len(y)), y + 1]), weights=w)
+    assert result.history[0]["val_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_model_may_be_fitted_anew_on_other_features(market):
+    x_NF, rows, y = market
+    model = build_model("lstm", **SMALL)
+    model.fit(Windows(x_NF, rows, 8), y)
+    model.fit(Windows(np.ascontiguousarray(x_NF[:, :3]), rows, 8), y)
+    assert model.get_state()["n_features"] == 3
+
+
+def test_settings_belong_to_network_or_training():
+    model = build_model("patchtst", width=8, epochs=4, lookback=24)
+    assert model.shape.width == 8 and model.settings.epochs == 4 and model.lookback == 24
+    with pytest.raises(SettingsError, match="did you mean 'hidden'"):
+        build_model("lstm", hiden=3)
+    with pytest.raises(SettingsError, match=r"\[lookback\]"):
+        build_model("lstm", lookback=0)
+
+
+def test_windows_of_another_shape_are_refused(market):
+    x_NF, rows, y = market
+    model = build_model("lstm", **SMALL)
+    with pytest.raises(FactoryError, match="got T=4, F=5, wanted T=8, F=any"):
+        model.fit(Windows(x_NF, rows, 4), y)
+    with pytest.raises(FactoryError, match=r"wanted \(N, T, F\)"):
+        model.fit(x_NF, y)
+
+
+def test_weights_start_from_the_seed_alone():
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(states))
+        model = build_model("lstm", **SMALL, seed=seed)
+        model._build(5)
+        states.append(model.get_state()["weights"]["rnn.weight_ih_l0"])
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
