@@ -144,7 +144,7 @@ class Booster(Estimator, ABC):
         return result
 
     def _identity(self, spec: BoosterSpec, train: Rows, valid: Rows | None) -> tuple[dict, dict]:
-        arrays = [train.target, train.weight] + ([] if valid is None else [valid.target, valid.weight])
+        arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
         settings = {name: value for name, value in asdict(spec).items() if name != "threads"}
         run = {"model": self.name, "settings": settings, "data": data_signature(train.x.shape[1], *arrays)}
         return run, environment(threads=spec.thread_count, **{self.library: version(self.library)})

@@ -61,7 +61,7 @@ class _Grower(Grower):
             self.params["subsample"] = spec.row_sample
         self.train = catboost.Pool(train.x, train.target, weight=train.weight)
         self.valid = None if valid is None else catboost.Pool(valid.x, valid.target, weight=valid.weight)
-        self.booster = None
+        self.booster, self.callbacks = None, None
 
     def grow(self, first, until, seed):
         # The seed of a block is not used: the snapshot carries the generator itself.
@@ -71,7 +71,7 @@ class _Grower(Grower):
 
     def _train(self, until: int) -> None:
         self.booster = catboost.CatBoost({**self.params, "iterations": until})
-        self.booster.fit(self.train, eval_set=self.valid)
+        self.booster.fit(self.train, eval_set=self.valid, callbacks=self.callbacks)
 
     def part(self):
         return {"snapshot": self.snapshot.read_bytes()}
@@ -82,7 +82,7 @@ class _Grower(Grower):
             self._train(rounds)
         except catboost.CatBoostError as error:
             raise CheckpointError(
-                "CatBoost cannot read the snapshot in this checkpoint",
+                "CatBoost cannot go on from the snapshot in this checkpoint",
                 got=str(error).splitlines()[0][:200],
                 next_step="train afresh (FRESH=True, --fresh)",
             ) from error

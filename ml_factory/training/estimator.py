@@ -54,13 +54,13 @@ class NeuralClassifier(Estimator):
         device, self.features = pick(spec), 0
         windows = self._windows(x)
         target, weight = check_rows(len(windows), y, sample_weight, where="training")
-        arrays, validate = [target, weight], None
+        arrays, validate = [*_bits(windows), target, weight], None
         self._build(windows.shape[2])
         if validation is not None:
             x_val, y_val, w_val = (*validation, None)[:3]
             x_val = self._windows(x_val)
             target_val, weight_val = check_rows(len(x_val), y_val, w_val, where="validation")
-            arrays += [target_val, weight_val]
+            arrays += [*_bits(x_val), target_val, weight_val]
             validate = self._validator(device.place(x_val), target_val, weight_val, device, spec.eval_batch)
         result = fit(
             self.network,
@@ -152,6 +152,11 @@ class NeuralClassifier(Estimator):
             return float(total / weights)
 
         return validate
+
+
+def _bits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+    """What a checkpoint's data must agree in."""
+    return windows.x_NF.cpu().numpy(), windows.rows
 
 
 def _batches(windows: Windows, target: np.ndarray, weight: np.ndarray, device: Device):

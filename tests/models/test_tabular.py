@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xgboost as xgb
 
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import BoosterSpec
+from ml_factory.models.tabular import BoosterSpec, Rows
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -117,3 +117,31 @@ def test_catboost_leaves_no_files_behind(data, tmp_path, monkeypatch):
 def test_settings_check_themselves(settings, field):
     with pytest.raises(SettingsError, match=rf"\[{field}\]"):
         BoosterSpec(**settings)
+
+
+def test_catboost_goes_on_from_the_snapshot_in_the_checkpoint(data, tmp_path):
+    """Started from nothing it would end the same, only later: so count the rounds it really trains."""
+    x, y, w = data
+    model = build_model("catboost", **PLAIN)
+    train, trained = Rows(x, y + 1, w), []
+
+    class Count:
+        def after_iteration(self, info):
+            trained.append(info.iteration)
+            return True
+
+    first = model._open(model.settings, train, None)
+    first.grow(0, 12, seed=0)
+    part = first.part()
+    first.close()
+    second = model._open(model.settings, train, None)
+    second.callbacks = [Count()]
+    second.restore(part, 12)
+    assert trained == []
+    second.grow(12, 15, seed=0)
+    assert trained == [13, 14, 15]
+    second.close()
+    third = model._open(model.settings, Rows(x[::-1].copy(), y + 1, w), None)
+    with pytest.raises(CheckpointError, match="cannot go on from the snapshot"):
+        third.restore(part, 12)
+    third.close()
