@@ -4,6 +4,11 @@
 """
 
 import importlib
+import os
+
+# Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
+# slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
 

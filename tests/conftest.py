@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import ml_factory  # noqa: F401 - first, so that its OpenMP setting holds for every library
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
