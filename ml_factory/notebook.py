@@ -185,12 +185,16 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     another notebook trains (`family` given: tabular, sequence or advanced).
     """
     shell = shell or get_ipython()
-    cells = list(shell.user_ns["In"])
+    cells = list(shell.user_ns.get("In", ()))
     starts = [number for number, text in enumerate(cells) if text.startswith(PARAMETERS_TITLE)]
-    if not starts:
+    if starts:
+        declared = {name: item.kind for name, item in read_parameters(cells[starts[-1]]).items()}
+        cells = cells[starts[-1] + 1 :]
+    else:  # a runner that keeps no history, as nbval: the annotations are still there
+        declared = {name: kind for name, kind in shell.user_ns.get("__annotations__", {}).items() if name.isupper()}
+    if not declared:
         raise SettingsError("The parameters are not set", next_step="run the cell above, titled Parameters, first")
-    declared = {name: item.kind for name, item in read_parameters(cells[starts[-1]]).items()}
-    injected = [name for text in cells[starts[-1] + 1 :] if text.startswith(INJECTED_TITLE) for name in _assigned(text)]
+    injected = [name for text in cells if text.startswith(INJECTED_TITLE) for name in _assigned(text)]
     known = declared | {name: _kind_of(name, declared, where="-p") for name in injected}
     values = {name: _checked(name, kind, shell.user_ns[name]) for name, kind in known.items()}
     _check_values(values, family)

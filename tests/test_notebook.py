@@ -96,6 +96,15 @@ def test_what_is_wrong_is_named_with_the_way_out(injected, words):
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
 
 
+def test_a_runner_without_history_finds_the_annotations():
+    found = shell("HORIZON = 0")
+    found.user_ns["In"] = [""]
+    with pytest.raises(SettingsError, match="HORIZON"):
+        check_parameters(shell=found)
+    found.user_ns["HORIZON"] = 5
+    assert check_parameters(shell=found).horizon == 5
+
+
 def test_without_the_parameters_cell_it_says_so():
     with pytest.raises(SettingsError, match="run the cell above"):
         check_parameters(shell=shell(cell="x = 1"))

@@ -16,12 +16,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.notebook import NOTEBOOKS
+from ml_factory.runs.workspace import Workspace
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref
 from tests.test_bootstrap import git
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow, pytest.mark.xdist_group("notebooks")]
 CARRIED = ("ml_factory", "utils", "requirements", "requirements.txt", "pyproject.toml")
+DAYS = 12
 SHORTEST = ["-p", "HORIZON", "20", "-p", "MODEL", "xgboost"]
 
 
@@ -43,6 +46,8 @@ def home(tmp_path_factory) -> Path:
     shutil.rmtree(work)
     for name in ("executed", "workspace", "user"):
         (folder / name).mkdir()
+    # The demo market, shorter than the one a user gets: same bars, same code, less to learn from.
+    ensure_demo_market(Workspace(folder / "workspace"), "DEMO", days=DAYS)
     return folder
 
 
