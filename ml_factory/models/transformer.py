@@ -23,7 +23,7 @@ class PatchTSTSpec:
     heads: int = 2
     layers: int = 2
     inner: int = 32
-    dropout: float = 0.1
+    dropout: float = 0.3
     pad: bool = False
     instance_norm: bool = True
 

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -13,7 +15,10 @@ def test_auto_takes_what_is_there(monkeypatch):
     with pytest.raises(SettingsError, match="No CUDA device here"):
         pick(TrainSpec(device="cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     assert pick(TrainSpec(threads=1)).kind == "cuda" and pick(TrainSpec(device="cpu")).kind == "cpu"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_pinned_gives_everything_back_also_after_an_error():
