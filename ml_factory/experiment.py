@@ -41,10 +41,9 @@ class DataSpec:
 class QuickLimits:
     """What QUICK limits: training only, never checks, features, labels or splits."""
 
-    train_rows: int = 6_000
-    epochs: int = 3
+    train_rows: int = 4_000
+    epochs: int = 2
     rounds: int = 40
-    folds: int = 3
 
     def settings_for(self, family: str) -> dict:
         return {"rounds": self.rounds} if family == "tabular" else {"epochs": self.epochs}

@@ -62,11 +62,23 @@ def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray,
 
 
 class _RecordFirst:
-    """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save."""
+    """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save.
+
+    An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.
+    """
 
     def __init__(self, checkpoints: PhaseCheckpoints, tracker: Tracker):
         self._checkpoints, self._tracker = checkpoints, tracker
-        self.load, self.due = checkpoints.load, checkpoints.due
+        self.due = checkpoints.due
+
+    def load(self) -> dict | None:
+        found = self._checkpoints.load()
+        if found is not None:
+            state = found["state"]
+            history = state["history"] if "history" in state else state["memory"]["history"]
+            for epoch in history[-1:]:
+                self._tracker.log(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"})
+        return found
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         if not force and not self.due():
