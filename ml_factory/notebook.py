@@ -291,12 +291,18 @@ def markets(workspace: Workspace) -> pd.DataFrame:
 
 def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     """What each notebook has left in the workspace for this symbol: notebook -> what is there."""
-    made = sorted(path.parent.name for path in (workspace.models / symbol).glob("*/artifact.json"))
-    found: dict[str, list[str]] = {name: [] for name in NOTEBOOKS[1:]}
-    found["01_data_pipeline"] = ["prepared"] if (workspace.processed(symbol) / "current.json").is_file() else []
-    for name in available_models():
-        found[spec_of(name).notebook] += [name] if any(f"-{name}-" in folder for folder in made) else []
-    found["05_train_ensemble"] = ["stack"] if any("stack" in folder for folder in made) else []
+    models, results = workspace.models / symbol, workspace.results / symbol
+    left = {name: models.glob(f"model-{name}-*/artifact.json") for name in available_models()}
+    found = {notebook: [] for notebook in NOTEBOOKS[1:]}
+    for name, files in left.items():
+        found[spec_of(name).notebook] += [name] if any(files) else []
+    for notebook, name, files in (
+        ("01_data_pipeline", "prepared", workspace.processed(symbol).glob("current.json")),
+        ("05_train_ensemble", "stack", models.glob("stack-*/artifact.json")),
+        ("06_cross_validation", "folds", results.glob("*/folds.parquet")),
+        ("07_inference", "predictions", results.glob("predictions-*.parquet")),
+    ):
+        found[notebook] += [name] if any(files) else []
     return found
 
 

@@ -104,9 +104,11 @@ def cross_validate(
     table = fold_metrics(data, plan, outcome.p_N3, model)
     gains = table.loc[table["name"] == model, "log_loss_gain"]
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
+    path = run.folder / "folds.parquet"
+    forecasts.write_frame(path, table)
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, folds=table, fold_table=plan.table(),
-        gain_mean=float(gains.mean()), gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))),
+        gain_mean=float(gains.mean()), gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))), path=path,
         resumed_from=outcome.found or None, limited=plan.limited | limits if quick else {},
         seconds=time.perf_counter() - started,
         draw=lambda: figures.fold_scores(table),

@@ -112,6 +112,7 @@ class CrossValidateResult(Result):
     gain_se: float
     resumed_from: int | None
     limited: dict
+    path: Path
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
