@@ -171,7 +171,6 @@ def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
             "Unknown parameter",
             where=where,
             got=name,
-            wanted=", ".join(declared),
             next_step=did_you_mean(name, declared),
         )
     return known[name]

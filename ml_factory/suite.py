@@ -55,7 +55,7 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
     try:
         papermill.execute_notebook(
             path, out, parameters=values, cwd=folder or path.parent, progress_bar=False, log_output=False,
-            kernel_name="python3",
+            kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # its chatter, not the cells'
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise NotebookError(
