@@ -12,7 +12,7 @@ from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.report import Section, write_report
 from ml_factory.runs.registry import Artifact
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.preparation import findings_table
+from ml_factory.units.preparation import DEMO, findings_table
 
 MAIN_METRICS = [
     "log_loss",
@@ -25,6 +25,7 @@ MAIN_METRICS = [
     "auc_ovr",
     "ece",
 ]
+MANY = 2  # more forecasts than this in one reliability plot hide each other
 
 
 def run_page(
@@ -37,7 +38,7 @@ def run_page(
     more : chapters between the verdict and the data, such as learning curves.
     """
     sections = [
-        verdict(metrics, len(test_rows)),
+        verdict(metrics, len(test_rows), len(data.splits["test"])),
         calibration(data, test, test_rows),
         *(more or []),
         *data_chapters(data, store),
@@ -45,10 +46,20 @@ def run_page(
     return write_report(
         path, title, sections,
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead, judged on rows no model has learnt from",
-        facts=facts, notice=quick_notice(limited),
+        facts=facts, notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
     )  # fmt: skip
+
+
+def made_up_notice(symbol: str) -> str:
+    """What a gain on the market that comes with the library means, or ''."""
+    if symbol != DEMO:
+        return ""
+    return (
+        f"{DEMO} is a made-up market with an edge planted in it. "
+        "A gain here says that the machinery works, and nothing about a real market."
+    )
 
 
 def quick_notice(limited: Mapping[str, object]) -> str:
@@ -58,13 +69,20 @@ def quick_notice(limited: Mapping[str, object]) -> str:
     return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in limited.items())
 
 
-def verdict(metrics: pd.DataFrame, rows: int) -> Section:
-    """The metrics beside both baselines, and one honest sentence for each model."""
+def verdict(metrics: pd.DataFrame, rows: int, of: int) -> Section:
+    """The metrics beside both baselines, and one honest sentence for each model.
+
+    rows : test rows judged on, out of `of`.
+    """
     lines = [sentence(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
+    judged = f"{rows:,} of the {of:,} test rows"
+    judged += ", those with a full input window." if rows < of else "."
+    if len(lines) > 1:
+        lines.append("The best of several on the same rows looks better than it is: it was chosen on them.")
     return Section(
         "Verdict",
-        text=f"{rows:,} test rows.\n\n" + "\n\n".join(lines),
-        figures=[("Gain in log loss over the class prior, with 95 % intervals.", figures.metrics_bar(metrics))],
+        text="\n\n".join([judged, *lines]),
+        figures=[("Right of 0 is better than the prior. Lines are 95 % intervals.", figures.metrics_bar(metrics))],
         tables=[("Test rows, beside the baselines", metrics[[name for name in MAIN_METRICS if name in metrics]])],
     )
 
@@ -85,10 +103,14 @@ def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray)
     """Said against happened on the test rows."""
     clear = data.counts[rows]
     tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
+    together = {"Said against happened": tables}
+    if len(tables) > MANY:
+        together = {name: {name: table} for name, table in tables.items()}
     return Section(
         "Calibration",
-        text="Temperatures were fitted on validation rows. Bars are 95 % intervals that count overlapping labels once.",
-        figures=[("Said against happened, per class.", figures.calibration_plot(tables))],
+        text="On the dashed line, what was said is what happened. Temperatures were fitted on validation rows. "
+        "Bars are 95 % intervals that count overlapping labels once.",
+        figures=[("", figures.calibration_plot(some, title=name)) for name, some in together.items()],
     )
 
 
@@ -125,7 +147,7 @@ def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
 def runs(found: Mapping[str, Artifact]) -> Section:
     """Which runs are compared."""
     rows = {
-        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": round(one.facts["seconds"], 1)}
+        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
         for name, one in found.items()
     }
     return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
@@ -136,7 +158,7 @@ def tiles(data: Dataset, metrics: pd.DataFrame) -> dict[str, str]:
     models = metrics[~metrics.index.isin(figures.BASELINES)]
     best = models["log_loss_gain"].idxmax()
     return {
-        "best model": str(best),
+        "best on test rows" if len(models) > 1 else "model": str(best),
         "log loss": f"{models.loc[best, 'log_loss']:.4f}",
         "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
         "gain": f"{models.loc[best, 'log_loss_gain']:+.4f}",
@@ -168,7 +190,8 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
         ),
         Section(
             "Bars",
-            text=f"{store.facts['raw']['rows']:,} one-minute bars; {len(store.feature_names)} features.",
+            text=f"{store.facts['raw']['rows']:,} one-minute bars; {len(store.feature_names)} features."
+            + ("" if len(findings) else " Nothing strange was found in the bars."),
             tables=[("Findings", findings)] if len(findings) else [],
         ),
     ]

@@ -1,0 +1,64 @@
+"""What a report says in words: honest about made-up bars, limits, chosen winners and rows left out."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.evaluation.metrics import metrics_table
+from ml_factory.units import pages
+
+ROWS = 600
+
+
+def forecasts(count: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(3)
+    return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
+
+
+def verdict(count: int, of: int = ROWS) -> str:
+    flat = {"prior": np.full((ROWS, 3), 1 / 3)}
+    table = metrics_table(forecasts(count) | flat, np.arange(ROWS) % 3 - 1, np.ones(ROWS))
+    return pages.verdict(table, ROWS, of).text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "cannot be told from")],
+)
+def test_a_gain_is_called_what_its_interval_allows(low, high, words):
+    row = pd.Series({"log_loss_gain": (low + high) / 2, "gain_low": low, "gain_high": high})
+    assert f"lstm {words} the class prior" in pages.sentence("lstm", row)
+
+
+def test_the_made_up_market_is_called_so_and_no_other():
+    assert "made-up market" in pages.made_up_notice("DEMO")
+    assert pages.made_up_notice("MES") == ""
+
+
+def test_what_quick_limited_is_told():
+    assert "lstm epochs: 2" in pages.quick_notice({"lstm epochs": 2})
+    assert pages.quick_notice({}) == ""
+
+
+def test_the_best_of_several_is_called_chosen():
+    assert "chosen on them" in verdict(2)
+    assert "chosen on them" not in verdict(1)
+
+
+def test_rows_that_are_not_judged_are_told():
+    assert "600 of the 700 test rows, those with a full input window." in verdict(1, of=700)
+    assert "600 of the 600 test rows." in verdict(1)
+
+
+@pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
+def test_many_forecasts_get_a_reliability_plot_each(count, figures):
+    data = SimpleNamespace(y=np.arange(ROWS) % 3 - 1, counts=np.ones(ROWS, bool), horizon=5)
+    assert len(pages.calibration(data, forecasts(count), np.arange(ROWS)).figures) == figures
+
+
+def test_seconds_are_read_as_seconds():
+    facts = {"run_id": "train-lstm", "seconds": 1.94}
+    section = pages.runs({"lstm": SimpleNamespace(facts=facts, hash="0123456789abcdef")})
+    assert section.tables[0][1].loc["lstm"].tolist() == ["train-lstm", "0123456789ab", "1.9"]
