@@ -72,8 +72,11 @@ def prepare(
 
 def data_fingerprint(workspace: Workspace, symbol: str, settings: DataSpec) -> str:
     """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
-    raw = raw_bars_of(workspace, symbol)
-    return fingerprint({"raw": file_hash(raw), "settings": settings.to_dict(), "sources": source_hash(DATA_ROOMS)})
+    return _key(file_hash(raw_bars_of(workspace, symbol)), settings.to_dict())
+
+
+def _key(raw_hash: str, settings: dict) -> str:
+    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_ROOMS)})
 
 
 def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
@@ -85,12 +88,16 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
     store = Store.current(workspace.processed(symbol))
     settings = store.facts["settings"]
-    raw = workspace.raw_bars(symbol)
-    if raw.is_file() and file_hash(raw) != store.facts["raw"]["hash"]:
+    raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
+    again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
+    if raw.is_file() and file_hash(raw) != prepared:
+        raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=again)
+    if _key(prepared, settings) != store.fingerprint:
         raise NotPreparedError(
-            "The raw bars were replaced since the last prepare", where=raw,
-            next_step=f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays",
-        )  # fmt: skip
+            "The code that makes features and labels changed since the last prepare",
+            where=store.folder,
+            next_step=again,
+        )
     rows = store.load_rows()
     return Dataset(
         symbol=symbol,
