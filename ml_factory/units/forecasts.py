@@ -11,7 +11,7 @@ from ml_factory.data.bars import BarSpec, check_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import read_table
 from ml_factory.ensemble.stacking import Stack
-from ml_factory.errors import CheckpointError, NotPreparedError
+from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.experiment import check_horizon
 from ml_factory.features.build import FeatureSpec, build_features
@@ -19,7 +19,7 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs.registry import Artifact, Registry
-from ml_factory.runs.storage import replace_file
+from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.dataset import PROBABILITIES, Dataset, with_baselines
 from ml_factory.units.preparation import raw_bars_of
@@ -70,10 +70,11 @@ def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
 def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
     """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
 
-    Index known_at; p_short, p_neutral, p_long, split (train, validation, test or purged), label.
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test or purged), label. A file that this
+    very artifact did not say, or that was changed since, is written anew.
     """
     path = predictions_path(workspace, artifact)
-    if path.is_file():
+    if said_by(path, artifact):
         return pd.read_parquet(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
@@ -84,7 +85,22 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
     positions = data.labels.index.get_indexer(frame.index)
     frame["split"], frame["label"] = data.split_of()[positions], data.y[positions]
     write_frame(path, frame)
+    write_json(_voucher(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
     return frame
+
+
+def said_by(path: Path, artifact: Artifact) -> bool:
+    """Whether the predictions there are this artifact's and as they were written: folders outlive their models."""
+    if not (path.is_file() and _voucher(path).is_file()):
+        return False
+    try:
+        return read_json(_voucher(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
+    except WorkspaceError:  # torn: they are made again
+        return False
+
+
+def _voucher(path: Path) -> Path:
+    return path.with_suffix(".json")
 
 
 def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
@@ -116,10 +132,11 @@ def compare(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]
 def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: int, model: str) -> pd.DataFrame:
     """What the newest finished run of a model said: index known_at; p_short, p_neutral, p_long, split, label."""
     workspace = Workspace(workspace)
-    path = predictions_path(workspace, newest(workspace, check_symbol(symbol), check_horizon(horizon), model))
-    if not path.is_file():
+    artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model)
+    path = predictions_path(workspace, artifact)
+    if not said_by(path, artifact):
         step = "train it again: the finished run is found and predicts"
-        raise NotPreparedError("The predictions of this run are not there", where=path, next_step=step)
+        raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
     return pd.read_parquet(path)
 
 

@@ -1,0 +1,193 @@
+"""Disturb the rows that judge, watch what was learnt: no bit of it may move, and what may move does."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.sources import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.experiment import open_run, run_spec
+from ml_factory.models.registry import build_model
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.state import encode_state
+from ml_factory.runs.workspace import Workspace
+from ml_factory.units import folds, forecasts, holdout, stacked
+from ml_factory.units.dataset import Dataset, with_baselines
+from ml_factory.units.preparation import load_dataset
+
+HORIZON = 10
+SMALL = {"rounds": 20, "depth": 3, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
+    workspace = Workspace(tmp_path_factory.mktemp("clean"))
+    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (HORIZON,))
+    return workspace, load_dataset(workspace, "MES", HORIZON)
+
+
+@pytest.fixture
+def data(prepared) -> Dataset:
+    return prepared[1]
+
+
+def disturbed(data: Dataset, rows: np.ndarray, *, inputs: bool) -> Dataset:
+    """The same data with other outcomes in these rows of the labels, and with `inputs` other features and prices."""
+    labels, random = data.labels.copy(), np.random.default_rng(7)
+    wrong = np.where(random.random(len(rows)) < 0.8, 1, -1).astype(np.int8)
+    labels.iloc[rows, labels.columns.get_loc("label")] = wrong
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = np.where(wrong > 0, "upper", "lower")
+    if not inputs:
+        return replace(data, labels=labels)
+    features, close = data.features.copy(), data.close.copy()
+    at = data.row[rows]
+    features.iloc[at] = random.normal(5.0, 50.0, (len(at), features.shape[1])).astype(np.float32)
+    close[at] *= 1.7
+    return replace(data, labels=labels, features=features, close=close)
+
+
+def fitted(data: Dataset, root: Path, model: str = "lightgbm", **settings):
+    workspace = Workspace(root)
+    spec = run_spec(
+        data.symbol, HORIZON, model, task="train", seed=1, quick=False, data=data.fingerprint, settings=SMALL | settings
+    )
+    run = open_run(workspace.results, data.symbol, spec, False)
+    return workspace, holdout.fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+
+
+def test_a_model_knows_nothing_of_the_test_rows(data, tmp_path):
+    """Weights, scaler, best round and temperature are one state, and its hash does not move."""
+    _, clean = fitted(data, tmp_path / "clean")
+    _, other = fitted(disturbed(data, data.splits["test"], inputs=True), tmp_path / "other")
+    assert other.hash == clean.hash and other.facts["best_epoch"] == clean.facts["best_epoch"]
+
+
+def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
+    _, clean = fitted(data, tmp_path / "clean", patience=0)
+    _, other = fitted(disturbed(data, data.splits["validation"], inputs=False), tmp_path / "other", patience=0)
+    clean, other = clean.load_state(), other.load_state()
+    assert other["scaler"] == clean["scaler"]
+    assert other["temperature"] != clean["temperature"]
+    assert other["model_state"]["best_round"] < clean["model_state"]["best_round"]
+
+
+def test_the_baselines_are_counted_on_training_rows(data):
+    rows = data.splits["test"]
+    shown = {"model": np.full((len(rows), 3), 1 / 3)}
+    clean = with_baselines(data, data.splits["train"], rows, shown)
+    # The judge's labels reversed in place: the prior, if it were counted on them, would still do as well.
+    labels = data.labels.copy()
+    labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
+    other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown)
+    train = data.splits["train"]
+    clear = train[data.counts[train]]
+    weights = stacked.training_weights(data.labels.iloc[clear])
+    share = weights[data.y[clear] == 1].sum() / weights.sum()
+    assert other.loc["prior", "log_loss"] == pytest.approx(-np.log(share), rel=1e-12)
+    assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
+
+
+def out_of_fold(data: Dataset, root: Path) -> tuple[folds.FoldPlan, np.ndarray]:
+    spec = run_spec(
+        data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
+    )
+    plan = folds.fold_plan(data, data.development(), 3, 1, False)
+    with CheckpointManager(root, run="folds") as manager:
+        return plan, folds.out_of_fold_predictions(manager, data, plan, spec, "lightgbm", SMALL).p_N3
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
+    plan, clean = out_of_fold(data, tmp_path / "clean")
+    test = plan.folds[block][1]
+    _, other = out_of_fold(disturbed(data, plan.rows[test], inputs=False), tmp_path / "other")
+    assert np.isfinite(clean[test]).all()
+    np.testing.assert_array_equal(other[test], clean[test])
+    rest = np.setdiff1d(np.arange(len(plan.rows)), test)
+    assert not np.array_equal(other[rest], clean[rest])  # the other folds have learnt from it
+
+
+def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
+    """Rows of the block moved far away: the scaler of that fold stays where it was."""
+    seen = []
+    fit = folds.RobustScaler.fit
+    monkeypatch.setattr(folds.RobustScaler, "fit", lambda x_NF: seen.append(fit(x_NF).to_dict()) or fit(x_NF))
+    plan, _ = out_of_fold(data, tmp_path / "clean")
+    test = plan.rows[plan.folds[1][1]]
+    features = data.features.copy()
+    features.iloc[data.row[test]] += np.float32(1e6)
+    out_of_fold(replace(data, features=features), tmp_path / "other")
+    assert len(seen) == 6 and seen[4] == seen[1]
+    assert seen[3] != seen[0] and seen[5] != seen[2]
+
+
+def test_folds_stay_before_the_test_rows(data):
+    rows, first = data.development(), data.labels.index[data.splits["test"][0]]
+    assert (data.labels["label_end"].iloc[rows] < first).all()
+    left = np.setdiff1d(np.arange(len(data.labels)), rows)
+    assert (data.labels["label_end"].iloc[left] >= first).all()
+
+
+@pytest.mark.parametrize(("lookback", "wanted"), [(1, 64), (200, 200)])
+def test_the_embargo_covers_the_input_window(data, lookback, wanted):
+    plan = folds.fold_plan(data, data.development(), 3, lookback, False)
+    for train, test in plan.folds[:2]:
+        end = data.labels["label_end"].iloc[plan.rows[test]].max()
+        known = data.labels.index[plan.rows]
+        after = train[train > test[-1]]
+        assert after[0] == np.flatnonzero(known > end)[0] + wanted
+        assert data.row[plan.rows[after[0]]] - lookback + 1 > data.row[plan.rows[test[-1]]]
+
+
+def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkeypatch):
+    """Pool and temperature are the same state whatever the test rows were; the pool ignores validation rows, too."""
+    _, data = prepared
+    quick = type("Limits", (), {"settings_for": lambda self, family: dict(SMALL)})
+    monkeypatch.setattr(stacked, "QuickLimits", quick)
+    states = {}
+    for name, part, inputs in (("clean", None, False), ("test", "test", True), ("validation", "validation", False)):
+        now = data if part is None else disturbed(data, data.splits[part], inputs=inputs)
+        bases, workspace = {}, Workspace(tmp_path / name)
+        for model in ("lightgbm", "xgboost"):
+            _, bases[model] = fitted(data, workspace.root, model)
+        settings = (("base_models", list(bases)), ("bases", [one.hash for one in bases.values()]), ("folds", 3))
+        spec = run_spec(data.symbol, HORIZON, "lightgbm", task="s", seed=0, quick=True, data="0", settings=None)
+        spec = replace(spec, settings=settings)
+        run = open_run(workspace.results, data.symbol, spec, False)
+        for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
+            forecasts.labelled(workspace, data, base)
+        states[name] = stacked.fit_stack(workspace, now, run, spec, 3).load_state()
+    assert encode_state(states["test"]) == encode_state(states["clean"])
+    assert states["validation"]["stack"] == states["clean"]["stack"]
+    assert states["validation"]["temperature"] != states["clean"]["temperature"]
+
+
+def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):
+    lookback = 12
+    model = build_model("lstm", lookback=lookback)
+    train, validation, _ = holdout._teachers(data, model, False)
+    for rows in (train, validation):
+        at = data.row[rows]
+        assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()
+
+
+def test_predictions_of_another_artifact_are_made_again(prepared, tmp_path):
+    """A folder of results outlives its model: what another model said there is not taken for this one's."""
+    _, data = prepared
+    workspace, artifact = fitted(data, tmp_path)
+    said = forecasts.labelled(workspace, data, artifact)
+    path = forecasts.predictions_path(workspace, artifact)
+    written = path.read_bytes()
+    strange = said.copy()
+    strange[["p_short", "p_neutral", "p_long"]] = [0.1, 0.1, 0.8]
+    for spoil in (lambda: strange.to_parquet(path), lambda: path.write_bytes(written[:1000])):
+        spoil()
+        assert not forecasts.said_by(path, artifact)
+        forecasts.labelled(workspace, data, artifact)
+        assert path.read_bytes() == written and forecasts.said_by(path, artifact)
+    assert not forecasts.said_by(path, replace(artifact, hash="0" * 64))
