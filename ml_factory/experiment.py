@@ -15,7 +15,12 @@ from ml_factory.targets.splits import SplitSpec
 
 PACKAGE = Path(__file__).resolve().parent
 DATA_ROOMS = ("data", "features", "targets", "datasets")
-MODEL_ROOMS = ("models", "training", "datasets")
+# What a run's numbers come from besides its data. Reports and pictures change without training anew.
+RUN_SOURCES = (
+    "models", "training", "datasets", "ensemble", "targets/weights.py", "evaluation/calibration.py",
+    "evaluation/metrics.py", "inference/predict.py", "units/dataset.py", "units/folds.py", "units/holdout.py",
+    "units/stacked.py", "seeding.py",
+)  # fmt: skip
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 
 
@@ -67,8 +72,8 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
-        sources = source_hash(MODEL_ROOMS)
-        digest = fingerprint(self.to_dict() | {"sources": sources})[:10]
+        decided = {"sources": source_hash(RUN_SOURCES), "limits": asdict(QuickLimits()) if self.quick else {}}
+        digest = fingerprint(self.to_dict() | decided)[:10]
         return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
 
 
@@ -82,8 +87,9 @@ def run_spec(
 
 
 def source_hash(rooms: tuple[str, ...]) -> str:
-    """One hash over the sources of these rooms: a changed computation is another run."""
-    files = sorted(file for room in rooms for file in (PACKAGE / room).glob("*.py"))
+    """One hash over the sources of these rooms (or single files): a changed computation is another run."""
+    places = [PACKAGE / room for room in rooms]
+    files = sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
     return fingerprint({file.relative_to(PACKAGE).as_posix(): file_hash(file) for file in files})
 
 

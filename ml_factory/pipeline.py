@@ -59,8 +59,8 @@ def train(
     )
     run = open_run(workspace.results, symbol, spec, fresh)
     artifact = Registry(workspace.models).find(symbol, horizon, model, kind="model", run_id=run.run_id)
-    reused = artifact is not None
-    if artifact is None:
+    reused = artifact is not None and artifact.whole()
+    if not reused:
         artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror)
     told = forecasts.tell(workspace, data, artifact)
     facts = artifact.facts
@@ -137,8 +137,8 @@ def stack(
     )
     run = open_run(workspace.results, symbol, spec, fresh)
     artifact = Registry(workspace.models).find(symbol, horizon, "stack", kind="stack", run_id=run.run_id)
-    reused = artifact is not None
-    if artifact is None:
+    reused = artifact is not None and artifact.whole()
+    if not reused:
         artifact = fit_stack(workspace, data, run, spec, folds)
     told = forecasts.tell(workspace, data, artifact)
     facts = artifact.facts

@@ -18,7 +18,7 @@ from pathlib import Path
 from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.state import decode_state, encode_state
-from ml_factory.runs.storage import disk_errors, plain, read_json, write_bytes_atomic, write_json
+from ml_factory.runs.storage import disk_errors, file_hash, plain, read_json, write_bytes_atomic, write_json
 from ml_factory.runs.workspace import check_symbol
 
 VERSION = 1
@@ -42,6 +42,13 @@ class Artifact:
     sequence: int
     registered_at: str
     facts: dict = field(default_factory=dict)
+
+    def whole(self) -> bool:
+        """Whether the state is there with its hash. One that is not is made again by whoever can."""
+        try:
+            return file_hash(self.path / "state.safetensors") == self.hash
+        except WorkspaceError:
+            return False
 
     def load_state(self) -> dict:
         """The state, verified against its hash. Raises CheckpointError naming the file when it does not match."""

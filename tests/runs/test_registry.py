@@ -57,10 +57,13 @@ def test_an_interrupted_registration_does_not_exist(registry):
 
 def test_damage_is_named(registry, caplog):
     old, new = put(registry, 1), put(registry, 2)
+    assert new.whole()
     (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
+    assert old.whole() and not new.whole()
     with pytest.raises(CheckpointError, match=r"state\.safetensors.*another hash"):
         registry.find("ES").load_state()
     (new.path / "state.safetensors").unlink()
+    assert not new.whole()
     with pytest.raises(WorkspaceError, match=r"state\.safetensors"):
         registry.find("ES").load_state()
     record = json.loads((new.path / "artifact.json").read_text())
