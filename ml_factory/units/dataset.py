@@ -13,7 +13,12 @@ import pandas as pd
 
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.evaluation.metrics import last_move_probabilities, metrics_table, prior_probabilities
+from ml_factory.evaluation.metrics import (
+    last_move_probabilities,
+    metrics_table,
+    prior_probabilities,
+    row_log_loss,
+)
 from ml_factory.experiment import QuickLimits
 from ml_factory.targets.weights import training_weights
 
@@ -111,12 +116,27 @@ def weighted(data: Dataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray]):
-    """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`."""
-    teachers, weights = weighted(data, teachers)
+    """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`.
+
+    The baselines count rows as they are judged, each clear row once. With the training weights, under which long
+    neutral labels count less, the prior was worse than no forecast at all, and gains over it were flattered.
+    """
+    teachers = teachers[data.counts[teachers]]
     y = data.y[teachers]
     table = {
         **forecasts,
-        "prior": prior_probabilities(y, weights, len(rows)),
-        "last_move": last_move_probabilities(data.last_move[teachers], y, data.last_move[rows], weights),
+        "prior": prior_probabilities(y, None, len(rows)),
+        "last_move": last_move_probabilities(data.last_move[teachers], y, data.last_move[rows]),
     }
     return metrics_table(table, data.y[rows], data.counts[rows].astype(float), horizon=data.horizon)
+
+
+def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> float:
+    """Log loss of the class prior on `rows` as a training measures it: with weights on both sides.
+
+    What the losses of a history can be set beside; the verdicts' log losses count each row once.
+    """
+    teachers, taught = weighted(data, teachers)
+    rows, weights = weighted(data, rows)
+    p_N3 = prior_probabilities(data.y[teachers], taught, len(rows))
+    return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))

@@ -21,7 +21,7 @@ from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
-from ml_factory.units.dataset import PROBABILITIES, Dataset, with_baselines
+from ml_factory.units.dataset import PROBABILITIES, Dataset, prior_while_learning, with_baselines
 from ml_factory.units.preparation import raw_bars_of
 
 STACK = "stack"
@@ -32,35 +32,38 @@ class Told:
     """What a finished model said about the labels' rows, and how right it was.
 
     path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
-    test_rows, test_p : positions and (N, 3) probabilities of the test rows.
+    test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
+    prior as a training measures it, for learning curves.
     """
 
     path: Path
     metrics: pd.DataFrame
     test_rows: np.ndarray
     test_p: np.ndarray
+    priors: dict[str, float]
 
     @property
     def test_table(self) -> pd.DataFrame:
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
     def prior_loss(self, split: str) -> float:
-        rows = self.metrics[(self.metrics["split"] == split) & (self.metrics["name"] == "prior")]
-        return float(rows["log_loss"].iloc[0])
+        """What a history's losses on this split can be set beside."""
+        return self.priors[split]
 
 
 def tell(workspace: Workspace, data: Dataset, artifact: Artifact) -> Told:
     """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
     frame = labelled(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
-    p_N3, tables = frame[PROBABILITIES].to_numpy(), []
+    p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     for name in ("validation", "test"):
         mine = (frame["split"] == name).to_numpy()
         table = compare(data, positions[mine], {artifact.facts["model"]: p_N3[mine]})
         tables.append(table.reset_index().assign(split=name))
+        priors[name] = prior_while_learning(data, data.splits["train"], positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
-    return Told(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test])
+    return Told(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
