@@ -23,7 +23,7 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)')
 
 test: setup  ## every test; ARGS='-k splits' goes to pytest
-	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff check .

@@ -22,7 +22,7 @@ from ml_factory.runs.workspace import Workspace
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref
 from tests.test_bootstrap import git
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.slow, pytest.mark.xdist_group("notebooks")]
+pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 CARRIED = ("ml_factory", "utils", "requirements", "requirements.txt", "pyproject.toml")
 DAYS = 12
 SHORTEST = ["-p", "HORIZON", "20", "-p", "MODEL", "xgboost"]
