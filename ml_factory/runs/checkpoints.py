@@ -11,8 +11,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -174,6 +175,15 @@ class PhaseCheckpoints:
                 self._claimed = True
             except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
                 self._warn(error)
+
+    @contextmanager
+    def claimed(self) -> Iterator["PhaseCheckpoints"]:
+        """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
+        self.claim()
+        try:
+            yield self
+        finally:
+            self.done()
 
     def done(self) -> None:
         """The unit is finished: let go of it. The checkpoints stay."""

@@ -32,9 +32,11 @@ def fit_holdout(
     held_out = (take(validation), data.y[validation], w_validation)
     with (
         CheckpointManager(workspace.checkpoints, run=run.run_id) as manager,
+        # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
+        manager.phase(f"train_{spec.model}").claimed() as phase,
         Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror) as tracker,
     ):
-        checkpoints = _RecordFirst(manager.phase(f"train_{spec.model}"), tracker)
+        checkpoints = _RecordFirst(phase, tracker)
         result = model.fit(
             take(train), data.y[train], w_train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
