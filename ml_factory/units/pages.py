@@ -118,7 +118,8 @@ def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: 
     """Training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = figures.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
-    return Section("Learning", text=text, figures=[("Log loss by epoch or booster block.", curves)])
+    caption = "Rows are weighted as in training, in the dashed line too; the verdict counts each row once."
+    return Section("Learning", text=text, figures=[(caption, curves)])
 
 
 def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
