@@ -91,6 +91,30 @@ def test_the_baselines_are_counted_on_training_rows(data):
     assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
 
 
+def test_verdicts_take_their_baselines_from_training_rows(data):
+    rows = data.splits["test"]
+    shown = {"model": np.full((len(rows), 3), 1 / 3)}
+    wanted = with_baselines(data, data.splits["train"], rows, shown)
+    assert forecasts.compare(data, rows, shown).equals(wanted)
+    assert not with_baselines(data, rows, rows, shown).equals(wanted)
+
+
+def test_the_stored_scaler_is_fitted_on_training_rows(data):
+    wanted = folds.RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
+    assert data.scaler.to_dict() == wanted.to_dict()
+    assert data.scaler.to_dict() != folds.RobustScaler.fit(data.x_NF).to_dict()
+
+
+def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
+    """Purged rows belong to no part: neither trained on nor judged."""
+    workspace, artifact = fitted(data, tmp_path)
+    said = forecasts.labelled(workspace, data, artifact)
+    assert (said["label"].to_numpy() == data.y).all() and said.index.equals(data.labels.index)
+    for name, rows in data.splits.items():
+        assert said.index[said["split"] == name].equals(data.labels.index[rows])
+    assert (said["split"] == "purged").sum() == len(data.labels) - sum(map(len, data.splits.values())) > 0
+
+
 def out_of_fold(data: Dataset, root: Path) -> tuple[folds.FoldPlan, np.ndarray]:
     spec = run_spec(
         data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
