@@ -9,7 +9,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import spec_of
-from ml_factory.runs.storage import file_hash, fingerprint, write_json
+from ml_factory.runs.storage import file_hash, fingerprint, plain, write_json
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -82,7 +82,7 @@ def run_spec(
 ) -> RunSpec:
     """A RunSpec with the model's QUICK limits under the user's own settings."""
     limited = QuickLimits().settings_for(spec_of(model).family) if quick else {}
-    merged = tuple(sorted((limited | dict(settings or {})).items()))
+    merged = tuple(sorted(plain(limited | dict(settings or {})).items()))
     return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
 
 

@@ -55,8 +55,9 @@ def train(
     spec_of(model)
     data = load_dataset(workspace, symbol, horizon)
     spec = run_spec(
-        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=model_settings
-    )
+        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
+        settings=_for_the_model(model_settings),
+    )  # fmt: skip
     run = open_run(workspace.results, symbol, spec, fresh)
     artifact = Registry(workspace.models).find(symbol, horizon, model, kind="model", run_id=run.run_id)
     reused = artifact is not None and artifact.whole()
@@ -92,7 +93,7 @@ def cross_validate(
     if scheme != "purged_kfold":
         raise SettingsError("Unknown scheme of folds", where="scheme", got=repr(scheme), wanted="'purged_kfold'")
     data = load_dataset(workspace, symbol, horizon)
-    settings = {"folds": folds, **(model_settings or {})}
+    settings = {"folds": folds, **_for_the_model(model_settings)}
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
@@ -210,6 +211,16 @@ def _run_report(workspace: Workspace, data: Dataset, artifact: Artifact, told, f
 
 def _store(workspace: Workspace, symbol: str) -> Store:
     return Store.current(workspace.processed(symbol))
+
+
+def _for_the_model(settings: Mapping | None) -> dict:
+    """The model's own settings; what is asked of the run has an argument of its own and only that one."""
+    for name in ("seed", "folds"):
+        if name in (settings or {}):
+            raise SettingsError(
+                "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
+            )
+    return dict(settings or {})
 
 
 def _check_base_models(names: Sequence[str]) -> tuple[str, ...]:

@@ -4,15 +4,25 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ml_factory import experiment, pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.experiment import QuickLimits, RunSpec
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import QuickLimits, RunSpec, run_spec
 from ml_factory.runs.workspace import Workspace
 
 SPEC = RunSpec("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("stale"))
+    import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (5,))
+    return workspace
 
 
 @pytest.fixture
@@ -51,10 +61,24 @@ def test_other_limits_are_another_quick_run(monkeypatch):
     assert quick.run_id != quick_id and SPEC.run_id == full_id
 
 
-def test_a_torn_model_is_made_again(tmp_path):
-    workspace = Workspace(tmp_path)
-    import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
-    pipeline.prepare(workspace, "MES", (5,))
+@pytest.mark.parametrize("name", ["seed", "folds"])
+def test_what_has_an_argument_of_its_own_is_no_setting_of_the_model(name, prepared):
+    for work in (pipeline.train, pipeline.cross_validate):
+        with pytest.raises(SettingsError, match=f"model_settings.*{name}"):
+            work(prepared, "MES", 5, "lightgbm", model_settings={name: 2})
+
+
+def test_a_numpy_number_is_a_number():
+    def run_id(rounds):
+        return run_spec(
+            "MES", 10, "lightgbm", task="train", seed=0, quick=False, data="0", settings={"rounds": rounds}
+        ).run_id
+
+    assert run_id(np.int64(20)) == run_id(20) != run_id(21)
+
+
+def test_a_torn_model_is_made_again(prepared):
+    workspace = prepared
     options = {"mirror": "off", "model_settings": {"rounds": 10, "depth": 2, "threads": 1}}
     first = pipeline.train(workspace, "MES", 5, "lightgbm", **options)
     state = first.artifact / "state.safetensors"
