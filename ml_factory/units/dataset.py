@@ -119,7 +119,7 @@ def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, foreca
     """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`.
 
     The baselines count rows as they are judged, each clear row once. With the training weights, under which long
-    neutral labels count less, the prior was worse than no forecast at all, and gains over it were flattered.
+    neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
     teachers = teachers[data.counts[teachers]]
     y = data.y[teachers]
