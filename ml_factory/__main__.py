@@ -44,6 +44,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data
 Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run beside the old one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Parquet or CSV with 1-minute bars.")]
+Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
+Zone = Annotated[str | None, typer.Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")]
+Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark of text prices, . or ,")]
 
 
 @app.command()
@@ -69,9 +72,9 @@ def prepare(
     symbol: Symbol = DEMO,
     data: Data = None,
     horizon: Annotated[list[int] | None, typer.Option("--horizon", help="May be given several times.")] = None,
-    stamp: Annotated[Stamp, typer.Option(help="Whether the bars of --data are stamped at start or end.")] = Stamp.start,
-    zone: Annotated[str | None, typer.Option(help="Zone of naive timestamps, such as America/Chicago.")] = None,
-    decimal: Annotated[str | None, typer.Option(help="Decimal mark of text prices, . or ,")] = None,
+    stamp: Stamped = Stamp.start,
+    zone: Zone = None,
+    decimal: Decimal = None,
     calendar: Annotated[str | None, typer.Option(help="cme, us_equity or 24h; empty: by symbol.")] = None,
     tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
@@ -115,12 +118,16 @@ def predict(
     horizon: Horizon = 20,
     model: Annotated[str, typer.Option("--model", help="A finished model, or stack.")] = "xgboost",
     data: Data = None,
+    stamp: Stamped = Stamp.start,
+    zone: Zone = None,
+    decimal: Decimal = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; empty: results/.")] = None,
     as_json: Json = False,
 ) -> None:
     """Probabilities of every bar, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
     with _working(f"predicting with {model}", as_json):
-        result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, out=out)
+        bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal)
+        result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, bars=bars, out=out)
     _tell(result, as_json)
 
 

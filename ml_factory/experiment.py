@@ -9,6 +9,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import spec_of
+from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import file_hash, fingerprint, plain, write_json
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -118,6 +119,24 @@ def quick_from_environment(quick: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
+def save_minutes_from_environment(usual: float = 30.0) -> float:
+    """Minutes between two checkpoints: `usual`, unless ML_FACTORY_SAVE_MINUTES says otherwise.
+
+    0 saves after every epoch or booster block: for a machine that may vanish at any moment, and for tests.
+    """
+    text = os.environ.get("ML_FACTORY_SAVE_MINUTES", "").strip()
+    try:
+        minutes = float(text) if text else usual
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < float("inf"):
+        raise SettingsError(
+            "The time between checkpoints cannot be used", where="ML_FACTORY_SAVE_MINUTES", got=repr(text),
+            wanted="minutes, 0 or more", next_step="set it to for example 10, or unset it",
+        )  # fmt: skip
+    return minutes
+
+
 @dataclass(frozen=True)
 class Run:
     """One attempt at a run: its id and its folder under results/{SYMBOL}."""
@@ -125,19 +144,26 @@ class Run:
     run_id: str
     folder: Path
 
+    def begin(self, spec: RunSpec) -> None:
+        """Make the folder and write down the settings: only when these have proved usable."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "run.json", spec.to_dict() | {"run_id": self.run_id})
+
 
 def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool) -> Run:
-    """The newest attempt at this run, or with `fresh` a new one beside it; an earlier attempt is never touched."""
+    """The newest attempt at this run, or with `fresh` a new one beside it; nothing is written before `begin`."""
     base, parent = spec.run_id, results / symbol
     attempt = 1
     while (parent / _attempt(base, attempt + 1)).is_dir():
         attempt += 1
     if fresh and (parent / _attempt(base, attempt)).is_dir():
         attempt += 1
-    run = Run(_attempt(base, attempt), parent / _attempt(base, attempt))
-    run.folder.mkdir(parents=True, exist_ok=True)
-    write_json(run.folder / "run.json", spec.to_dict() | {"run_id": run.run_id})
-    return run
+    return Run(_attempt(base, attempt), parent / _attempt(base, attempt))
+
+
+def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
+    """The checkpoints of this run, saved as often as the environment asks."""
+    return CheckpointManager(folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id)
 
 
 def _attempt(base: str, attempt: int) -> str:

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, run_spec
+from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_checkpoints, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
@@ -100,7 +100,8 @@ def cross_validate(
     run = open_run(workspace.results, symbol, spec, fresh)
     fitted_with = {name: value for name, value in spec.settings if name != "folds"}
     plan = fold_plan(data, data.development(), folds, build_model(model, **fitted_with).lookback, quick)
-    with CheckpointManager(workspace.checkpoints, run=run.run_id) as manager:
+    run.begin(spec)
+    with open_checkpoints(workspace.checkpoints, run) as manager:
         outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with)
     table = fold_metrics(data, plan, outcome.p_N3, model)
     gains = table.loc[table["name"] == model, "log_loss_gain"]
@@ -128,6 +129,7 @@ def stack(
     workspace = Workspace(workspace)
     base_models = _check_base_models(base_models)
     data = load_dataset(workspace, symbol, horizon)
+    fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     bases = {
         name: train(workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror) for name in base_models
     }
@@ -178,17 +180,17 @@ def evaluate(
 
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
-    out: str | Path | None = None,
+    bars: BarSpec | None = None, out: str | Path | None = None,
 ) -> PredictResult:  # fmt: skip
     """Probabilities of every bar from a finished model, as Parquet under `results/`; unlabelled newest bars included.
 
     data : 1-minute bars to predict instead of the symbol's own, checked and turned into features with the settings
-    the model was trained with.
+    the model was trained with.  bars : how that file is stamped, its zone and decimal mark.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model)
-    frame, close = forecasts.for_bars(workspace, artifact, data)
+    frame, close = forecasts.for_bars(workspace, artifact, data, bars)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     forecasts.write_frame(path, frame)
     return PredictResult(

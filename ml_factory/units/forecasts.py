@@ -1,5 +1,6 @@
 """From finished artifacts to probabilities and verdicts on given rows."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from ml_factory.units.dataset import PROBABILITIES, Dataset, prior_while_learnin
 from ml_factory.units.preparation import raw_bars_of
 
 STACK = "stack"
+_log = logging.getLogger("ml_factory")
 
 
 @dataclass(frozen=True)
@@ -186,14 +188,21 @@ def on_common_rows(
     return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
 
 
-def for_bars(workspace: Workspace, artifact: Artifact, data: str | Path | None) -> tuple[pd.DataFrame, pd.Series]:
-    """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training."""
+def for_bars(
+    workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: BarSpec | None = None
+) -> tuple[pd.DataFrame, pd.Series]:
+    """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training.
+
+    stamped : how the other file is written; None: as the contract says. What is found in it is logged.
+    """
     state = artifact.load_state()
     spec = state["spec"]
-    bars_spec = BarSpec(**spec["data"]["bars"])
     market = MarketSpec.from_dict(spec["market"])
     source = Path(data) if data else raw_bars_of(workspace, artifact.symbol)
-    bars, _ = check_bars(read_table(source), bars_spec, where=source, market=market)
+    bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
+    bars, report = check_bars(read_table(source), bars_spec, where=source, market=market)
+    for finding in report.findings if data else ():
+        _log.warning("%s: %s", source, finding.message)
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
     features = matrix.to_frame()
     close = pd.Series(matrix.close, index=features.index, name="close")

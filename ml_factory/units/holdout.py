@@ -7,11 +7,11 @@ import numpy as np
 
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
-from ml_factory.experiment import Run, RunSpec
+from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult
 from ml_factory.models.registry import build_model
-from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
+from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
@@ -30,8 +30,9 @@ def fit_holdout(
     take = model_inputs(data, data.scaler, model.lookback)
     (train, w_train), (validation, w_validation) = weighted(data, train), weighted(data, validation)
     held_out = (take(validation), data.y[validation], w_validation)
+    run.begin(spec)
     with (
-        CheckpointManager(workspace.checkpoints, run=run.run_id) as manager,
+        open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
         manager.phase(f"train_{spec.model}").claimed() as phase,
         Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror) as tracker,

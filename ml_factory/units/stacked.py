@@ -6,10 +6,9 @@ import numpy as np
 
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
-from ml_factory.experiment import QuickLimits, Run, RunSpec
+from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import library_versions
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import training_weights
@@ -25,7 +24,8 @@ def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, fold
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
     rows = data.splits["train"]
     oof, found, limited = {}, 0, {}
-    with CheckpointManager(workspace.checkpoints, run=run.run_id) as manager:
+    run.begin(spec)
+    with open_checkpoints(workspace.checkpoints, run) as manager:
         for name in names:
             limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
             plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
