@@ -21,7 +21,7 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units import forecasts, pages
-from ml_factory.units.dataset import Dataset
+from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import fold_metrics, fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import fit_holdout
@@ -165,7 +165,8 @@ def evaluate(
     data = load_dataset(workspace, symbol, horizon)
     found = forecasts.finished(workspace, data, models)
     rows, test = forecasts.on_common_rows(workspace, data, found, "test")
-    metrics = forecasts.compare(data, rows, test)
+    teachers, _ = forecasts.on_common_rows(workspace, data, found, "train")
+    metrics = with_baselines(data, teachers, rows, test)
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = pages.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data, _store(workspace, symbol),

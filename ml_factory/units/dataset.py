@@ -118,6 +118,7 @@ def weighted(data: Dataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray]):
     """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`.
 
+    teachers, rows : positions that every one of the forecasts can read, so that a baseline is of the same population.
     The baselines count rows as they are judged, each clear row once. With the training weights, under which long
     neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """

@@ -94,8 +94,9 @@ def out_of_fold_predictions(
 def fold_metrics(data: Dataset, plan: FoldPlan, p_N3: np.ndarray, name: str) -> pd.DataFrame:
     """A row per fold and forecast: the model beside the baselines of that fold's own training rows."""
     tables = []
+    readable = np.isfinite(p_N3).all(axis=1)
     for number, (train, test) in enumerate(plan.folds):
-        test = test[np.isfinite(p_N3[test]).all(axis=1)]
+        train, test = train[readable[train]], test[readable[test]]
         table = with_baselines(data, plan.rows[train], plan.rows[test], {name: p_N3[test]})
         tables.append(table.reset_index().assign(fold=number))
     return pd.concat(tables, ignore_index=True)

@@ -58,11 +58,12 @@ def tell(workspace: Workspace, data: Dataset, artifact: Artifact) -> Told:
     frame = labelled(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
+    teachers = positions[(frame["split"] == "train").to_numpy()]
     for name in ("validation", "test"):
         mine = (frame["split"] == name).to_numpy()
-        table = compare(data, positions[mine], {artifact.facts["model"]: p_N3[mine]})
+        table = with_baselines(data, teachers, positions[mine], {artifact.facts["model"]: p_N3[mine]})
         tables.append(table.reset_index().assign(split=name))
-        priors[name] = prior_while_learning(data, data.splits["train"], positions[mine])
+        priors[name] = prior_while_learning(data, teachers, positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
     return Told(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
@@ -127,11 +128,6 @@ def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]
                 wanted=digest[:12], next_step="stack again",
             )  # fmt: skip
     return {name: by_hash[digest] for name, digest in bases.items()}
-
-
-def compare(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Metrics of forecasts on these rows beside baselines counted on the training rows."""
-    return with_baselines(data, data.splits["train"], rows, dict(forecasts))
 
 
 def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: int, model: str) -> pd.DataFrame:

@@ -45,7 +45,8 @@ def prepare(
     Parameters
     ----------
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
-    data : a file to bring into `data/raw` first.  settings : everything that decides what is written.
+    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; a calendar or
+        tick given once for this symbol holds until another is given.
 
     Raises
     ------
@@ -60,6 +61,7 @@ def prepare(
         import_bars(data, workspace, symbol, settings.bars)
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
         settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
+    settings = _with_given_facts(settings, workspace.processed(symbol))
     key = data_fingerprint(workspace, symbol, settings)
     store = Store.find(workspace.processed(symbol), key)
     missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
@@ -68,6 +70,17 @@ def prepare(
     else:
         store.make_current()
     return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
+
+
+def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
+    """The settings with the calendar and tick that were given for this symbol before, where none is given now."""
+    try:
+        market = Store.current(processed).facts["market"]
+    except NotPreparedError:
+        return settings
+    given = {name for name, how in market["source"].items() if how == "given"}
+    kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
+    return replace(settings, **kept)
 
 
 def data_fingerprint(workspace: Workspace, symbol: str, settings: DataSpec) -> str:

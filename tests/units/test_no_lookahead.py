@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,12 +92,22 @@ def test_the_baselines_are_counted_on_training_rows(data):
     assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
 
 
-def test_verdicts_take_their_baselines_from_training_rows(data):
-    rows = data.splits["test"]
-    shown = {"model": np.full((len(rows), 3), 1 / 3)}
-    wanted = with_baselines(data, data.splits["train"], rows, shown)
-    assert forecasts.compare(data, rows, shown).equals(wanted)
-    assert not with_baselines(data, rows, rows, shown).equals(wanted)
+def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(prepared, data, monkeypatch):
+    workspace, _ = prepared
+    read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
+    frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
+    monkeypatch.setattr(forecasts, "labelled", lambda *_: frame)
+    artifact = SimpleNamespace(symbol="MES", facts={"model": "lstm", "run_id": "any"})
+    test = forecasts.tell(workspace, data, artifact).test_table
+
+    def prior_loss(teachers):
+        teachers, judged = teachers[data.counts[teachers]], np.intersect1d(read, data.splits["test"])
+        share = {side: np.mean(data.y[teachers] == side) for side in (-1, 0, 1)}
+        return np.mean([-np.log(share[side]) for side in data.y[judged[data.counts[judged]]]])
+
+    wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
+    assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)
+    assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
 
 
 def test_the_stored_scaler_is_fitted_on_training_rows(data):
