@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 
 from ml_factory.data.synthetic import ensure_demo_market
@@ -51,23 +53,26 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
+def settings(home: Path) -> dict[str, str]:
+    """The environment of a quick, quiet, separate user."""
+    hidden = ("ML_FACTORY", "COLAB", "WANDB", "PYTEST", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | {
+        "HOME": str(home / "user"),
+        "ML_FACTORY_REPOSITORY": str(home / "origin.git"),
+        "ML_FACTORY_ROOT": str(home / "workspace"),
+        "ML_FACTORY_QUICK": "1",
+        "ML_FACTORY_WANDB": "off",
+    }
+
+
 @pytest.fixture(scope="module")
 def call(home):
-    """Run a Python module as its own process with the settings of a quick, quiet, separate user."""
+    """Run a Python module as its own process."""
 
-    def run(*words: object, cwd: Path, user: Path | None = None, **more: str) -> subprocess.CompletedProcess:
-        hidden = ("ML_FACTORY", "COLAB", "WANDB", "PYTEST", "PYTHONPATH")
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-        settings = {
-            "HOME": str(user or home / "user"),
-            "ML_FACTORY_REPOSITORY": str(home / "origin.git"),
-            "ML_FACTORY_ROOT": str(home / "workspace"),
-            "ML_FACTORY_QUICK": "1",
-            "ML_FACTORY_WANDB": "off",
-        }
+    def run(*words: object, cwd: Path, **more: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", *map(str, words)]
         return subprocess.run(
-            command, cwd=cwd, env=clean | settings | more, capture_output=True, text=True, timeout=900, check=False
+            command, cwd=cwd, env=settings(home) | more, capture_output=True, text=True, timeout=900, check=False
         )
 
     return run
@@ -105,7 +110,7 @@ def test_each_notebook_alone_fetches_the_code_and_runs(name, home, call, tmp_pat
     (tmp_path / "empty").mkdir()
     shutil.copy(FOLDER / f"{name}.ipynb", tmp_path / "empty")
     target = home / "executed" / f"{name}.ipynb"
-    done = papermill(call, f"{name}.ipynb", target, cwd=tmp_path / "empty", user=tmp_path / "user")
+    done = papermill(call, f"{name}.ipynb", target, cwd=tmp_path / "empty", HOME=str(tmp_path / "user"))
     assert done.returncode == 0, done.stderr[-3000:]
     said = list(texts(target))
     place = re.match(r"Code: (\S+)", said[0])[1]
@@ -200,3 +205,48 @@ def test_a_wrong_parameter_fails_in_the_validation_cell(words, message, call, tm
     ]
     assert failed == "check"
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def saved_epoch(workspace: Path) -> int:
+    """The last epoch whose record has reached the workspace, which happens at each checkpoint."""
+    segments = sorted(workspace.glob("results/DEMO/train-*/log/segment-*.jsonl"))
+    lines = segments[-1].read_text(encoding="utf-8").splitlines() if segments else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def killed_on_the_way(command: list[str], workspace: Path, environment: dict[str, str]) -> None:
+    """Run the command until its second epoch is saved, then SIGKILL it and its kernel."""
+    process = subprocess.Popen(
+        command, cwd=FOLDER, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = time.monotonic() + 300
+        while saved_epoch(workspace) < 2:
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < until, "no second epoch within five minutes"
+            time.sleep(0.005)
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            child.kill()  # the kernel leads a session of its own and would outlive papermill
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", ["02_train_tabular", "03_train_sequence", "04_train_advanced"])
+def test_killed_in_training_and_run_again_it_resumes_to_the_same_predictions(name, home, call, tmp_path):
+    predictions = {}
+    for case in ("whole", "killed"):
+        root = tmp_path / case
+        ensure_demo_market(Workspace(root), "DEMO", days=9)
+        more = {"ML_FACTORY_ROOT": str(root), "ML_FACTORY_QUICK": "0", "ML_FACTORY_SAVE_MINUTES": "0"}
+        words = [f"{name}.ipynb", str(tmp_path / f"{case}.ipynb"), "--no-progress-bar"]
+        if case == "killed":
+            killed_on_the_way([sys.executable, "-m", "papermill", *words], root, settings(home) | more)
+            assert not list(root.glob("models/DEMO/*/artifact.json"))
+        done = call("papermill", *words, cwd=FOLDER, **more)
+        assert done.returncode == 0, done.stderr[-3000:]
+        (path,) = root.glob("results/DEMO/train-*/predictions.parquet")
+        predictions[case] = path.read_bytes()
+    said = "".join(texts(tmp_path / "killed.ipynb"))
+    assert int(re.search(r"resumed after (?:epoch |block )?(\d+)", said)[1]) >= 2, said
+    assert predictions["killed"] == predictions["whole"]
