@@ -36,7 +36,7 @@ def find_blemishes(
     findings += [
         *_clock(start_ns, sessions, market, minutes, stamp),
         *_spikes(prices, contiguous, minutes),
-        *_stale(prices, contiguous, minutes),
+        *_stale(prices, contiguous),
         *_ticks(prices, sessions, market),
     ]
     return findings, facts
@@ -183,7 +183,7 @@ def _spikes(prices: dict[str, np.ndarray], contiguous: np.ndarray, minutes: int)
         yield Finding("not_a_market", "reported", violent, message)
 
 
-def _stale(prices: dict[str, np.ndarray], contiguous: np.ndarray, minutes: int) -> Iterator[Finding]:
+def _stale(prices: dict[str, np.ndarray], contiguous: np.ndarray) -> Iterator[Finding]:
     """Long runs of equal flat bars: the feed repeats its last price."""
     close = prices["close"]
     flat = (prices["high"] == prices["low"]) & (prices["open"] == close) & contiguous

@@ -81,10 +81,6 @@ def _decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) 
     return "."
 
 
-def re_escape(mark: str) -> str:
-    return "\\" + mark
-
-
 def _parse(name: str, column: pd.Series, mark: str, where: object, shown: pd.DatetimeIndex) -> np.ndarray:
     word = column.str.lower().isin(_WORDS).to_numpy()
     number = column.str.fullmatch(_GROUPED[mark]).to_numpy(bool)

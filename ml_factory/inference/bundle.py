@@ -50,7 +50,6 @@ class Bundle:
             raise SettingsError(
                 "a bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
             )
-
         if self.lookback < 0:
             raise SettingsError(
                 "a look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"

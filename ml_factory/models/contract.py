@@ -27,7 +27,9 @@ class FitResult:
 
     history : one dict an epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
     best_epoch : the epoch (1-based) the final model stands at; `best_round` for boosters, the round.
-    resumed_from : finished epochs (blocks) the run started from, None when it started from nothing.
+    resumed_from : finished epochs (blocks) the run started from, None when it started from nothing; `resumed_step`
+        the optimizer's step, of networks only.
+    stopped_early : the validation loss had not fallen for as long as the settings' patience.
     exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
     """

@@ -39,10 +39,11 @@ class LSTM(nn.Module):
         self.rnn = nn.LSTM(features, spec.hidden, spec.layers, batch_first=True, dropout=between)
         self.drop = nn.Dropout(spec.dropout)
         self.head = nn.Linear(spec.hidden, classes)
-        self._remember()
+        self._open_forget_gates()
 
-    def _remember(self) -> None:
-        # Forget gates start open (Jozefowicz et al. 2015); torch's order of gates is input, forget, cell, output.
+    def _open_forget_gates(self) -> None:
+        """Biases of 1 at the start (Jozefowicz et al. 2015): what was read is kept until learnt otherwise."""
+        # torch's order of gates is input, forget, cell, output.
         for name, parameter in self.rnn.named_parameters():
             if name.startswith("bias_ih"):
                 hidden = self.rnn.hidden_size

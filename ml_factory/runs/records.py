@@ -50,9 +50,7 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
-            metrics = {
-                name: _NOT_FINITE.get(v, v) if isinstance(v, str) else v for name, v in record["metrics"].items()
-            }
+            metrics = {name: _hear(value) for name, value in record["metrics"].items()}
             records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkspaceError(
@@ -107,6 +105,7 @@ def read_log(folder: str | os.PathLike) -> pd.DataFrame:
 
 
 def _tell(value: object) -> object:
+    """A metric as JSON can hold it. Raises TypeError for what is neither a number nor a text."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -116,4 +115,5 @@ def _tell(value: object) -> object:
 
 
 def _hear(value: object) -> object:
+    """The metric that `_tell` wrote."""
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
