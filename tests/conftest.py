@@ -1,12 +1,19 @@
 """What every test may ask for."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import ml_factory  # noqa: F401 - first, so that its OpenMP setting holds for every library
+from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that two workers end together; otherwise the order stays."""
+    items.sort(key=lambda item: item.get_closest_marker("notebooks") is None)
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +23,25 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data absent: no folder {folder.name} beside the project")
     return folder
+
+
+@pytest.fixture(scope="session")
+def prepared_template(tmp_path_factory) -> Path:
+    """The root of a workspace with a week of the made-up market, prepared for 5 bars ahead. Never written to."""
+    from ml_factory import pipeline  # here, since most tests never need it and it takes seconds
+    from ml_factory.data.synthetic import ensure_demo_market
+
+    place = Workspace(tmp_path_factory.mktemp("prepared") / "workspace")
+    ensure_demo_market(place, "DEMO", days=8)
+    pipeline.prepare(place, "DEMO", (5,))
+    return place.root
+
+
+@pytest.fixture
+def prepared(prepared_template, tmp_path, monkeypatch) -> Workspace:
+    """A copy of that workspace, for one test to write into; nothing is mirrored anywhere."""
+    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+    for name in ("ML_FACTORY_QUICK", "ML_FACTORY_SAVE_MINUTES"):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copytree(prepared_template, tmp_path / "workspace")
+    return Workspace(tmp_path / "workspace")

@@ -1,0 +1,157 @@
+"""Settings together: run ids that change with what matters, attempts beside each other, what the environment says."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ml_factory import experiment
+from ml_factory.data.bars import BarSpec
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import (
+    DataSpec,
+    QuickLimits,
+    RunSpec,
+    check_horizon,
+    check_seed,
+    open_checkpoints,
+    open_run,
+    quick_from_environment,
+    run_spec,
+    save_minutes_from_environment,
+    source_hash,
+)
+from ml_factory.features.build import FeatureSpec
+from ml_factory.runs.storage import fingerprint
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.splits import SplitSpec
+
+SPEC = RunSpec("MES", 20, "xgboost", "train", 0, False, "0" * 64, (("depth", 3),))
+
+
+def test_data_settings_as_json():
+    spec = DataSpec()
+    assert json.loads(json.dumps(spec.to_dict(), allow_nan=False)).keys() == spec.to_dict().keys()
+    assert spec.labels_for(7) == replace(spec.labels, horizon=7)
+    assert fingerprint(spec.to_dict()) == fingerprint(DataSpec().to_dict())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DataSpec(bars=BarSpec(strict=True)),
+        DataSpec(features=FeatureSpec(base_minutes=1)),
+        DataSpec(labels=LabelSpec(k_up=1.5)),
+        DataSpec(splits=SplitSpec(train=0.6)),
+        DataSpec(calendar="24h"),
+        DataSpec(tick=0.5),
+    ],
+)
+def test_each_data_setting_counts(other):
+    assert fingerprint(other.to_dict()) != fingerprint(DataSpec().to_dict())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"symbol": "MGC"}, {"horizon": 21}, {"model": "lightgbm"}, {"task": "folds"}, {"seed": 1}, {"quick": True},
+        {"data": "1" * 64}, {"settings": (("depth", 4),)}, {"settings": ()},
+    ],
+)  # fmt: skip
+def test_each_field_is_another_run(change):
+    assert replace(SPEC, **change).run_id != SPEC.run_id == replace(SPEC).run_id
+
+
+def test_a_run_id_names_a_folder():
+    assert SPEC.run_id.startswith("train-xgboost-h20-s0-")
+    assert replace(SPEC, quick=True).run_id.startswith("train-xgboost-h20-s0-quick-")
+    assert json.loads(json.dumps(SPEC.to_dict()))["settings"] == {"depth": 3}
+
+
+def test_settings_in_any_order_are_the_same_run():
+    common = {"task": "train", "seed": 0, "quick": False, "data": "0" * 64}
+    one = run_spec("MES", 20, "xgboost", settings={"depth": 3, "rounds": 9}, **common)
+    other = run_spec("MES", 20, "xgboost", settings={"rounds": 9, "depth": 3}, **common)
+    assert one == other and one.run_id == other.run_id
+    assert run_spec("MES", 20, "xgboost", settings=None, **common).settings == ()
+
+
+def test_quick_limits_give_way_to_what_was_asked_for():
+    common = {"task": "train", "seed": 0, "quick": True, "data": "0" * 64}
+    assert dict(run_spec("MES", 20, "xgboost", settings=None, **common).settings) == {"rounds": QuickLimits().rounds}
+    assert dict(run_spec("MES", 20, "lstm", settings={"hidden": 8}, **common).settings) == {
+        "epochs": QuickLimits().epochs,
+        "hidden": 8,
+    }
+    assert dict(run_spec("MES", 20, "lstm", settings={"epochs": 9}, **common).settings) == {"epochs": 9}
+
+
+def test_changed_sources_are_another_hash(tmp_path, monkeypatch):
+    (tmp_path / "room").mkdir()
+    file = tmp_path / "room" / "one.py"
+    file.write_text("x = 1\n", encoding="utf-8")
+    monkeypatch.setattr(experiment, "PACKAGE", tmp_path)
+    first = source_hash(("room",))
+    assert source_hash(("room",)) == first
+    file.write_text("x = 2\n", encoding="utf-8")
+    second = source_hash(("room",))
+    file.rename(file.with_name("two.py"))
+    assert len({first, second, source_hash(("room",))}) == 3
+
+
+@pytest.mark.parametrize("horizon", [0, -1, 2.0, "20", True, None])
+def test_impossible_horizons(horizon):
+    with pytest.raises(SettingsError, match=r"HORIZON.*wanted a whole number of bars, 1 or more\. Next: "):
+        check_horizon(horizon)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.0, "0", False, None])
+def test_impossible_seeds(seed):
+    with pytest.raises(SettingsError, match="SEED"):
+        check_seed(seed)
+
+
+def test_possible_ones():
+    assert (check_horizon(1), check_seed(0)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "wanted"), [("1", False, True), ("0", True, False), ("", True, True), ("maybe", False, False)]
+)
+def test_quick_from_the_environment(text, asked, wanted, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_QUICK", text)
+    assert quick_from_environment(asked) is wanted
+
+
+def test_minutes_between_checkpoints(tmp_path, monkeypatch):
+    run = open_run(tmp_path / "results", "MES", SPEC, fresh=False)
+    monkeypatch.delenv("ML_FACTORY_SAVE_MINUTES", raising=False)
+    assert save_minutes_from_environment() == 30
+    with open_checkpoints(tmp_path, run) as manager:
+        assert (manager.auto_seconds, manager.first_seconds, manager.run) == (1800, 120, run.run_id)
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", " 0.5 ")
+    with open_checkpoints(tmp_path, run) as manager:
+        assert (manager.auto_seconds, manager.first_seconds) == (30, 30)
+    for text in ("often", "-1", "nan", "inf"):
+        monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", text)
+        with pytest.raises(SettingsError, match=r"ML_FACTORY_SAVE_MINUTES.*Next: "):
+            save_minutes_from_environment()
+
+
+def test_attempts_stand_beside_each_other(tmp_path):
+    def attempt(fresh: bool, spec: RunSpec = SPEC) -> Path:
+        run = open_run(tmp_path, "MES", spec, fresh)
+        assert run.folder == tmp_path / "MES" / run.run_id
+        return run
+
+    first = attempt(False)
+    assert not list(tmp_path.iterdir())  # nothing is written before the settings have proved usable
+    assert attempt(True).run_id == first.run_id  # a fresh one where there is none is the first
+    first.begin(SPEC)
+    assert json.loads((first.folder / "run.json").read_text())["run_id"] == first.run_id == SPEC.run_id
+    second = attempt(True)
+    assert second.run_id == f"{first.run_id}-2" and attempt(False).run_id == first.run_id
+    second.begin(SPEC)
+    assert attempt(False).run_id == second.run_id and attempt(True).run_id == f"{first.run_id}-3"
+    assert attempt(False, replace(SPEC, seed=1)).run_id.startswith("train-xgboost-h20-s1-")

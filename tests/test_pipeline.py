@@ -1,0 +1,491 @@
+"""The pipeline from end to end on a small market: nothing done twice, nothing lost, the same bits again."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.sources import write_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.experiment import DataSpec, QuickLimits
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.tracking import read_log
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.units import dataset, folds, preparation
+
+H = 5
+BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
+NETWORK = {"epochs": 3, "hidden": 4, "lookback": 8, "batch": 128}
+SMALL = {"xgboost": BOOSTER, "lightgbm": BOOSTER, "catboost": BOOSTER, "lstm": NETWORK}
+P = ["p_short", "p_neutral", "p_long"]
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+def train(workspace: Workspace, model: str = "xgboost", **options):
+    options = {"model_settings": SMALL[model], "mirror": "off", **options}
+    return pipeline.train(workspace, "DEMO", H, model, **options)
+
+
+def kill_after(number: int):
+    def callback(epoch, metrics):
+        if epoch == number:
+            raise Killed
+
+    return callback
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Relative path -> hash of its bytes, of every file below."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(prepared_template, tmp_path_factory) -> Workspace:
+    """A workspace with a booster and a network trained; tests only read it."""
+    root = tmp_path_factory.mktemp("finished") / "workspace"
+    shutil.copytree(prepared_template, root)
+    workspace = Workspace(root)
+    for model in ("xgboost", "lstm"):
+        train(workspace, model)
+    return workspace
+
+
+# ---- prepare: once, and found again --------------------------------------------------------------------------------
+
+
+def test_prepared_once_and_found_again(prepared, monkeypatch):
+    before = stamps(prepared.processed("DEMO"))
+    monkeypatch.setattr(preparation, "build_features", None)  # would fail if it were called
+    result = pipeline.prepare(prepared, "DEMO", (H,))
+    assert result.reused and "found as prepared before" in result.summary()
+    after = stamps(prepared.processed("DEMO"))
+    assert {path for path in after if after[path] != before[path]} <= {prepared.processed("DEMO") / "current.json"}
+
+
+def test_another_setting_is_another_data_set_and_both_stay(prepared):
+    first = pipeline.prepare(prepared, "DEMO", (H,))
+    kept = content(first.folder)
+    second = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_up=2.0)))
+    assert second.folder != first.folder and not second.reused
+    assert content(first.folder) == kept
+    assert pipeline.prepare(prepared, "DEMO", (H,)).reused
+
+
+def test_another_horizon_later_leaves_the_files_alone(prepared):
+    folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
+    parts, times = content(folder), stamps(folder)
+    result = pipeline.prepare(prepared, "DEMO", (H, 9))
+    assert result.folder == folder and not result.reused and result.horizons == [H, 9]
+    later = content(folder)
+    assert set(later) - set(parts) == {"labels_h9.parquet", "splits_h9.json", "scaler_h9.json"}
+    changed = {name for name in parts if parts[name] != later[name]}
+    assert changed == {"manifest.json"}
+    assert all(stamps(folder)[path] == time for path, time in times.items() if path.name != "manifest.json")
+    assert pipeline.prepare(prepared, "DEMO", (9,)).reused
+    near, far = (pipeline.load_labels(prepared, "DEMO", horizon) for horizon in (H, 9))
+    assert (far["label_end"] - far.index).max() > (near["label_end"] - near.index).max()
+
+
+@pytest.mark.parametrize("replacement", ["shortened", "another"])
+def test_raw_bars_changed_since_the_last_prepare(replacement, prepared):
+    raw = prepared.raw_bars("DEMO")
+    old, first = raw.read_bytes(), pipeline.prepare(prepared, "DEMO", (H,))
+    kept = content(first.folder)
+    bars = synthetic_bars(days=8, seed=1) if replacement == "another" else pd.read_parquet(raw).iloc[:-2000]
+    write_bars(raw, bars if replacement == "another" else bars.set_index("timestamp"))
+    for attempt in (
+        lambda: train(prepared),
+        lambda: pipeline.cross_validate(prepared, "DEMO", H, "xgboost"),
+        lambda: pipeline.stack(prepared, "DEMO", H),
+        lambda: pipeline.evaluate(prepared, "DEMO", H),
+    ):
+        with pytest.raises(NotPreparedError, match=r"replaced since the last prepare.*DEMO_1m\.parquet.*Next: run"):
+            attempt()
+    assert not list(prepared.models.iterdir()) and not list(prepared.checkpoints.iterdir())
+    second = pipeline.prepare(prepared, "DEMO", (H,))
+    assert not second.reused and second.folder != first.folder and content(first.folder) == kept
+    train(prepared)
+    raw.write_bytes(old)
+    assert pipeline.prepare(prepared, "DEMO", (H,)).folder == first.folder
+
+
+def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
+    folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
+    whole = content(folder)
+    file = folder / "features.parquet"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(WorkspaceError, match="damaged"):
+        train(prepared)
+    assert not pipeline.prepare(prepared, "DEMO", (H,)).reused
+    assert content(folder) == whole
+
+
+def test_features_made_by_other_code_are_not_learnt_from(prepared, monkeypatch):
+    monkeypatch.setattr(preparation, "source_hash", lambda rooms: "0" * 64)
+    with pytest.raises(NotPreparedError, match=r"code .* changed since the last prepare"):
+        train(prepared)
+
+
+@pytest.mark.parametrize(("horizons", "message"), [((), "No horizon"), ((0,), "HORIZON"), ((5, True), "HORIZON")])
+def test_impossible_horizons(horizons, message, prepared):
+    with pytest.raises(SettingsError, match=message):
+        pipeline.prepare(prepared, "DEMO", horizons)
+
+
+# ---- train: the same bits again ------------------------------------------------------------------------------------
+
+
+def test_the_same_run_in_two_places_has_the_same_hashes(finished, prepared):
+    for model in ("xgboost", "lstm"):
+        there, here = train(finished, model), train(prepared, model)
+        assert there.reused and not here.reused
+        assert there.run_id == here.run_id
+        assert (there.artifact_hash, there.predictions_hash) == (here.artifact_hash, here.predictions_hash)
+        pd.testing.assert_frame_equal(there.metrics, here.metrics)
+    other = train(prepared, "xgboost", seed=1)
+    assert other.run_id != here.run_id and other.predictions_hash != train(prepared, "xgboost").predictions_hash
+
+
+def test_a_finished_run_is_loaded_not_repeated(finished):
+    again = train(finished, callbacks=(kill_after(1),))
+    assert again.reused and again.resumed_from is None and "was finished before" in again.summary()
+    assert len(again.history) == 3 and list(again.history["epoch"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("model", ["xgboost", "catboost", "lstm"])
+@pytest.mark.parametrize("minutes", ["0", ""])
+def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, prepared_template, tmp_path, monkeypatch):
+    """With the usual timer only the first epoch was saved when the second was interrupted."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", minutes)
+    with pytest.raises(Killed):
+        train(prepared, model, callbacks=(kill_after(2),))
+    assert not Registry(prepared.models).list("DEMO")
+    heard = []
+    again = train(prepared, model, callbacks=(lambda epoch, metrics: heard.append(epoch),))
+    saved = 2 if minutes else 1
+    assert again.resumed_from == saved and heard == list(range(saved + 1, 4)) and again.exact
+    assert f"resumed after {saved}" in again.summary()
+    if model == "catboost":
+        shutil.copytree(prepared_template, tmp_path / "whole")
+        finished = Workspace(tmp_path / "whole")
+    whole = train(finished, model)
+    assert (again.artifact_hash, again.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
+    log = read_log(prepared.results / "DEMO" / again.run_id / "log")
+    assert list(log["step"]) == [1, 2, 3]
+    assert np.array_equal(log["train_loss"], whole.history["train_loss"])
+
+
+def test_fresh_opens_a_new_run_beside(prepared):
+    first = train(prepared)
+    kept = content(first.artifact) | content(first.predictions_path.parent)
+    second = train(prepared, fresh=True)
+    assert not second.reused and second.resumed_from is None
+    assert second.run_id == f"{first.run_id}-2" and second.artifact != first.artifact
+    assert second.predictions_hash == first.predictions_hash
+    assert content(first.artifact) | content(first.predictions_path.parent) == kept
+    assert train(prepared).run_id == second.run_id  # the newest attempt is the one gone on with
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda place: train(place, model_settings={"round": 3}),
+        lambda place: train(place, seed=-1),
+        lambda place: train(place, model="lstm", model_settings={"lookback": 5000}),
+        lambda place: pipeline.train(place, "DEMO", H, "xgbost"),
+        lambda place: pipeline.train(place, "DEMO", 7, "xgboost"),
+        lambda place: pipeline.train(place, "NONE", H, "xgboost"),
+        lambda place: pipeline.cross_validate(place, "DEMO", H, "xgboost", folds=1),
+        lambda place: pipeline.cross_validate(place, "DEMO", H, "xgboost", scheme="purged"),
+        lambda place: pipeline.stack(place, "DEMO", H, ("xgboost", "xgboost")),
+        lambda place: pipeline.stack(place, "DEMO", H, ("xgboost", "lstn")),
+        lambda place: pipeline.stack(place, "DEMO", H, ("xgboost", "lightgbm"), folds=1),
+        lambda place: pipeline.stack(place, "DEMO", H, ("xgboost", "lightgbm"), folds=5000),
+        lambda place: pipeline.evaluate(place, "DEMO", H),
+        lambda place: pipeline.evaluate(place, "DEMO", H, ["xgboost"]),
+        lambda place: pipeline.predict(place, "DEMO", H, "xgboost"),
+        lambda place: pipeline.load_predictions(place, "DEMO", H, "stack"),
+    ],
+)
+def test_what_cannot_be_done_leaves_nothing_behind(attempt, prepared):
+    before = content(prepared.root)
+    with pytest.raises(FactoryError) as refused:
+        attempt(prepared)
+    assert refused.value.next_step or refused.value.wanted
+    assert content(prepared.root) == before
+    assert not [path for path in prepared.root.rglob("*-quick-*") if path.is_dir()]
+    assert not list(prepared.results.rglob("*.json"))
+
+
+# ---- what is predicted ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["xgboost", "lstm"])
+def test_predictions_of_the_labelled_rows(model, finished):
+    said = pipeline.load_predictions(finished, "DEMO", H, model)
+    labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
+    assert list(said.columns) == [*P, "split", "label"] and said.index.name == "known_at"
+    assert said.index.is_unique and said.index.is_monotonic_increasing and str(said.index.tz) == "UTC"
+    p = said[P].to_numpy()
+    assert p.dtype == np.float64 and (p >= 0).all()
+    np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-9)
+    positions = labels.index.get_indexer(said.index)
+    assert (positions >= 0).all()
+    wanted = np.full(len(labels), "purged", dtype=object)
+    for name, rows in splits.items():
+        wanted[rows] = name
+    assert (said["split"].to_numpy() == wanted[positions]).all()
+    assert (said["label"].to_numpy() == labels["label"].to_numpy()[positions]).all()
+    assert len(said) == len(labels) if model == "xgboost" else 0 < len(said) < len(labels)
+
+
+def test_the_columns_stand_for_short_neutral_long(prepared):
+    """A booster that may overfit gives most training rows their own label; a column mistaken for another, few."""
+    eager = {"rounds": 60, "depth": 5, "min_leaf": 0.0, "learning_rate": 0.3, "l2": 0.0, "patience": 0}
+    train(prepared, model_settings=eager)
+    said = pipeline.load_predictions(prepared, "DEMO", H, "xgboost")
+    learnt = said[said["split"] == "train"]
+    assert (learnt[P].to_numpy().argmax(axis=1) - 1 == learnt["label"]).mean() > 0.7
+
+
+@pytest.mark.parametrize("model", ["xgboost", "lstm"])
+def test_predict_says_what_the_run_said_and_the_newest_rows_too(model, finished, tmp_path):
+    said = pipeline.load_predictions(finished, "DEMO", H, model)
+    result = pipeline.predict(finished, "DEMO", H, model)
+    assert result.path == finished.results / "DEMO" / f"predictions-{model}-h{H}.parquet"
+    written = pd.read_parquet(result.path)
+    pd.testing.assert_frame_equal(written, result.frame, check_freq=False)
+    assert said.index.isin(written.index).all()
+    np.testing.assert_allclose(written.loc[said.index, P], said[P], rtol=0, atol=1e-9)
+    features, labels = pipeline.load_features(finished, "DEMO"), pipeline.load_labels(finished, "DEMO", H)
+    assert written.index[-1] == features.index[-1] > labels.index[-1]
+    if model == "xgboost":
+        assert written.index.equals(features.index)
+
+
+def test_predict_another_file(finished, tmp_path):
+    """The newest bars as a CSV from elsewhere: where they overlap after warm-up, the same numbers."""
+    bars = pd.read_parquet(finished.raw_bars("DEMO"))
+    bars.to_csv(tmp_path / "later.csv", index=False)
+    result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "later.csv", out=tmp_path / "p.parquet")
+    assert result.path == tmp_path / "p.parquet"
+    whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
+    np.testing.assert_allclose(pd.read_parquet(tmp_path / "p.parquet"), whole, rtol=0, atol=1e-9)
+    with pytest.raises(FactoryError, match="No such file"):
+        pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "latter.csv")
+
+
+def test_predict_a_file_stamped_at_the_end_of_each_bar(finished, tmp_path):
+    from ml_factory.data.bars import BarSpec
+
+    bars = pd.read_parquet(finished.raw_bars("DEMO"))
+    bars["timestamp"] = (bars["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
+    bars["timestamp"] = bars["timestamp"].dt.tz_localize(None)
+    bars.to_csv(tmp_path / "vendor.csv", index=False)
+    spec = BarSpec(stamp="end", zone="America/Chicago")
+    result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "vendor.csv", bars=spec)
+    whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
+    np.testing.assert_allclose(result.frame, whole, rtol=0, atol=1e-9)
+    assert result.frame.index.equals(whole.index)
+
+
+# ---- folds, stack, report ------------------------------------------------------------------------------------------
+
+
+def test_folds_are_found_again_one_by_one(prepared, monkeypatch):
+    def cross_validate(**options):
+        return pipeline.cross_validate(prepared, "DEMO", H, "xgboost", folds=3, model_settings=BOOSTER, **options)
+
+    build, built = folds.build_model, []
+
+    def dying(*words, **settings):
+        if settings.get("seed") is not None:
+            built.append(words)
+            if len(built) == 3:
+                raise Killed
+        return build(*words, **settings)
+
+    monkeypatch.setattr(folds, "build_model", dying)
+    with pytest.raises(Killed):
+        cross_validate()
+    monkeypatch.setattr(folds, "build_model", build)
+    again = cross_validate()
+    assert again.resumed_from == 2 and "2 folds found done" in again.summary()
+    whole = cross_validate(fresh=True)
+    assert whole.resumed_from is None and whole.run_id == f"{again.run_id}-2"
+    pd.testing.assert_frame_equal(again.folds, whole.folds)
+    pd.testing.assert_frame_equal(pd.read_parquet(again.path), whole.folds)
+    assert cross_validate().resumed_from == 3
+    assert set(whole.folds["name"]) == {"xgboost", "prior", "last_move"} and len(whole.fold_table) == 3
+    gains = whole.folds.loc[whole.folds["name"] == "xgboost", "log_loss_gain"]
+    assert whole.gain_mean == pytest.approx(gains.mean())
+    test_rows = pipeline.load_labels(prepared, "DEMO", H).index[pipeline.load_splits(prepared, "DEMO", H)["test"]]
+    labels = pipeline.load_labels(prepared, "DEMO", H)
+    assert whole.fold_table["test"].sum() == (labels["label_end"] < test_rows[0]).sum()  # all but the test rows
+
+
+def test_a_stack_of_two(prepared):
+    result = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
+    assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited
+    said = pipeline.load_predictions(prepared, "DEMO", H, "stack")
+    np.testing.assert_allclose(said[P].sum(axis=1), 1, atol=1e-9)
+    assert result.report_path.is_file() and set(result.metrics["name"]) == {"stack", "prior", "last_move"}
+    again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
+    assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
+    new = pipeline.predict(prepared, "DEMO", H, "stack").frame
+    np.testing.assert_allclose(new.loc[said.index, P], said[P], rtol=0, atol=1e-9)
+    assert new.index[-1] == pipeline.load_features(prepared, "DEMO").index[-1]
+    compared = pipeline.evaluate(prepared, "DEMO", H)
+    assert {"stack", "xgboost", "lightgbm"} < set(compared.metrics["name"])
+    shutil.rmtree(next(prepared.models.glob("DEMO/model-xgboost-*")))
+    with pytest.raises(FactoryError, match=r"base model of the stack is gone: xgboost.*stack again"):
+        pipeline.predict(prepared, "DEMO", H, "stack")
+
+
+def test_the_report_stands_alone(finished):
+    result = pipeline.evaluate(finished, "DEMO", H)
+    assert result.report_path == finished.results / "report.html"
+    assert set(result.metrics["name"]) == {"xgboost", "lstm", "prior", "last_move"}
+    assert result.metrics["rows"].nunique() == 1  # all of them judged on the same rows
+    for path in (result.report_path, train(finished).report_path):
+        page = path.read_text(encoding="utf-8")
+        for word in ("<svg", "xgboost", "prior", "last_move", "Calibration", "The split", "Labels", "</html>"):
+            assert word in page, word
+        links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
+        assert [link for link in links if not link.startswith(("#", "data:"))] == []
+        assert not re.search(r"<(script|link|iframe|object)\b|@import", page)
+    assert "Learning" in page
+
+
+@pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost", "lstm"])
+def test_training_rows_that_lack_a_class(model, prepared):
+    result = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_down=60.0)))
+    assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
+    trained = train(prepared, model)
+    said = pipeline.load_predictions(prepared, "DEMO", H, model)[P]
+    assert np.isfinite(said.to_numpy()).all()
+    np.testing.assert_allclose(said.sum(axis=1), 1, atol=1e-9)
+    if model != "lstm":  # which is hardly trained here
+        assert said["p_short"].max() < 0.2
+    assert trained.report_path.is_file() and set(trained.metrics["name"]) == {model, "prior", "last_move"}
+    assert len(pipeline.cross_validate(prepared, "DEMO", H, model, folds=2, model_settings=SMALL[model]).folds) == 6
+
+
+def test_training_rows_of_one_class_teach_nothing(prepared):
+    only_neutral = DataSpec(labels=LabelSpec(k_up=60.0, k_down=60.0))
+    pipeline.prepare(prepared, "DEMO", (H,), settings=only_neutral)
+    with pytest.raises(FactoryError, match=r"fewer than two classes.*Next: "):
+        train(prepared)
+    assert not Registry(prepared.models).list("DEMO")
+
+
+# ---- QUICK ---------------------------------------------------------------------------------------------------------
+
+
+def test_quick_limits_training_alone(prepared, monkeypatch):
+    monkeypatch.setattr(dataset, "QuickLimits", lambda: QuickLimits(train_rows=200))
+    before = content(prepared.processed("DEMO")) | content(prepared.raw)
+    quick = train(prepared, quick=True, model_settings={"depth": 3})
+    assert quick.limited["rounds"] == 40 and quick.limited["training rows"].startswith("200 of ")
+    assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
+    assert content(prepared.processed("DEMO")) | content(prepared.raw) == before
+    full = train(prepared)
+    assert full.limited == {} and "QUICK" not in full.report_path.read_text(encoding="utf-8")
+    assert "-quick-" in quick.run_id and "-quick" not in full.run_id
+    judged = {one.run_id: one.metrics.set_index(["split", "name"])["rows"] for one in (quick, full)}
+    assert judged[quick.run_id].loc[:, "prior"].equals(judged[full.run_id].loc[:, "prior"])  # the same rows judge
+
+
+# ---- no space left on the disk -------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """os.fsync and os.replace that fail from the n-th call on, as a full disk does."""
+
+    def __init__(self, monkeypatch, name: str, good_calls: int):
+        self.left, self.real = good_calls, getattr(os, name)
+        monkeypatch.setattr(os, name, self)
+
+    def __call__(self, *words):
+        if self.left <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= 1
+        return self.real(*words)
+
+
+@pytest.mark.parametrize("name", ["fsync", "replace"])
+def test_a_disk_that_fills_while_preparing(name, prepared):
+    before = content(prepared.root)
+    for good in range(100):
+        with pytest.MonkeyPatch.context() as patch:
+            FullDisk(patch, name, good)
+            try:
+                pipeline.prepare(prepared, "DEMO", (H, 9), settings=DataSpec(labels=LabelSpec(k_up=2.0)))
+                break
+            except WorkspaceError as error:
+                assert "No space left" in str(error) and "bytes free" in str(error) and "Next: free some" in str(error)
+        now = content(prepared.root)
+        assert {path: now.get(path) for path in before} == before
+        assert not list(prepared.root.rglob("*.tmp"))
+        assert len(pipeline.load_labels(prepared, "DEMO", H))  # what was prepared before still serves
+        if good == 3:
+            with pytest.raises(NotPreparedError, match="Horizon 9"):
+                pipeline.load_labels(prepared, "DEMO", 9)
+    assert good >= 9
+    assert len(pipeline.load_labels(prepared, "DEMO", 9))
+
+
+def test_a_disk_that_fills_while_training_loses_nothing(prepared, finished, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    first = train(prepared, "lightgbm")
+    before = content(prepared.root)
+    full = {}
+
+    def fill(epoch, metrics):
+        if epoch == 2 and not full:
+            full["patch"] = pytest.MonkeyPatch()
+            FullDisk(full["patch"], "fsync", 0)
+
+    with pytest.raises(WorkspaceError, match="No space left"):
+        train(prepared, "xgboost", callbacks=(fill,))
+    full["patch"].undo()
+    now = content(prepared.root)
+    locks = [path for path in now if path.endswith((".lock", "registry.lock"))]
+    assert {path: now.get(path) for path in before if path not in locks} == {
+        path: digest for path, digest in before.items() if path not in locks
+    }
+    assert not list(prepared.root.rglob("*.tmp")) and not list(
+        prepared.models.glob("DEMO/model-xgboost-*/artifact.json")
+    )
+    assert train(prepared, "lightgbm").predictions_hash == first.predictions_hash
+    again = train(prepared, "xgboost")
+    assert again.resumed_from == 2
+    assert again.predictions_hash == train(finished, "xgboost").predictions_hash
+
+
+def test_facts_for_machines(finished):
+    facts = json.loads(json.dumps(train(finished).to_dict(), allow_nan=False))
+    assert {"predictions_path", "predictions_hash", "artifact_hash", "metrics", "seconds", "resumed_from"} <= set(facts)
+    assert hashlib.sha256(Path(facts["predictions_path"]).read_bytes()).hexdigest() == facts["predictions_hash"]
+    predicted = pipeline.predict(finished, "DEMO", H, "xgboost").to_dict()
+    assert hashlib.sha256(Path(predicted["path"]).read_bytes()).hexdigest() == predicted["frame_hash"]
