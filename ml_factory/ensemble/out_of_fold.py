@@ -38,7 +38,7 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
         fit = fit[labels["label_end"].to_numpy()[fit] < labels.index.to_numpy()[validation[0]]]
     if not len(fit) or (share > 0 and not len(validation)):
         raise FactoryError(
-            "a fold has too few training rows to keep some for early stopping",
+            "A fold has too few training rows to keep some for early stopping",
             got=f"{len(train)} rows, {share:.0%} of them for validation",
             wanted="rows left on both sides",
             next_step="use fewer folds, or bring more bars",
@@ -115,9 +115,9 @@ def _check_folds(folds: Sequence[Fold], n: int) -> None:
     predicted = np.zeros(n, dtype=np.int64)
     for number, (train, test) in enumerate(folds):
         if np.intersect1d(train, test).size:
-            raise SettingsError("a fold trains on rows it predicts", where=f"fold {number}")
+            raise SettingsError("A fold trains on rows it predicts", where=f"fold {number}")
         predicted[test] += 1
     if (predicted > 1).any():
         raise SettingsError(
-            "two folds predict the same row", where=f"row {int(predicted.argmax())}", wanted="test blocks apart"
+            "Two folds predict the same row", where=f"row {int(predicted.argmax())}", wanted="test blocks apart"
         )

@@ -60,7 +60,7 @@ class Stack:
         least_rows : with fewer such rows the weights stay equal, and `note` says so.
         """
         if not oof:
-            raise SettingsError("nothing to stack", got="no predictions", wanted="at least one model's")
+            raise SettingsError("Nothing to stack", got="no predictions", wanted="at least one model's")
         names, M = tuple(oof), len(oof)
         p_MN3 = np.stack([np.asarray(oof[name], dtype=np.float64) for name in names])
         y = np.asarray(y)
@@ -88,7 +88,7 @@ class Stack:
         for name in self.names:
             if name not in predictions:
                 raise SettingsError(
-                    "the stack needs every model it was fitted with", got=", ".join(predictions), wanted=name,
+                    "The stack needs every model it was fitted with", got=", ".join(predictions), wanted=name,
                     next_step=did_you_mean(name, predictions or self.names),
                 )  # fmt: skip
         evidence = [log_probabilities(predictions[name]) - np.log(self.prior) for name in self.names]
@@ -131,7 +131,7 @@ def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:
     try:
         checked_rows(y, p_N3)
     except ValueError as error:
-        raise SettingsError(f"the predictions of {name} cannot be stacked: {error}") from error
+        raise SettingsError(f"The predictions of {name} cannot be stacked: {error}") from error
 
 
 def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:

@@ -36,7 +36,7 @@ class Temperature:
 
     def __post_init__(self):
         if not (np.isfinite(self.temperature) and self.temperature > 0):
-            raise SettingsError("a temperature must be positive", got=self.temperature, wanted="a number above 0")
+            raise SettingsError("A temperature must be positive", got=self.temperature, wanted="a number above 0")
 
     @classmethod
     def fit(cls, logp_N3, y, w=None) -> "Temperature":
@@ -92,7 +92,7 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     if bins < 1 or strategy not in ("quantile", "uniform"):
-        raise SettingsError("no such bins", got=f"{bins} {strategy}", wanted="1 or more, quantile or uniform")
+        raise SettingsError("No such bins", got=f"{bins} {strategy}", wanted="1 or more, quantile or uniform")
     pieces = []
     for k, name in enumerate(CLASSES):
         said, happened = p_N3[w > 0, k], (code == k)[w > 0].astype(np.float64)

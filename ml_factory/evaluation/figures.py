@@ -27,7 +27,7 @@ from ml_factory.evaluation.drawing import (
     signed,
     time_axis,
 )
-from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES
+from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
 BASELINES = ("prior", "last_move")
 
@@ -284,7 +284,7 @@ def probabilities(
     """
     part = predictions.iloc[-last:]
     price = close.reindex(part.index).to_numpy(dtype=np.float64)
-    p_N3 = part[["p_short", "p_neutral", "p_long"]].to_numpy(dtype=np.float64)
+    p_N3 = part[PROBABILITIES].to_numpy(dtype=np.float64)
     figure, (top, bottom) = new_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
     x = np.arange(len(part))
     top.plot(x, price, color=INK["ink"], linewidth=1.1)

@@ -13,6 +13,7 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.contract import CLASSES
 
 CLASS_NAMES = ("short", "neutral", "long")
+PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
 
 
@@ -28,13 +29,13 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
     if p_N3.ndim != 2 or p_N3.shape[1] != 3 or y.shape != (len(p_N3),) or w.shape != y.shape:
         raise FactoryError(
-            "labels, probabilities and weights do not fit together",
+            "Labels, probabilities and weights do not fit together",
             got=f"shapes {y.shape}, {p_N3.shape}, {w.shape}",
             wanted="(N,), (N, 3), (N,)",
         )
     if not np.isin(y, CLASSES).all():
         strange = y[~np.isin(y, CLASSES)][0]
-        raise FactoryError("a label is none of the three classes", got=strange, wanted="-1, 0 or 1")
+        raise FactoryError("A label is none of the three classes", got=strange, wanted="-1, 0 or 1")
     if not np.isfinite(p_N3).all() or (p_N3 < 0).any() or (np.abs(p_N3.sum(axis=1) - 1) > 1e-4).any():
         bad = ~np.isfinite(p_N3).all(axis=1) | (p_N3 < 0).any(axis=1) | ~(np.abs(p_N3.sum(axis=1) - 1) <= 1e-4)
         row = int(np.argmax(bad))
@@ -47,7 +48,7 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         )
     if not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
         raise FactoryError(
-            "no rows to judge", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
+            "No rows to judge", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
         )
     return y.astype(np.int64) + 1, p_N3, w
 
@@ -117,7 +118,7 @@ def class_shares(y, w=None) -> np.ndarray:
     w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
     if not len(y) or not w.sum() > 0 or not np.isin(y, CLASSES).all():
         raise FactoryError(
-            "no class shares without labels", got=f"{len(y)} rows", wanted="labels -1, 0, 1 of weight > 0"
+            "No class shares without labels", got=f"{len(y)} rows", wanted="labels -1, 0, 1 of weight > 0"
         )
     counts = np.bincount(y.astype(np.int64) + 1, weights=w * (np.count_nonzero(w) / w.sum()), minlength=3)
     if (counts == 0).any():
@@ -211,7 +212,7 @@ def metrics_table(
     """
     if reference not in probabilities:
         raise SettingsError(
-            "nothing to compare with", got=reference, next_step=did_you_mean(reference, probabilities or ["prior"])
+            "Nothing to compare with", got=reference, next_step=did_you_mean(reference, probabilities or ["prior"])
         )
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
     base = row_log_loss(y, probabilities[reference])

@@ -48,11 +48,11 @@ class Bundle:
         doubled = sorted({name for name in self.feature_names if self.feature_names.count(name) > 1})
         if not self.feature_names or doubled:
             raise SettingsError(
-                "a bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
+                "A bundle needs its features' names, each once", where="feature_names", got=doubled or "none"
             )
         if self.lookback < 0:
             raise SettingsError(
-                "a look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
+                "A look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
             )
 
     def to_state(self) -> dict:
@@ -70,13 +70,13 @@ class Bundle:
         """
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise CheckpointError(
-                "this is no bundle of this version", where=where, wanted=FORMAT,
+                "This is no bundle of this version", where=where, wanted=FORMAT,
                 got=state.get("format", "no bundle") if isinstance(state, Mapping) else "no bundle",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
-            raise CheckpointError("a bundle lacks parts", where=where, got=f"no {', '.join(missing)}")
+            raise CheckpointError("A bundle lacks parts", where=where, got=f"no {', '.join(missing)}")
         return cls(**{item.name: state[item.name] for item in fields(cls)})
 
     def save(self, path: str | Path) -> Path:
@@ -110,7 +110,7 @@ class Bundle:
         else:
             next_step = "select the bundle's columns in its order: features[list(bundle.feature_names)]"
         raise SettingsError(
-            f"these are not the model's {len(self.feature_names)} features"
+            f"These are not the model's {len(self.feature_names)} features"
             + (f"; not known to it: {_some(extra)}" if extra else ""),
             where=f"column {place + 1}",
             got=repr(columns[place]) if place < len(columns) else "nothing",

@@ -9,10 +9,9 @@ from ml_factory.datasets.rows import rows_with_window
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
-
-COLUMNS = ["p_short", "p_neutral", "p_long"]
 
 
 def predict_features(
@@ -46,7 +45,7 @@ def predict_features(
     if bundle.lookback:
         if segment is None:
             raise FactoryError(
-                f"a model that looks back {bundle.lookback} rows must know where sessions end",
+                f"A model that looks back {bundle.lookback} rows must know where sessions end",
                 where="segment",
                 next_step="pass the segments stored beside the features",
             )
@@ -57,7 +56,7 @@ def predict_features(
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
         p_N3[first : first + batch] = temperature.apply(model.predict_proba(_inputs(scaled, some, bundle.lookback)))
-    return pd.DataFrame(p_N3, index=features.index[rows], columns=COLUMNS)
+    return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 
 def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int):

@@ -23,7 +23,6 @@ from ml_factory.experiment import QuickLimits
 from ml_factory.targets.weights import training_weights
 
 SPLITS = ("train", "validation", "test")
-PROBABILITIES = ["p_short", "p_neutral", "p_long"]
 
 
 @dataclass(frozen=True)

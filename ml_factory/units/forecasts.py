@@ -14,6 +14,7 @@ from ml_factory.data.sources import read_table
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
+from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.experiment import check_horizon
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
@@ -22,7 +23,7 @@ from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
-from ml_factory.units.dataset import PROBABILITIES, Dataset, prior_while_learning, with_baselines
+from ml_factory.units.dataset import Dataset, prior_while_learning, with_baselines
 from ml_factory.units.preparation import raw_bars_of
 
 STACK = "stack"
