@@ -43,7 +43,7 @@ class NeuralClassifier(Estimator):
         if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
             raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 1")
         self.settings = TrainSpec(**{key: value for key, value in settings.items() if key in mine})
-        self.shape = network.Spec(**{key: value for key, value in settings.items() if key in theirs})
+        self.network_spec = network.Spec(**{key: value for key, value in settings.items() if key in theirs})
         self.features = 0
         self.network: nn.Module | None = None
 
@@ -71,7 +71,7 @@ class NeuralClassifier(Estimator):
             device,
             identity={
                 "model": self.name,
-                "settings": {**_bit_settings(spec), **asdict(self.shape), "lookback": self.lookback},
+                "settings": {**_bit_settings(spec), **asdict(self.network_spec), "lookback": self.lookback},
                 "data": data_signature(windows.shape[2], *arrays),
             },
             validate=validate,
@@ -94,7 +94,7 @@ class NeuralClassifier(Estimator):
         weights = {} if self.network is None else self.network.state_dict()
         return {
             "model": self.name,
-            "settings": {"lookback": self.lookback, **asdict(self.settings), **asdict(self.shape)},
+            "settings": {"lookback": self.lookback, **asdict(self.settings), **asdict(self.network_spec)},
             "n_features": self.features,
             "torch": str(torch.__version__),
             "weights": {name: value.detach().cpu().clone() for name, value in weights.items()},
@@ -114,7 +114,7 @@ class NeuralClassifier(Estimator):
         self.features = features
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(self.settings.seed, self.name, "init"))
-            self.network = self.kind(features, self.lookback, len(CLASSES), self.shape)
+            self.network = self.kind(features, self.lookback, len(CLASSES), self.network_spec)
 
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):

@@ -5,26 +5,22 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from ml_factory.runs.storage import plain
 
-def _plain(value: Any) -> Any:
-    """The JSON form of a fact: paths as text, tables as records, numbers as numbers."""
-    if isinstance(value, pd.DataFrame):
-        table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
-        return [_plain(row) for row in table.to_dict("records")]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if value is None or isinstance(value, str | int | bool):
-        return value
-    return str(value)
+
+def _facts(value: Any) -> Any:
+    """A field as JSON can hold it; a table as its records, with the index where it has a name."""
+    if not isinstance(value, pd.DataFrame):
+        return plain(value)
+    table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
+    return plain(table.to_dict("records"))
+
+
+def _quick(limited: dict) -> str:
+    """What QUICK limited."""
+    return "QUICK limited: " + ", ".join(f"{name} {value}" for name, value in limited.items())
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Result:
     def to_dict(self) -> dict:
         """The same facts as the summary, for machines (`--json`)."""
         hidden = {"draw", "frame", "history"}
-        return {item.name: _plain(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
+        return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
     def plot(self):
         """A matplotlib Figure: what a person would rather look at than read."""
@@ -95,7 +91,7 @@ class TrainResult(Result):
         else:
             how = "trained from the start"
         lines = [f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"]
-        lines += ["  QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items())] if self.limited else []
+        lines += [f"  {_quick(self.limited)}"] if self.limited else []
         lines += ["  continued, not bit-exact: " + ", ".join(self.inexact_because)] if not self.exact else []
         return "\n".join([*lines, f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
 
@@ -111,12 +107,14 @@ class CrossValidateResult(Result):
     gain_mean: float
     gain_se: float
     resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
     limited: dict
     path: Path
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
-        limited = "; QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items()) if self.limited else ""
+        limited = f"; {_quick(self.limited)}" if self.limited else ""
         return (
             f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} purged folds{resumed}: "
             f"log loss below the prior's by {self.gain_mean:+.4f} (standard error over folds {self.gain_se:.4f}), "
@@ -133,6 +131,8 @@ class StackResult(Result):
     metrics: pd.DataFrame
     weights: pd.DataFrame
     resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
     limited: dict
     artifact: Path
     predictions_path: Path
@@ -141,7 +141,7 @@ class StackResult(Result):
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""
-        limited = "\n  QUICK limited: " + ", ".join(f"{k} {v}" for k, v in self.limited.items()) if self.limited else ""
+        limited = f"\n  {_quick(self.limited)}" if self.limited else ""
         return (
             f"stack of {', '.join(self.base_models)} on {self.symbol}, horizon {self.horizon}{resumed}, "
             f"{self.seconds:.1f} s{limited}\n  model {self.artifact}\n  predictions {self.predictions_path}"

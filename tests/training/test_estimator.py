@@ -58,7 +58,7 @@ def test_a_model_may_be_fitted_anew_on_other_features(market):
 
 def test_settings_belong_to_network_or_training():
     model = build_model("patchtst", width=8, epochs=4, lookback=24)
-    assert model.shape.width == 8 and model.settings.epochs == 4 and model.lookback == 24
+    assert model.network_spec.width == 8 and model.settings.epochs == 4 and model.lookback == 24
     with pytest.raises(SettingsError, match="did you mean 'hidden'"):
         build_model("lstm", hiden=3)
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
