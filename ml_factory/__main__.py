@@ -16,7 +16,7 @@ from ml_factory import __version__, pipeline
 from ml_factory.data.bars import BarSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, quick_from_environment
+from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
 from ml_factory.models.registry import available_models
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
@@ -162,7 +162,7 @@ def suite(
 ) -> None:
     """The eight notebooks in order. Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`"""
     place, quick = Workspace(workspace), quick_from_environment(quick)
-    symbol = check_symbol(symbol)
+    symbol, horizon, seed = check_symbol(symbol), check_horizon(horizon), check_seed(seed)
     if data is not None:
         with _working(f"reading {data}", as_json):
             pipeline.prepare(place, symbol, (horizon,), data=data)

@@ -1,0 +1,322 @@
+"""The command line: exit codes, one clear line for a user's mistake, JSON for machines."""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import typer
+
+from ml_factory import __main__, suite
+from ml_factory.data.sources import write_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.runs.workspace import Workspace
+
+ROOT = Path(__file__).resolve().parents[1]
+VERBS = ("doctor", "suite", "run", "prepare", "train", "predict")
+LATER = (
+    "cross-validate",
+    "stack",
+    "evaluate",
+    "export",
+    "serve",
+    "audit",
+    "export-data",
+    "recipe",
+    "tpu",
+    "distribute",
+)
+Said = tuple[int, str, str]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch) -> Callable[..., Said]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+    monkeypatch.delenv("ML_FACTORY_QUICK", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> Said:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["ml_factory", *map(str, words)])
+        try:
+            __main__.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def process(*words: object, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "ml_factory", *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "ML_FACTORY_WANDB": "off", "COLUMNS": "200", **environment},
+    )  # fmt: skip
+
+
+def one_line(code: int, out: str, err: str) -> str:
+    """The one line of an error that the library found; everything else about it must be quiet."""
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code in (1, 2) and out == "" and "Traceback" not in err
+    assert len(lines) == 1 and err.rstrip().endswith(lines[0]), err
+    return lines[0]
+
+
+# ---- help ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_has_an_example(verb, call):
+    code, out, _ = call(verb, "--help")
+    assert code == 0
+    assert re.search(rf"Example: python -m ml_factory {verb}\b", out)
+    assert "--json" in out and "--workspace" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_example_can_be_typed(verb):
+    """Every option the example uses exists."""
+    command = typer.main.get_command(__main__.app).commands[verb]
+    (example,) = re.findall(rf"`python -m ml_factory {verb}(.*?)`", command.help)
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in example.split() if word.startswith("-")} <= known
+
+
+def test_the_verbs_are_those_that_work(call):
+    code, out, _ = call("--help")
+    assert code == 0 and all(verb in out for verb in VERBS)
+    assert set(typer.main.get_command(__main__.app).commands) == set(VERBS)
+    for verb in LATER:
+        code, out, err = call(verb)
+        assert code == 2 and f"No such command '{verb}'" in err and out == ""
+
+
+def test_no_verb_shows_the_help(call):
+    code, out, err = call()
+    assert code == 2 and "Usage" in out + err
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["prepare", "train", "predict", "suite"])
+@pytest.mark.parametrize(
+    ("symbol", "proposal"), [("../../etc", "use 'ETC'"), ("mes", "use 'MES'"), ("BTC/USDT", "use 'BTC-USDT'")]
+)
+def test_illegal_symbols(verb, symbol, proposal, call, tmp_path):
+    code, out, err = call(verb, "--workspace", tmp_path / "place" / "w", "--symbol", symbol)
+    line = one_line(code, out, err)
+    assert code == 2 and repr(symbol) in line and proposal in line
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.name for path in (tmp_path / "place").iterdir()} == {"w"}
+
+
+@pytest.mark.parametrize("verb", ["train", "predict"])
+def test_a_misspelt_model(verb, call, prepared):
+    code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 5, "--model", "xgbost")
+    assert code == 2 and "did you mean 'xgboost'?" in one_line(code, out, err)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "train", "predict", "suite"])
+def test_impossible_horizons(verb, call, prepared, monkeypatch):
+    code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 0)
+    assert code == 2 and "HORIZON" in one_line(code, out, err)
+    code, out, err = call(verb, "--workspace", prepared.root, "--horizon", "twenty")
+    assert code == 2 and out == "" and "Traceback" not in err
+    assert "--horizon" in err and "int" in err
+
+
+def test_absent_data(call, tmp_path, prepared):
+    for words in (("prepare", "--symbol", "MES"), ("suite", "--symbol", "MES")):
+        code, out, err = call(*words, "--workspace", tmp_path, "--data", tmp_path / "MES.csv")
+        line = one_line(code, out, err)
+        assert code == 1 and "No such file" in line and "MES.csv" in line
+    code, out, err = call("prepare", "--workspace", tmp_path, "--symbol", "MES")
+    assert code == 1 and "no raw bars" in one_line(code, out, err) and "--data" in err
+    code, out, err = call("train", "--workspace", tmp_path, "--symbol", "MES")
+    assert code == 1 and "prepare" in one_line(code, out, err)
+    code, out, err = call("predict", "--workspace", prepared.root, "--horizon", 5)
+    assert code == 1 and "train" in one_line(code, out, err)
+    code, out, err = call("train", "--workspace", prepared.root, "--horizon", 6)
+    assert code == 1 and "Horizon 6 is not prepared" in one_line(code, out, err)
+
+
+def test_bars_that_break_the_contract(call, tmp_path):
+    bars = synthetic_bars(days=3).reset_index()
+    bars.loc[17, "high"] = bars.loc[17, "low"] - 1
+    bars.to_csv(tmp_path / "bad.csv", index=False)
+    code, out, err = call("prepare", "--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path / "bad.csv")
+    line = one_line(code, out, err)
+    assert code == 1 and "bad.csv" in line and "17" in line
+    assert not [path for path in (tmp_path / "w").rglob("*") if path.is_file()]
+
+
+def test_wrong_options(call):
+    for words, named in (
+        (("train", "--nodel", "lstm"), "--model"),
+        (("prepare", "--stamp", "middle"), "--stamp"),
+        (("run",), "NOTEBOOK"),
+        (("train", "--seed", "x"), "--seed"),
+    ):
+        code, out, err = call(*words)
+        assert code == 2 and out == "" and "Traceback" not in err and named.lower() in err.lower()
+    code, out, err = call("suite", "--seed", -1)
+    assert code == 2 and "SEED" in one_line(code, out, err)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("02", "-p", "HORIZONT=20"), "did you mean 'HORIZON'?"),
+        (("02", "-p", "HORIZON=twenty"), "'twenty'"),
+        (("02", "-p", "HORIZON"), "NAME=VALUE"),
+        (("02_train_tabula",), "did you mean '02_train_tabular'?"),
+        (("99",), "No such notebook"),
+    ],
+)
+def test_a_notebook_with_wrong_parameters_is_not_started(words, message, call, tmp_path, monkeypatch):
+    monkeypatch.setattr(suite.papermill, "execute_notebook", None)  # would fail if it were called
+    code, out, err = call("run", *words, "--workspace", tmp_path)
+    assert code == 2 and message in one_line(code, out, err)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_workspace_that_cannot_be(call, tmp_path):
+    (tmp_path / "file").write_text("here already")
+    code, out, err = call("doctor", "--workspace", tmp_path / "file")
+    assert code == 1 and str(tmp_path / "file") in one_line(code, out, err)
+    code, out, err = call("doctor", "--workspace", "gs://bucket/prefix")
+    assert code == 1 and "bucket" in one_line(code, out, err)
+
+
+def test_mistakes_in_a_process_of_its_own(tmp_path):
+    done = process("train", "--symbol", "../../etc", "--workspace", tmp_path)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: This symbol cannot be a folder's name [symbol]. got '../../etc'")
+    done = process("prepare", "--symbol", "MES", "--data", tmp_path / "none.csv", "--workspace", tmp_path)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "No such file" in done.stderr
+
+
+# ---- what works ----------------------------------------------------------------------------------------------------
+
+
+def test_prepare_train_predict_as_json(call, prepared, tmp_path):
+    place = ("--workspace", prepared.root, "--json")
+    code, out, _ = call("prepare", *place, "--horizon", 5, "--horizon", 6)
+    facts = json.loads(out)
+    assert code == 0 and facts["horizons"] == [5, 6] and facts["seconds"] > 0 and Path(facts["folder"]).is_dir()
+    assert len(facts["fingerprint"]) == 64 and {row["split"] for row in facts["split_table"]} == {
+        "train", "validation", "test",
+    }  # fmt: skip
+    code, out, _ = call("train", *place, "--horizon", 5, "--model", "lightgbm", "--quick", "--seed", 3)
+    facts = json.loads(out)
+    assert code == 0 and facts["reused"] is False and facts["limited"] and facts["resumed_from"] is None
+    assert "-s3-quick-" in facts["run_id"]
+    assert {row["name"] for row in facts["metrics"]} == {"lightgbm", "prior", "last_move"}
+    written = Path(facts["predictions_path"])
+    assert hashlib.sha256(written.read_bytes()).hexdigest() == facts["predictions_hash"]
+    assert Path(facts["report_path"]).is_file() and Path(facts["artifact"]).is_dir()
+    code, out, _ = call("train", *place, "--horizon", 5, "--model", "lightgbm", "--quick", "--seed", 3)
+    assert json.loads(out)["reused"] is True
+    target = tmp_path / "said.parquet"
+    code, out, _ = call("predict", *place, "--horizon", 5, "--model", "lightgbm", "--out", target)
+    facts = json.loads(out)
+    assert code == 0 and facts["path"] == str(target) and facts["rows"] == len(pd.read_parquet(target))
+    assert hashlib.sha256(target.read_bytes()).hexdigest() == facts["frame_hash"]
+    code, out, _ = call("predict", "--workspace", prepared.root, "--horizon", 5, "--model", "lightgbm")
+    assert code == 0 and "predictions-lightgbm-h5.parquet" in out and "rows" in out
+
+
+def test_vendor_bars_stamped_at_the_end(call, tmp_path):
+    """What is told to `prepare` about a file is told to `predict` about the next one."""
+    bars = synthetic_bars(days=8, seed=4)
+    write_bars(tmp_path / "utc.parquet", bars)
+    vendor = bars.reset_index()
+    ends = (vendor["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
+    vendor["timestamp"] = ends.dt.tz_localize(None)
+    vendor.to_csv(tmp_path / "vendor.csv", index=False)
+    stamped = ("--data", tmp_path / "vendor.csv", "--stamp", "end", "--zone", "America/Chicago")
+    place = ("--workspace", tmp_path / "w", "--symbol", "MES", "--json")
+    assert call("prepare", *place, "--horizon", 5, *stamped)[0] == 0
+    assert pd.read_parquet(Workspace(tmp_path / "w").raw_bars("MES"))["timestamp"].iloc[0] == bars.index[0]
+    assert call("train", *place, "--horizon", 5, "--model", "lightgbm", "--quick")[0] == 0
+    said = {}
+    for name, more in (("own", ()), ("vendor", stamped), ("utc", ("--data", tmp_path / "utc.parquet"))):
+        target = tmp_path / f"{name}.parquet"
+        code, _, err = call("predict", *place, "--horizon", 5, "--model", "lightgbm", "--out", target, *more)
+        assert code == 0, err
+        said[name] = pd.read_parquet(target)
+    pd.testing.assert_frame_equal(said["vendor"], said["own"])
+    pd.testing.assert_frame_equal(said["utc"], said["own"])
+
+
+def test_doctor(call, prepared):
+    code, out, _ = call("doctor", "--workspace", prepared.root)
+    assert code == 0 and "xgboost" in out and "DEMO_1m.parquet" in out
+    code, out, _ = call("doctor", "--workspace", prepared.root, "--json")
+    facts = json.loads(out)
+    assert facts["torch"]["good"] and str(prepared.root) in facts["workspace"]["value"]
+
+
+def tiny_notebook(path: Path, body: str) -> Path:
+    cells = [
+        nbformat.v4.new_code_cell(
+            'SYMBOL: str = "DEMO"\nHORIZON: int = 20\nWORKSPACE: str = ""\nQUICK: bool = False',
+            metadata={"tags": ["parameters"]},
+        ),
+        nbformat.v4.new_code_cell(body),
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_run_a_notebook_and_one_that_fails(call, tmp_path):
+    good = tiny_notebook(tmp_path / "good.ipynb", "print((SYMBOL, HORIZON, QUICK, WORKSPACE))")
+    place = tmp_path / "w"
+    words = ("-p", "HORIZON=7", "-p", "QUICK=yes", "-p", "SYMBOL=1E5", "--workspace", place)
+    code, out, _ = call("run", good, *words, "--json")
+    written = Path(json.loads(out)["notebook"])
+    assert code == 0 and written == place / "results" / "notebooks" / "good.ipynb"
+    printed = nbformat.read(written, 4).cells[-1].outputs[0].text
+    assert ast.literal_eval(printed) == ("1E5", 7, True, str(place))
+    bad = tiny_notebook(tmp_path / "bad.ipynb", "raise RuntimeError('the cell gave up')")
+    code, out, err = call("run", bad, "--workspace", place)
+    line = one_line(code, out, err)
+    assert code == 1 and "the cell gave up" in line and "bad.ipynb" in line and "cell " in line
+
+
+def test_the_suite_passes_on_what_each_notebook_declares(call, prepared, monkeypatch):
+    """The notebooks themselves are run elsewhere; here, what they are told and what is printed."""
+    told = []
+
+    def execute(path, out, parameters, **_):
+        told.append((Path(path).stem, parameters))
+        Path(out).write_text("{}")
+
+    monkeypatch.setattr(suite.papermill, "execute_notebook", execute)
+    place = ("--workspace", prepared.root, "--horizon", 5)
+    assert call("train", *place, "--model", "lightgbm", "--quick")[0] == 0
+    code, out, _ = call("suite", *place, "--quick", "--seed", 2, "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["report"] == str(prepared.results / "report.html") and Path(facts["report"]).is_file()
+    names = [name for name, _ in told]
+    assert names == sorted(names) and len(names) == 8 and list(facts["seconds"]) == names
+    assert [Path(path).stem for path in facts["notebooks"]] == names
+    given = dict(told)["02_train_tabular"]
+    assert given["HORIZON"] == 5 and given["SEED"] == 2 and given["QUICK"] is True and given["FRESH"] is False
+    assert all(parameters["WORKSPACE"] == str(prepared.root) for _, parameters in told)
+    code, out, _ = call("suite", *place, "--quick")
+    assert code == 0 and out.strip() == f"Report: {prepared.results / 'report.html'}"
