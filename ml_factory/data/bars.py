@@ -104,14 +104,17 @@ def check_bars(
     prices = {name: values[name] for name in PRICES}
     found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
-    if len(bars) < FEW_BARS:
-        message = f"{len(bars)} bars are less than a day of any market: too few to learn from"
-        findings.append(Finding("few_bars", "reported", _NONE, message))
+    findings += _too_few(len(bars))
     if spec.strict:
         _refuse_all([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
+
+
+def _too_few(count: int) -> list[Finding]:
+    message = f"{count} bars are less than a day of any market: too few to learn from"
+    return [Finding("few_bars", "reported", _NONE, message)] if count < FEW_BARS else []
 
 
 def bars_fingerprint(bars: pd.DataFrame) -> str:

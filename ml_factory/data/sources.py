@@ -14,7 +14,7 @@ from ml_factory.data.bars import BarSpec, check_bars
 from ml_factory.data.findings import BarReport
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
-from ml_factory.runs.storage import replace_file
+from ml_factory.runs.storage import replace_file, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -94,7 +94,7 @@ def _keep_previous(path: Path) -> None:
     previous = path.with_name(path.stem + ".previous.parquet")
     content = path.read_bytes()
     if not previous.exists() or previous.read_bytes() != content:
-        replace_file(previous, lambda aside: aside.write_bytes(content))
+        write_bytes_atomic(previous, content)
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -195,10 +195,6 @@ class Store:
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         return pd.DataFrame(self._values(names, rows), index=time[rows], columns=names, copy=False)
 
-    def load_matrix(self, columns: Iterable[str] | None = None) -> np.ndarray:
-        """float32 (N, F), C-contiguous: what windows are sliced from."""
-        return self._values(self._known_columns(columns), slice(0, len(self.known_at)))
-
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """When each feature row is known, UTC."""

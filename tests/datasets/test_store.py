@@ -67,8 +67,6 @@ def test_everything_comes_back_as_it_went(processed, base, matrix):
     np.testing.assert_array_equal(features.to_numpy(), matrix.values)
     assert features.index.name == "known_at" and str(features.index.dtype) == "datetime64[ns, UTC]"
     assert features.index.asi8.tolist() == base.known_at.tolist() and (features.dtypes == np.float32).all()
-    np.testing.assert_array_equal(store.load_matrix(), matrix.values)
-    assert store.load_matrix().flags.c_contiguous
     rows = store.load_rows()
     assert rows["session"].dtype == np.int32 and (rows["segment"] == base.segment).all()
     assert (rows["close"].to_numpy() == base.close).all()
@@ -177,7 +175,7 @@ def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
     store.write_features(matrix)
     add_horizon(store, base, 10)
     assert Store.find(processed, PRINT).verify() == []
-    np.testing.assert_array_equal(Store.current(processed).load_matrix(), matrix.values)
+    np.testing.assert_array_equal(Store.current(processed).load_features(), matrix.values)
 
 
 def test_damage_is_found_when_a_part_is_read(processed):
