@@ -1,4 +1,4 @@
-"""ml_factory: from 1-minute bars to an honest, calibrated, exported model on a machine that may vanish.
+"""ml_factory: from 1-minute bars to calibrated probabilities, on machines that may vanish.
 
 `import ml_factory` is fast: names below load their module when first used.
 """

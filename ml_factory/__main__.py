@@ -25,7 +25,7 @@ from ml_factory.units.results import Result
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
-    help="From 1-minute futures bars to an honest, calibrated, exported model on a machine that may vanish.",
+    help="From 1-minute bars to calibrated probabilities, on machines that may vanish.",
 )  # fmt: skip
 said = Console(stderr=True, highlight=False)
 
