@@ -1,6 +1,7 @@
 """All settings of an experiment together: as JSON, as a fingerprint, as presets."""
 
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 from ml_factory.data.bars import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
+from ml_factory.models.contract import cores, differences, environment
 from ml_factory.models.registry import spec_of
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.storage import file_hash, fingerprint, plain, write_json
+from ml_factory.runs.storage import file_hash, fingerprint, plain, read_json, write_json
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -144,10 +146,17 @@ class Run:
     run_id: str
     folder: Path
 
-    def begin(self, spec: RunSpec) -> None:
-        """Make the folder and write down the settings: only when these have proved usable."""
+    def begin(self, spec: RunSpec) -> tuple[str, ...]:
+        """Make the folder and write down the settings and this machine: only when the settings have proved usable.
+
+        Returns how this machine differs from the one the run began on, in words; nothing when it is the first.
+        """
+        record, here = self.folder / "run.json", environment(threads=cores(), python=platform.python_version())
+        if record.is_file():
+            return differences(read_json(record).get("environment"), here)
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "run.json", spec.to_dict() | {"run_id": self.run_id})
+        write_json(record, spec.to_dict() | {"run_id": self.run_id, "environment": here})
+        return ()
 
 
 def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool) -> Run:

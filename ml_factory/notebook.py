@@ -45,6 +45,8 @@ from pathlib import Path
 
 REPOSITORY = os.environ.get("ML_FACTORY_REPOSITORY", "https://github.com/{slug}")
 REF = os.environ.get("ML_FACTORY_REF", "{ref}")
+SECRET = r"//[^/@\\s]*@"  # a token in the address is for git alone: no output, no folder's name
+SHOWN = re.sub(SECRET, "//", REPOSITORY)
 
 
 def is_checkout(folder):
@@ -67,17 +69,17 @@ def fetch(place):
         good, said = git("-C", aside, "fetch", "--quiet", "--depth=1", REPOSITORY, wanted)
         if good and git("-C", aside, "checkout", "--quiet", "--detach", "FETCH_HEAD")[0]:
             if wanted != REF:
-                print(f"{REPOSITORY} has no {REF} yet: took its default branch instead.")
+                print(f"{SHOWN} has no {REF} yet: took its default branch instead.")
             return aside.rename(place)
     shutil.rmtree(aside, ignore_errors=True)
     advice = "Next: look at the network, or set ML_FACTORY_REPOSITORY and ML_FACTORY_REF."
-    raise RuntimeError(f"Could not fetch {REF} from {REPOSITORY}: {said}. {advice}")
+    raise RuntimeError(f"Could not fetch {REF} from {SHOWN}: {re.sub(SECRET, '//', said)}. {advice}")
 
 
 if "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists():
     kept = Path("/content/ml_factory_code")  # the machine's own disk, never Drive
 else:
-    kept = Path.home() / ".cache" / "ml_factory" / re.sub(r"[^\\w.-]+", "-", f"{REPOSITORY}-{REF}")
+    kept = Path.home() / ".cache" / "ml_factory" / re.sub(r"[^\\w.-]+", "-", f"{SHOWN}-{REF}")
 above = [folder for folder in (Path.cwd(), *Path.cwd().parents) if is_checkout(folder)]
 if not above and not is_checkout(kept):
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -100,9 +100,10 @@ def cross_validate(
     run = open_run(workspace.results, symbol, spec, fresh)
     fitted_with = {name: value for name, value in spec.settings if name != "folds"}
     plan = fold_plan(data, data.development(), folds, build_model(model, **fitted_with).lookback, quick)
-    run.begin(spec)
+    elsewhere = run.begin(spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
         outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with)
+    inexact = [*outcome.inexact, *(elsewhere if outcome.found < folds else ())]
     table = fold_metrics(data, plan, outcome.p_N3, model)
     gains = table.loc[table["name"] == model, "log_loss_gain"]
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
@@ -111,7 +112,8 @@ def cross_validate(
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, folds=table, fold_table=plan.table(),
         gain_mean=float(gains.mean()), gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))), path=path,
-        resumed_from=outcome.found or None, limited=plan.limited | limits if quick else {},
+        resumed_from=outcome.found or None, exact=not inexact, inexact_because=inexact,
+        limited=plan.limited | limits if quick else {},
         seconds=time.perf_counter() - started,
         draw=lambda: figures.fold_scores(table),
     )  # fmt: skip
@@ -148,7 +150,8 @@ def stack(
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
         symbol=symbol, horizon=horizon, run_id=run.run_id, base_models=list(base_models), metrics=told.metrics,
-        weights=weights, resumed_from=None if reused else facts["resumed_from"], limited=facts["limited"],
+        weights=weights, resumed_from=None if reused else facts["resumed_from"],
+        exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=told.path, predictions_hash=file_hash(told.path),
         report_path=_run_report(workspace, data, artifact, told, run.folder),
         seconds=time.perf_counter() - started,
@@ -167,11 +170,12 @@ def evaluate(
     rows, test = forecasts.on_common_rows(workspace, data, found, "test")
     teachers, _ = forecasts.on_common_rows(workspace, data, found, "train")
     metrics = with_baselines(data, teachers, rows, test)
+    chosen = with_baselines(data, teachers, *forecasts.on_common_rows(workspace, data, found, "validation"))
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = pages.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data, _store(workspace, symbol),
-        metrics, test, test_rows=rows, limited=limited, facts=pages.tiles(data, metrics),
-        more=[pages.runs(found)],
+        metrics, test, test_rows=rows, limited=limited,
+        facts=pages.tiles(data, metrics, chosen.loc[list(found), "log_loss"].idxmin()), more=[pages.runs(found)],
     )  # fmt: skip
     return EvaluateResult(
         symbol=symbol, horizon=horizon, metrics=metrics.reset_index(), report_path=path,
@@ -208,7 +212,8 @@ def _run_report(workspace: Workspace, data: Dataset, artifact: Artifact, told, f
     return pages.run_page(
         folder / "report.html", f"{facts['model']} on {data.symbol}", data, _store(workspace, data.symbol), metrics,
         {facts["model"]: told.test_p}, test_rows=told.test_rows, limited=facts["limited"],
-        facts=pages.tiles(data, metrics), more=pages.how_it_was_made(facts, told.prior_loss("validation")),
+        facts=pages.tiles(data, metrics, facts["model"]),
+        more=pages.how_it_was_made(facts, told.prior_loss("validation")),
     )  # fmt: skip
 
 

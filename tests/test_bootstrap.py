@@ -101,6 +101,13 @@ def test_no_repository_is_said_with_the_way_out_and_leaves_nothing_to_trip_over(
     assert code == 0, said
 
 
+def test_a_token_in_the_address_is_not_shown(run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY="https://someone:SECRET-TOKEN@127.0.0.1:9/x/y")
+    assert code != 0 and "127.0.0.1:9/x/y" in said
+    assert "SECRET-TOKEN" not in said
+    assert not any("SECRET" in path.name for path in (tmp_path / "home").rglob("*"))
+
+
 def test_without_git_it_says_so(run, tmp_path):
     code, said = run(PATH=str(tmp_path))
     assert code == 1 and "git is not installed" in said

@@ -181,7 +181,7 @@ _ROOTS = {
     **dict.fromkeys(("SPY", "QQQ", "IWM", "DIA", "GLD", "AAPL", "MSFT", "NVDA", "TSLA"), ("us_equity", 0.01)),
 }
 _COINS = "BTC|XBT|ETH|SOL|XRP|ADA|DOGE|LTC|BNB|LINK|FIL|AVAX|DOT|BCH|MATIC|TRX"
-_CRYPTO = re.compile(rf"^({_COINS})([-_.].*|USD.*|EUR.*|GBP.*)?$|USDT?C?$")
+_CRYPTO = re.compile(rf"^({_COINS})([-_.].*|USD.*|EUR.*|GBP.*)?$|USD[TC]$")
 _CONTRACT = re.compile(r"^([A-Z0-9]{1,4}?)([FGHJKMNQUVXZ]\d{1,4}|[-_.].*|\d+)$")  # ESZ4, ES-202412, NQ.C.0, ES1
 
 

@@ -32,7 +32,7 @@ class Temperature:
 
     temperature: float = 1.0
 
-    LOWEST, HIGHEST = 0.05, 20.0  # beyond these the probabilities are one-hot, or uniform to within a percent
+    LOWEST, HIGHEST = 0.2, 20.0  # sharper than that is a broken model, and could not be undone above the floor of 1e-12
 
     def __post_init__(self):
         if not (np.isfinite(self.temperature) and self.temperature > 0):

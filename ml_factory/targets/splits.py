@@ -3,8 +3,10 @@
 The rule, for a training row and a block of rows that judges (validation, or a test fold). The row stays only if
   - its `label_end` is before the block's first `known_at`, strictly; or
   - the row `embargo` places before it is known after the block's latest `label_end`, strictly.
-So with embargo >= the model's input window in rows, no window of a training row that follows the block reaches
-back to anything the block's labels were made of. (AFML 7.4; embargo counted in rows, as skfolio does.)
+So with embargo >= the model's input window in rows, no window of a training row that follows the block holds a row
+the block's labels were made of. (AFML 7.4; embargo counted in rows, as skfolio does.) A feature's own memory is longer
+than that: an average over 60-minute bars still feels the block for a while, which tells a training row something old,
+never the block anything new.
 """
 
 import math

@@ -60,8 +60,12 @@ class Dataset:
 
     @cached_property
     def last_move(self) -> np.ndarray:
-        """float64 (L,): log return of each row's own base bar; what the naive forecaster looks at."""
+        """float64 (L,): log return of each row's own base bar; what the naive forecaster looks at.
+
+        NaN for the first bar of a segment: the jump over a night or a hole is no bar's move.
+        """
         moves = np.diff(np.log(self.close), prepend=np.nan)
+        moves[np.diff(self.segment, prepend=self.segment[0] - 1) != 0] = np.nan
         return moves[self.row]
 
     @cached_property

@@ -1,6 +1,5 @@
 """Purged folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,18 +55,21 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int, lookback: int, quick:
 
 @dataclass(frozen=True)
 class FoldOutcome:
-    """p_N3 : probabilities of the plan's rows, NaN where none.  found : folds that were done before."""
+    """p_N3 : probabilities of the plan's rows, NaN where none.  found : folds that were done before.
+
+    inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
+    """
 
     p_N3: np.ndarray
     found: int
-    seconds: float
+    inexact: tuple[str, ...]
 
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict
 ) -> FoldOutcome:
     """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's."""
-    started = time.perf_counter()
+    inexact: dict[str, None] = {}
     lookback = build_model(model, **settings).lookback
     phase = manager.phase(f"folds_{model}")
     before = phase.load()
@@ -87,8 +89,9 @@ def out_of_fold_predictions(
         usable=usable,
         fit_options=lambda fold: {"checkpoints": manager.phase(f"folds_{model}_{fold}")},
         checkpoints=phase,
+        on_fold=lambda fold, result: inexact.update(dict.fromkeys(result.inexact)),
     )
-    return FoldOutcome(p_N3, int(before["state"]["finished"]) if before else 0, time.perf_counter() - started)
+    return FoldOutcome(p_N3, int(before["state"]["finished"]) if before else 0, tuple(inexact))
 
 
 def fold_metrics(data: Dataset, plan: FoldPlan, p_N3: np.ndarray, name: str) -> pd.DataFrame:

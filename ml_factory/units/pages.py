@@ -154,16 +154,15 @@ def runs(found: Mapping[str, Artifact]) -> Section:
     return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def tiles(data: Dataset, metrics: pd.DataFrame) -> dict[str, str]:
-    """The figures under the title."""
+def tiles(data: Dataset, metrics: pd.DataFrame, chosen: str) -> dict[str, str]:
+    """The figures under the title: those of `chosen`, which validation rows chose where there are several models."""
     models = metrics[~metrics.index.isin(figures.BASELINES)]
-    best = models["log_loss_gain"].idxmax()
     return {
-        "best on test rows" if len(models) > 1 else "model": str(best),
-        "log loss": f"{models.loc[best, 'log_loss']:.4f}",
+        "best on validation rows" if len(models) > 1 else "model": chosen,
+        "log loss": f"{models.loc[chosen, 'log_loss']:.4f}",
         "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
-        "gain": f"{models.loc[best, 'log_loss_gain']:+.4f}",
-        "test rows": f"{int(models.loc[best, 'rows']):,}",
+        "gain": f"{models.loc[chosen, 'log_loss_gain']:+.4f}",
+        "test rows": f"{int(models.loc[chosen, 'rows']):,}",
         "labels": f"{len(data.labels):,}",
     }
 

@@ -18,9 +18,10 @@ def _facts(value: Any) -> Any:
     return plain(table.to_dict("records"))
 
 
-def _quick(limited: dict) -> str:
-    """What QUICK limited."""
-    return "QUICK limited: " + ", ".join(f"{name} {value}" for name, value in limited.items())
+def _marks(result: Any) -> list[str]:
+    """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
+    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in result.limited.items())}"] if result.limited else []
+    return limited + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,8 @@ class TrainResult(Result):
             how = f"resumed after {self.resumed_from}"
         else:
             how = "trained from the start"
-        lines = [f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"]
-        lines += [f"  {_quick(self.limited)}"] if self.limited else []
-        lines += ["  continued, not bit-exact: " + ", ".join(self.inexact_because)] if not self.exact else []
-        return "\n".join([*lines, f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+        first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
+        return "\n".join([first, *_marks(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,12 @@ class CrossValidateResult(Result):
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
-        limited = f"; {_quick(self.limited)}" if self.limited else ""
-        return (
+        first = (
             f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} purged folds{resumed}: "
             f"log loss below the prior's by {self.gain_mean:+.4f} (standard error over folds {self.gain_se:.4f}), "
-            f"{self.seconds:.1f} s{limited}"
+            f"{self.seconds:.1f} s"
         )
+        return "\n".join([first, *_marks(self)])
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,9 @@ class StackResult(Result):
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""
-        limited = f"\n  {_quick(self.limited)}" if self.limited else ""
-        return (
-            f"stack of {', '.join(self.base_models)} on {self.symbol}, horizon {self.horizon}{resumed}, "
-            f"{self.seconds:.1f} s{limited}\n  model {self.artifact}\n  predictions {self.predictions_path}"
-        )
+        names = ", ".join(self.base_models)
+        first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
+        return "\n".join([first, *_marks(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
 
 
 @dataclass(frozen=True)

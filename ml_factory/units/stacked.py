@@ -24,20 +24,21 @@ def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, fold
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
     rows = data.splits["train"]
     oof, found, limited = {}, 0, {}
-    run.begin(spec)
+    inexact = list(run.begin(spec))
     with open_checkpoints(workspace.checkpoints, run) as manager:
         for name in names:
             limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
             plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
             outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits)
             oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
+            inexact += [reason for reason in outcome.inexact if reason not in inexact]
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
     by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
     temperature = _temperature(workspace, data, pool, {name: by_hash[digest] for name, digest in digests.items()})
     facts = {
         "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
-        "note": pool.note, "resumed_from": found or None, "limited": limited if spec.quick else {},
+        "note": pool.note, "resumed_from": found or None, "inexact": inexact, "limited": limited if spec.quick else {},
         "seconds": time.perf_counter() - started, "versions": library_versions(),
     }  # fmt: skip
     state = {

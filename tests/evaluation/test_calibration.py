@@ -28,7 +28,7 @@ def test_the_least_loss_is_found(seed, sharpness):
         q /= q.sum(axis=1, keepdims=True)
         return -np.average(np.log(q[np.arange(500), y + 1]), weights=w)
 
-    best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20)), method="bounded", options={"xatol": 1e-10})
+    best = minimize_scalar(loss, bounds=(np.log(0.2), np.log(20)), method="bounded", options={"xatol": 1e-10})
     fitted = Temperature.fit(log_probabilities(p), y, w)
     assert fitted.temperature == pytest.approx(np.exp(best.x), rel=1e-5)
     q = p ** (1 / fitted.temperature)

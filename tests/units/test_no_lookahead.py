@@ -225,3 +225,11 @@ def test_predictions_of_another_artifact_are_made_again(prepared, tmp_path):
         forecasts.labelled(workspace, data, artifact)
         assert path.read_bytes() == written and forecasts.said_by(path, artifact)
     assert not forecasts.said_by(path, replace(artifact, hash="0" * 64))
+
+
+def test_the_jump_over_a_night_is_no_bar_s_move(data):
+    opening = data.segment[data.row] != data.segment[data.row - 1]
+    assert opening.any() and np.isnan(data.last_move[opening & (data.row > 0)]).all()
+    inside = np.flatnonzero(~opening & (data.row > 0))
+    row = data.row[inside]
+    np.testing.assert_allclose(data.last_move[inside], np.log(data.close[row] / data.close[row - 1]), rtol=1e-12)
