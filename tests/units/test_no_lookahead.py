@@ -232,4 +232,4 @@ def test_the_jump_over_a_night_is_no_bar_s_move(data):
     assert opening.any() and np.isnan(data.last_move[opening & (data.row > 0)]).all()
     inside = np.flatnonzero(~opening & (data.row > 0))
     row = data.row[inside]
-    np.testing.assert_allclose(data.last_move[inside], np.log(data.close[row] / data.close[row - 1]), rtol=1e-12)
+    np.testing.assert_allclose(data.last_move[inside], np.log(data.close[row] / data.close[row - 1]), atol=1e-12)
