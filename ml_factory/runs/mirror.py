@@ -22,7 +22,6 @@ from ml_factory.runs.storage import write_bytes_atomic
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
-_CODE = "import sys; from ml_factory.runs.tracking import mirror_main; mirror_main(sys.stdin.read())"
 _log = logging.getLogger("ml_factory")
 _told: set[str] = set()
 _children: list[subprocess.Popen] = []  # kept so that they are reaped
@@ -37,9 +36,10 @@ class MirrorProcess:
         self._over = False
 
     @classmethod
-    def start(cls, mode: str, home: Path, attempt: int, spec: dict) -> "MirrorProcess | None":
+    def start(cls, code: str, mode: str, home: Path, attempt: int, spec: dict) -> "MirrorProcess | None":
         """Start it on what `spec` tells of the run, or say once why not.
 
+        code : what that Python runs; `spec` comes to it as JSON on standard input.
         mode : "online" or "offline".  home : the run's local folder.
         """
         if not _wandb_installed():
@@ -55,7 +55,7 @@ class MirrorProcess:
                 text.write(redact(json.dumps({**spec, "status": str(status), "end": str(end)})).encode())
                 text.seek(0)
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _CODE],
+                    [sys.executable, "-P", "-c", code],
                     stdin=text,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -22,6 +22,8 @@ __all__ = ["Tracker", "mirror_main", "read_log"]
 
 PROJECT = "ohlcv-ml-factory"
 POLL_SECONDS = 0.5
+# By name: the mirror is a process of its own.
+_MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
 
 
 class Tracker:
@@ -62,7 +64,7 @@ class Tracker:
         self._write_json("run.json", record)
         if mode != "off":
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
-            self._mirror = MirrorProcess.start(mode, self.local_folder, self.attempt, spec)
+            self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self.attempt, spec)
 
     def log(self, step: int, metrics: dict) -> None:
         """Record numbers of one step. On disk (past our process) when this returns; never waits for W&B."""
