@@ -67,6 +67,20 @@ def import_bars(
     return report
 
 
+def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
+    """The symbol's raw file. Raises NotPreparedError where there is none."""
+    path = workspace.raw_bars(symbol)
+    if path.is_file():
+        return path
+    raise NotPreparedError(
+        "There are no raw bars for this symbol",
+        where=path,
+        got="no file",
+        wanted="1-minute bars as Parquet",
+        next_step=f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
+    )
+
+
 def load_bars(
     workspace: Workspace, symbol: str, spec: BarSpec | None = None, *, market: MarketSpec | None = None
 ) -> tuple[pd.DataFrame, BarReport]:
@@ -74,13 +88,7 @@ def load_bars(
 
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
     """
-    path = workspace.raw_bars(symbol)
-    if not path.exists():
-        raise NotPreparedError(
-            f"No raw bars for {symbol}",
-            where=path,
-            next_step=f"python -m ml_factory prepare --symbol {symbol} --data FILE, or put the file there",
-        )
+    path = raw_bars_of(workspace, symbol)
     return check_bars(read_table(path), spec, where=path, market=market, symbol=symbol)
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec, check_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.sources import read_table
+from ml_factory.data.sources import raw_bars_of, read_table
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
@@ -24,7 +24,6 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.dataset import Dataset, prior_while_learning, with_baselines
-from ml_factory.units.preparation import raw_bars_of
 
 STACK = "stack"
 _log = logging.getLogger("ml_factory")

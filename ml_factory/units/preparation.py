@@ -13,7 +13,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.data.findings import BarReport
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
-from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
@@ -241,20 +241,6 @@ def split_figure(store: Store, horizon: int):
         store.load_rows()["close"],
         {name: labels.index[rows] for name, rows in splits.items()},
         title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
-    )
-
-
-def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
-    """The symbol's raw file. Raises NotPreparedError where there is none."""
-    raw = workspace.raw_bars(symbol)
-    if raw.is_file():
-        return raw
-    raise NotPreparedError(
-        "There are no raw bars for this symbol",
-        where=raw,
-        got="no file",
-        wanted="1-minute bars as Parquet",
-        next_step=f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
     )
 
 

@@ -178,7 +178,7 @@ def test_importing_the_workspaces_own_file_changes_nothing(workspace, reference)
 
 
 def test_no_raw_bars_yet(workspace):
-    with pytest.raises(NotPreparedError, match=r"No raw bars for NQ.*prepare --symbol NQ --data FILE"):
+    with pytest.raises(NotPreparedError, match=r"no raw bars.*NQ_1m.parquet.*prepare --data YOUR_FILE --symbol NQ"):
         load_bars(workspace, "NQ")
 
 
