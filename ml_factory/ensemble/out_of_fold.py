@@ -5,17 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.targets.weights import training_weights
 
 Fold = tuple[np.ndarray, np.ndarray]
-
-
-def scaled_rows(x_NF: np.ndarray, train: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """The default inputs of a fold: a scaler fitted on its training rows alone, then positions → scaled rows."""
-    scaler = RobustScaler.fit(x_NF[train])
-    return lambda rows: scaler.transform(x_NF[rows])
+Inputs = Callable[[np.ndarray], Callable[[np.ndarray], object]]
 
 
 def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
@@ -48,14 +42,12 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
 
 def out_of_fold(
     make_model: Callable[[int], object],
-    x: object,
+    inputs: Inputs,
     labels: pd.DataFrame,
     folds: Sequence[Fold],
     *,
-    inputs: Callable = scaled_rows,
     usable: np.ndarray | None = None,
     validation_share: float = 0.15,
-    weights: Callable[[pd.DataFrame], np.ndarray] = training_weights,
     fit_options: Callable[[int], dict] = lambda fold: {},
     checkpoints=None,
     on_fold: Callable[[int, object], None] = lambda fold, result: None,
@@ -65,12 +57,10 @@ def out_of_fold(
     Parameters
     ----------
     make_model : fold number → a fresh estimator (derive its seed from the fold).
-    x : whatever `inputs` understands, by default the unscaled features of the labels' rows, (N, F).
-    labels : (N rows) index known_at; label, label_end and what `weights` reads.
+    inputs : training positions → (positions → model input); whatever is fitted there, is fitted on those only.
+    labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
     folds : (train, test) positions into `labels`, already purged and embargoed, as from `purged_kfold`.
-    inputs : (x, training positions) → (positions → model input); whatever is fitted there, is fitted on those only.
     usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
-    weights : labels of some rows → their training weights, called on each fold's rows alone.
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
     on_fold : called with the fold number and what `fit` returned.
@@ -92,13 +82,11 @@ def out_of_fold(
     for number in range(finished, len(folds)):
         train, test = (rows[usable[rows]] for rows in folds[number])
         fit, validation = inner_validation(labels, train, validation_share)
-        w_fit, w_validation = weights(labels.iloc[fit]), None
+        w_fit = training_weights(labels.iloc[fit])  # of the fold's own rows alone
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
-        held_out = None
-        take = inputs(x, fit)
+        take, held_out = inputs(fit), None
         if len(validation):
-            w_validation = weights(labels.iloc[validation])
-            held_out = (take(validation), y[validation], w_validation)
+            held_out = (take(validation), y[validation], training_weights(labels.iloc[validation]))
         model = make_model(number)
         result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
         if len(test):

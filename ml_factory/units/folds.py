@@ -75,17 +75,16 @@ def out_of_fold_predictions(
     before = phase.load()
     usable = data.usable(lookback)[plan.rows] if lookback > 1 else None
 
-    def inputs(_, fit: np.ndarray):
+    def inputs(fit: np.ndarray):
         scaler = RobustScaler.fit(data.x_NF[data.row[plan.rows[fit]]])
         take = model_inputs(data, scaler, lookback)
         return lambda positions: take(plan.rows[positions])
 
     p_N3 = out_of_fold(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),
-        None,
+        inputs,
         data.labels.iloc[plan.rows],
         plan.folds,
-        inputs=inputs,
         usable=usable,
         fit_options=lambda fold: {"checkpoints": manager.phase(f"folds_{model}_{fold}")},
         checkpoints=phase,

@@ -38,8 +38,9 @@ class Witness:
         return np.tile([0.2, 0.3, 0.5], (len(x), 1)) + 1e-6 * x[:, :1] * [1, 0, -1]
 
 
-def as_they_are(x, train):
-    return lambda rows: x[rows]
+def row_numbers(train):
+    """Nothing is fitted: a row's input is its number."""
+    return lambda rows: rows.astype(np.float64)[:, None]
 
 
 def run(n=120, folds=4, **more):
@@ -49,9 +50,8 @@ def run(n=120, folds=4, **more):
         models.append(Witness())
         return models[-1]
 
-    x = np.arange(n, dtype=np.float64)[:, None]
     cuts = purged_kfold(labels, folds, 3)
-    p = out_of_fold(make, x, labels, cuts, **({"inputs": as_they_are} | more))
+    p = out_of_fold(make, more.pop("inputs", row_numbers), labels, cuts, **more)
     return p, models, labels, cuts
 
 
@@ -75,26 +75,17 @@ def test_twelve_rows_of_the_docstring():
     assert fit.tolist() == [0, 1, 2, 3, 4, 5, 6] and validation.tolist() == [9, 10, 11]
 
 
-def test_the_scaler_sees_the_rows_fitted_on_alone():
+def test_what_is_fitted_sees_the_rows_fitted_on_alone():
     seen = []
 
-    def spy(x, train):
+    def spy(train):
         seen.append(train)
-        return lambda rows: x[rows]
+        return row_numbers(train)
 
     _, models, _, cuts = run(inputs=spy)
     for train, model, (_, test) in zip(seen, models, cuts, strict=True):
         np.testing.assert_array_equal(train, model.fitted)
         assert not set(train) & set(test)
-    # The default one, too: features far away in the test block do not move it.
-    labels, x = labels_of(80), np.random.default_rng(0).normal(size=(80, 2))
-    cuts, shifted = purged_kfold(labels, 4, 0)[:1], x.copy()
-    shifted[cuts[0][1]] += 1e6
-    models = []
-    for data in (x, shifted):
-        models.append(Witness())
-        out_of_fold(lambda fold: models[-1], data, labels, cuts)
-    np.testing.assert_array_equal(models[0].fitted, models[1].fitted)
 
 
 def test_rows_in_no_fold_or_unusable_stay_empty():
@@ -105,7 +96,7 @@ def test_rows_in_no_fold_or_unusable_stay_empty():
     assert (np.isnan(p).all(axis=1) == ~usable).all()
     assert all(usable[m.fitted.astype(int)].all() and usable[m.validated.astype(int)].all() for m in models)
     cuts = purged_kfold(labels, 4, 3)[1:2]
-    p = out_of_fold(lambda fold: Witness(), np.arange(120.0)[:, None], labels, cuts, inputs=as_they_are)
+    p = out_of_fold(lambda fold: Witness(), row_numbers, labels, cuts)
     assert np.isfinite(p[30:60]).all() and np.isnan(p[:30]).all() and np.isnan(p[60:]).all()
 
 
@@ -118,7 +109,7 @@ def test_rows_of_no_weight_are_not_trained_on():
         models.append(Witness())
         return models[-1]
 
-    out_of_fold(make, np.arange(120.0)[:, None], labels, purged_kfold(labels, 4, 3), inputs=as_they_are)
+    out_of_fold(make, row_numbers, labels, purged_kfold(labels, 4, 3))
     for model in models:
         assert (model.fitted % 5 != 0).all() and (model.weights > 0).all()
         # The weights come from the fold's own rows: their mean is 1 over all of them, the ambiguous ones at 0.
@@ -160,11 +151,10 @@ def test_options_reach_fit():
 
 
 def test_folds_that_cheat_are_refused():
-    labels, x = labels_of(40), np.arange(40.0)[:, None]
-    rows = np.arange(40)
+    labels, rows = labels_of(40), np.arange(40)
     with pytest.raises(SettingsError, match="trains on rows it predicts"):
-        out_of_fold(lambda fold: Witness(), x, labels, [(rows, rows[:5])])
+        out_of_fold(lambda fold: Witness(), row_numbers, labels, [(rows, rows[:5])])
     with pytest.raises(SettingsError, match="same row"):
-        out_of_fold(lambda fold: Witness(), x, labels, [(rows[20:], rows[:5]), (rows[20:], rows[4:9])])
+        out_of_fold(lambda fold: Witness(), row_numbers, labels, [(rows[20:], rows[:5]), (rows[20:], rows[4:9])])
     with pytest.raises(FactoryError, match="too few training rows"):
         inner_validation(labels, rows[:2], 0.15)
