@@ -166,7 +166,12 @@ def test_a_new_run_of_the_same_settings_gives_the_same_numbers(home, call, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("cwd", "path"), [(ROOT, "colab_notebooks/02_train_tabular.ipynb"), (FOLDER, "02_train_tabular.ipynb")]
+    ("cwd", "path"),
+    [
+        (ROOT, "colab_notebooks/02_train_tabular.ipynb"),
+        (ROOT, "02_train_tabular.ipynb"),
+        (FOLDER, "02_train_tabular.ipynb"),
+    ],
 )
 def test_papermill_as_typed_needs_raw_bars_alone(cwd, path, home, call, tmp_path):
     executed(home)
