@@ -63,21 +63,21 @@ def train(
     reused = artifact is not None and artifact.whole()
     if not reused:
         artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror)
-    told = forecasts.tell(workspace, data, artifact)
+    verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     history = pd.DataFrame(facts["history"])
     return TrainResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id,
-        metrics=told.metrics, history=history, best_epoch=facts["best_epoch"],
+        metrics=verdict.metrics, history=history, best_epoch=facts["best_epoch"],
         resumed_from=None if reused else facts["resumed_from"],
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
-        predictions_path=told.path, predictions_hash=file_hash(told.path),
-        report_path=_run_report(workspace, data, artifact, told, run.folder),
+        predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
+        report_path=_run_report(workspace, data, artifact, verdict, run.folder),
         seconds=time.perf_counter() - started,
         draw=lambda: figures.learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
-            prior=told.prior_loss("validation"),
+            prior=verdict.priors["validation"],
         ),
     )  # fmt: skip
 
@@ -145,15 +145,15 @@ def stack(
     reused = artifact is not None and artifact.whole()
     if not reused:
         artifact = fit_stack(workspace, data, run, spec, folds)
-    told = forecasts.tell(workspace, data, artifact)
+    verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
-        symbol=symbol, horizon=horizon, run_id=run.run_id, base_models=list(base_models), metrics=told.metrics,
+        symbol=symbol, horizon=horizon, run_id=run.run_id, base_models=list(base_models), metrics=verdict.metrics,
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
-        artifact=artifact.path, predictions_path=told.path, predictions_hash=file_hash(told.path),
-        report_path=_run_report(workspace, data, artifact, told, run.folder),
+        artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
+        report_path=_run_report(workspace, data, artifact, verdict, run.folder),
         seconds=time.perf_counter() - started,
         draw=lambda: figures.stack_weights(weights),
     )  # fmt: skip
@@ -205,15 +205,17 @@ def predict(
     )  # fmt: skip
 
 
-def _run_report(workspace: Workspace, data: Dataset, artifact: Artifact, told, folder: Path) -> Path:
+def _run_report(
+    workspace: Workspace, data: Dataset, artifact: Artifact, verdict: forecasts.Verdict, folder: Path
+) -> Path:
     """results/{SYMBOL}/{run}/report.html."""
     facts = artifact.facts
-    metrics = told.test_table
+    metrics = verdict.test_table
     return pages.run_page(
         folder / "report.html", f"{facts['model']} on {data.symbol}", data, _store(workspace, data.symbol), metrics,
-        {facts["model"]: told.test_p}, test_rows=told.test_rows, limited=facts["limited"],
+        {facts["model"]: verdict.test_p}, test_rows=verdict.test_rows, limited=facts["limited"],
         facts=pages.tiles(data, metrics, facts["model"]),
-        more=pages.how_it_was_made(facts, told.prior_loss("validation")),
+        more=pages.how_it_was_made(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ class Dataset:
         return moves[self.row]
 
     @cached_property
-    def counts(self) -> np.ndarray:
+    def clear(self) -> np.ndarray:
         """bool (L,): rows that may judge; an ambiguous outcome never does."""
         return (self.labels["barrier"] != "ambiguous").to_numpy()
 
@@ -125,14 +125,14 @@ def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, foreca
     The baselines count rows as they are judged, each clear row once. With the training weights, under which long
     neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
-    teachers = teachers[data.counts[teachers]]
+    teachers = teachers[data.clear[teachers]]
     y = data.y[teachers]
     table = {
         **forecasts,
         "prior": prior_probabilities(y, None, len(rows)),
         "last_move": last_move_probabilities(data.last_move[teachers], y, data.last_move[rows]),
     }
-    return metrics_table(table, data.y[rows], data.counts[rows].astype(float), horizon=data.horizon)
+    return metrics_table(table, data.y[rows], data.clear[rows].astype(float), horizon=data.horizon)
 
 
 def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> float:

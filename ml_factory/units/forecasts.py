@@ -30,12 +30,12 @@ _log = logging.getLogger("ml_factory")
 
 
 @dataclass(frozen=True)
-class Told:
+class Verdict:
     """What a finished model said about the labels' rows, and how right it was.
 
     path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
     test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
-    prior as a training measures it, for learning curves.
+    prior as a training measures it: what a history's losses on that split can be set beside.
     """
 
     path: Path
@@ -46,14 +46,11 @@ class Told:
 
     @property
     def test_table(self) -> pd.DataFrame:
+        """The metrics of the test rows, by name of the forecast."""
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
-    def prior_loss(self, split: str) -> float:
-        """What a history's losses on this split can be set beside."""
-        return self.priors[split]
 
-
-def tell(workspace: Workspace, data: Dataset, artifact: Artifact) -> Told:
+def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
     """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
     frame = labelled(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
@@ -66,7 +63,7 @@ def tell(workspace: Workspace, data: Dataset, artifact: Artifact) -> Told:
         priors[name] = prior_while_learning(data, teachers, positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
-    return Told(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
+    return Verdict(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:

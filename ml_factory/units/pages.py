@@ -101,7 +101,7 @@ def sentence(name: str, row: pd.Series) -> str:
 
 def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray) -> Section:
     """Said against happened on the test rows."""
-    clear = data.counts[rows]
+    clear = data.clear[rows]
     tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
     together = {"Said against happened": tables}
     if len(tables) > MANY:

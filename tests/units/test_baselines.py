@@ -23,14 +23,14 @@ def data():
     label[::9] = 0
     exit_bar = entry + np.where(label == 0, LIFE, 1)
     labels = pd.DataFrame({"label": label, "barrier": barrier, "entry_bar": entry, "exit_bar": exit_bar})
-    counts = barrier != "ambiguous"
-    return SimpleNamespace(labels=labels, y=label, counts=counts, horizon=LIFE, last_move=np.sin(entry))
+    clear = barrier != "ambiguous"
+    return SimpleNamespace(labels=labels, y=label, clear=clear, horizon=LIFE, last_move=np.sin(entry))
 
 
 def test_the_prior_counts_each_clear_training_row_once(data):
     train, test = np.arange(600), np.arange(600, N)
     table = with_baselines(data, train, test, {})
-    clear, judged = train[data.counts[train]], test[data.counts[test]]
+    clear, judged = train[data.clear[train]], test[data.clear[test]]
     share = np.array([np.mean(data.y[clear] == side) for side in (-1, 0, 1)])
     by_hand = -np.log(share[data.y[judged] + 1]).mean()
     assert table.loc["prior", "log_loss"] == pytest.approx(by_hand, rel=1e-12)

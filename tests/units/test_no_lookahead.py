@@ -86,7 +86,7 @@ def test_the_baselines_are_counted_on_training_rows(data):
     labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
     other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown)
     train = data.splits["train"]
-    clear = train[data.counts[train]]
+    clear = train[data.clear[train]]
     share = np.mean(data.y[clear] == 1)
     assert other.loc["prior", "log_loss"] == pytest.approx(-np.log(share), rel=1e-12)
     assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
@@ -98,12 +98,12 @@ def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(pre
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
     monkeypatch.setattr(forecasts, "labelled", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", facts={"model": "lstm", "run_id": "any"})
-    test = forecasts.tell(workspace, data, artifact).test_table
+    test = forecasts.judge(workspace, data, artifact).test_table
 
     def prior_loss(teachers):
-        teachers, judged = teachers[data.counts[teachers]], np.intersect1d(read, data.splits["test"])
+        teachers, judged = teachers[data.clear[teachers]], np.intersect1d(read, data.splits["test"])
         share = {side: np.mean(data.y[teachers] == side) for side in (-1, 0, 1)}
-        return np.mean([-np.log(share[side]) for side in data.y[judged[data.counts[judged]]]])
+        return np.mean([-np.log(share[side]) for side in data.y[judged[data.clear[judged]]]])
 
     wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
     assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)

@@ -54,7 +54,7 @@ def test_rows_that_are_not_judged_are_told():
 
 @pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
 def test_many_forecasts_get_a_reliability_plot_each(count, figures):
-    data = SimpleNamespace(y=np.arange(ROWS) % 3 - 1, counts=np.ones(ROWS, bool), horizon=5)
+    data = SimpleNamespace(y=np.arange(ROWS) % 3 - 1, clear=np.ones(ROWS, bool), horizon=5)
     assert len(pages.calibration(data, forecasts(count), np.arange(ROWS)).figures) == figures
 
 
