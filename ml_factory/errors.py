@@ -20,11 +20,13 @@ class FactoryError(ValueError):
     ):
         self.what, self.where, self.got, self.wanted, self.next_step = what, where, got, wanted, next_step
         parts = [what if where is None else f"{what} [{where}]"]
-        if got is not None or wanted is not None:
-            parts.append(f"got {got}, wanted {wanted}" if wanted is not None else f"got {got}")
+        told = [f"{name} {value}" for name, value in (("got", got), ("wanted", wanted)) if value is not None]
+        if told:
+            parts.append(", ".join(told))
         if next_step:
             parts.append(f"Next: {next_step}")
-        super().__init__(". ".join(part.rstrip(".") for part in parts) + ".")
+        message = ". ".join(part.rstrip(".") for part in parts)
+        super().__init__(message if message.endswith("?") else f"{message}.")
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the message alone. A user's mistake needs no stack of our frames."""

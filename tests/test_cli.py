@@ -162,6 +162,31 @@ def test_bars_that_break_the_contract(call, tmp_path):
     assert not [path for path in (tmp_path / "w").rglob("*") if path.is_file()]
 
 
+def test_bars_under_the_name_of_the_made_up_market(call, tmp_path):
+    synthetic_bars(days=3).reset_index().to_csv(tmp_path / "MES.csv", index=False)
+    for verb in ("prepare", "suite"):
+        code, out, err = call(verb, "--workspace", tmp_path / "w", "--data", tmp_path / "MES.csv")
+        assert code == 2 and "--symbol" in one_line(code, out, err)
+    assert not [path for path in (tmp_path / "w").rglob("*") if path.is_file()]
+
+
+def test_what_was_done_to_the_bars_and_is_strange_about_them_is_said(tmp_path):
+    bars = synthetic_bars(days=3).reset_index()
+    bars["timestamp"] = bars["timestamp"].dt.tz_localize(None)
+    bars.iloc[::-1].to_csv(tmp_path / "MES.csv", index=False)
+    words = ("--symbol", "MES", "--data", tmp_path / "MES.csv", "--zone", "Asia/Tokyo", "--workspace", tmp_path / "w")
+    err = process("prepare", *words).stderr
+    assert "MES: naive timestamps read as Asia/Tokyo" in err and "have been sorted" in err
+    assert "looks mislabelled" in err
+
+
+def test_an_error_has_no_empty_parts_and_one_mark_at_its_end(call, tmp_path):
+    _, _, err = call("prepare", "--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path)
+    assert "None" not in err and "wanted one Parquet or CSV file" in err
+    _, _, err = call("train", "--workspace", tmp_path / "w", "--model", "xgbost")
+    assert err.endswith("did you mean 'xgboost'?\n")
+
+
 def test_wrong_options(call):
     for words, named in (
         (("train", "--nodel", "lstm"), "--model"),

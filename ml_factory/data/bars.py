@@ -255,7 +255,7 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
     usual = int(spacing[np.argmax(count)])
     if usual != minutes and len(steps) >= 3:
         message = f"the bars are {usual} minutes apart, not {minutes}"
-        step = f"give {minutes}-minute bars, or declare minutes={usual}"
+        step = f"give {minutes}-minute bars"
         return [Finding("spacing", "refused", _NONE, message, step)]
     # a stretch of one other spacing: a single bar seldom traded is legal, thirty equal steps in a row are not
     edges = np.flatnonzero(np.diff(steps, prepend=-1, append=-1) != 0)

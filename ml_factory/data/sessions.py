@@ -56,12 +56,12 @@ class MarketSpec:
             raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")
 
     def notes(self) -> list[str]:
-        """One warning per field that was read off the bars instead of being given or looked up."""
+        """One warning for a calendar or a tick that was read off the bars instead of being given or looked up."""
         return [
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
-            f"give {field}= to fix it"
+            f"give {field}= (prepare --{field}) to fix it"
             for field, how in self.source
-            if how == "inferred"
+            if how == "inferred" and field != "has_volume"  # volume is there or not: nothing to guess
         ]
 
     def to_dict(self) -> dict:

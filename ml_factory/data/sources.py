@@ -62,6 +62,8 @@ def import_bars(
     if path.exists():
         if not isinstance(source, pd.DataFrame) and os.path.samefile(source, path):
             return report
+        if _holds(path, bars):
+            return report  # the same bars once more: what was there before them stays the previous
         _keep_previous(path)
     write_bars(path, bars)
     return report
@@ -96,6 +98,13 @@ def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
     """Checked bars as Parquet, in one step: a column `timestamp` (UTC, start) and then the others."""
     table = bars.reset_index()
     replace_file(path, lambda aside: table.to_parquet(aside, index=False, compression="zstd"))
+
+
+def _holds(path: Path, bars: pd.DataFrame) -> bool:
+    try:
+        return pd.read_parquet(path).equals(bars.reset_index())
+    except (pyarrow.ArrowException, OSError, ValueError):
+        return False
 
 
 def _keep_previous(path: Path) -> None:

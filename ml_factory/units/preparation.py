@@ -55,12 +55,15 @@ def prepare(
     started = time.perf_counter()
     workspace, settings = Workspace(workspace), settings or DataSpec()
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    if symbol == DEMO and data is None:
-        ensure_demo_market(workspace, symbol)
     if data is not None:
-        import_bars(data, workspace, symbol, settings.bars)
+        if symbol == DEMO:
+            step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
+            raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
+        _tell(symbol, import_bars(data, workspace, symbol, settings.bars), "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
         settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
+    elif symbol == DEMO:
+        ensure_demo_market(workspace, symbol)
     settings = _with_given_facts(settings, workspace.processed(symbol))
     key = data_fingerprint(workspace, symbol, settings)
     store = Store.find(workspace.processed(symbol), key)
@@ -151,9 +154,17 @@ def read_market(workspace: Workspace, symbol: str, settings: DataSpec) -> tuple[
     """Checked raw bars, the market's stored settings, and the report on the bars."""
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    _tell(symbol, report, "reported")
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
     return bars, market, report
+
+
+def _tell(symbol: str, report: BarReport, severity: str) -> None:
+    """What was done to the bars, or is strange about them: said even where the run stops later on."""
+    for finding in report.findings:
+        if finding.severity == severity:
+            _log.warning("%s: %s", symbol, finding.message)
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

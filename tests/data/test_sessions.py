@@ -102,7 +102,7 @@ def test_inference_reads_the_first_twenty_sessions_only(make_raw):
     spoiled.loc[later, "volume"] = 0.0
     first, second = market_for("FOO", bars), market_for("FOO", spoiled)
     assert first == second and first.tick == 0.25 and first.has_volume and first.calendar == "cme"
-    assert len(first.notes()) == 3 and "first 20 sessions" in first.notes()[0]
+    assert len(first.notes()) == 2 and "first 20 sessions" in first.notes()[0]
 
 
 def test_market_round_trip():

@@ -167,6 +167,7 @@ def test_a_write_that_fails_leaves_what_was_there(make_raw, workspace, reference
 
 def test_replaced_bars_are_kept_once(make_raw, workspace, reference):
     import_bars(make_raw(700), workspace, "MES")
+    import_bars(make_raw(700), workspace, "MES")  # once more: the bars before these are still the previous ones
     kept = workspace.raw / "MES_1m.previous.parquet"
     assert len(pd.read_parquet(kept)) == 600 and load_bars(workspace, "MES")[1].rows == 700
 
