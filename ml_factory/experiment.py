@@ -98,22 +98,18 @@ def source_hash(rooms: tuple[str, ...]) -> str:
 
 def check_horizon(horizon: int) -> int:
     """The horizon as an int of at least 1 bar, else SettingsError."""
-    if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
-        raise SettingsError(
-            "HORIZON cannot be used", where="HORIZON", got=repr(horizon), wanted="a whole number of bars, 1 or more",
-            next_step="give for example 20",
-        )  # fmt: skip
-    return horizon
+    return _whole_number("HORIZON", horizon, 1, "a whole number of bars, 1 or more", "give for example 20")
 
 
 def check_seed(seed: int) -> int:
     """The seed as a non-negative int, else SettingsError."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise SettingsError(
-            "SEED cannot be used", where="SEED", got=repr(seed), wanted="a whole number, 0 or more",
-            next_step="give for example 0",
-        )  # fmt: skip
-    return seed
+    return _whole_number("SEED", seed, 0, "a whole number, 0 or more", "give for example 0")
+
+
+def _whole_number(name: str, value: int, least: int, wanted: str, step: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SettingsError(f"{name} cannot be used", where=name, got=repr(value), wanted=wanted, next_step=step)
+    return value
 
 
 def quick_from_environment(quick: bool) -> bool:
