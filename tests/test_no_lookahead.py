@@ -77,6 +77,7 @@ def check(tmp_path: Path, bars: pd.DataFrame, symbol: str, first: int) -> None:
         assert len(whole) > 200 and len(whole.columns) >= 5
         for name in ("cut", "absurd"):
             assert differences(whole, found[name][part]) == [], (part, name)
+    assert pipeline.load_features(places["cut"], symbol).index[-1] <= cut  # no bar that is not complete yet
     # Nothing is held back either: the newest complete bar before the cut has its row.
     assert cut - found["whole"]["features"].index[-1] < pd.Timedelta(hours=2)
     # And the disturbance is one: what comes after the cut differs.

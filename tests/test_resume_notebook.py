@@ -1,0 +1,108 @@
+"""A notebook killed with SIGKILL while it trains, and run again: it goes on, and ends as if nothing had happened."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import psutil
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.tracking import read_log
+from ml_factory.runs.workspace import Workspace
+
+pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "colab_notebooks"
+HORIZON = 5
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory) -> Path:
+    """The root of a workspace with two weeks of the made-up market, prepared: training takes seconds, not moments."""
+    workspace = Workspace(tmp_path_factory.mktemp("market") / "workspace")
+    ensure_demo_market(workspace, "DEMO", days=14)
+    pipeline.prepare(workspace, "DEMO", (HORIZON,))
+    return workspace.root
+
+
+def start(notebook: str, model: str, root: Path, out: Path) -> subprocess.Popen:
+    """papermill, as typed; every finished epoch or block is saved, for a machine that may vanish at any moment."""
+    words = ["-p", "HORIZON", str(HORIZON), "-p", "MODEL", model, "--no-progress-bar"]
+    settings = {"ML_FACTORY_ROOT": str(root), "ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY", "PYTEST"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "papermill", f"{notebook}.ipynb", str(out), *words],
+        cwd=FOLDER, env=clean | settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def newest_epoch(root: Path, model: str) -> int:
+    """The epoch or block of the newest whole checkpoint of the run under way; 0 before there is one."""
+    checkpoints = Workspace(root).checkpoints
+    for run in (path.name for path in checkpoints.iterdir() if path.is_dir()):
+        found = CheckpointManager(checkpoints, run=run).load_latest_checkpoint(f"train_{model}")
+        if found is not None:
+            state = found["state"]
+            return len(state["history"] if "history" in state else state["memory"]["history"])
+    return 0
+
+
+def kill(process: subprocess.Popen) -> None:
+    """SIGKILL to papermill and its kernel at once, as a machine that vanishes does."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for one in family:
+        one.send_signal(signal.SIGKILL)
+    process.communicate()
+    psutil.wait_procs(family, timeout=30)
+
+
+def texts(notebook: Path) -> str:
+    cells = [cell for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+    return "\n".join(output.get("text", "") for cell in cells for output in cell.outputs)
+
+
+@pytest.mark.parametrize(
+    ("notebook", "model"),
+    [("02_train_tabular", "xgboost"), ("03_train_sequence", "lstm"), ("04_train_advanced", "patchtst")],
+)
+def test_killed_after_the_second_epoch_and_run_again(notebook, model, market, tmp_path):
+    shutil.copytree(market, tmp_path / "killed")
+    process = start(notebook, model, tmp_path / "killed", tmp_path / "first.ipynb")
+    deadline = time.monotonic() + 300
+    while newest_epoch(tmp_path / "killed", model) < 2:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        assert time.monotonic() < deadline, "no second epoch in five minutes"
+        time.sleep(0.02)
+    kill(process)
+    assert not list((tmp_path / "killed" / "models").rglob("artifact.json")), "it had finished: nothing was interrupted"
+    reached = newest_epoch(tmp_path / "killed", model)
+    assert reached >= 2
+
+    again = start(notebook, model, tmp_path / "killed", tmp_path / "second.ipynb")
+    assert again.wait(timeout=600) == 0, again.communicate()[1][-3000:]
+    again.stderr.close()
+    said = texts(tmp_path / "second.ipynb")
+    assert f"resumed after {reached}" in said, said
+    assert re.search(r"found as prepared before", said)
+
+    shutil.copytree(market, tmp_path / "whole")
+    whole = pipeline.train(tmp_path / "whole", "DEMO", HORIZON, model, mirror="off")
+    assert whole.resumed_from is None and len(whole.history) > reached
+    resumed = pipeline.load_predictions(tmp_path / "killed", "DEMO", HORIZON, model)
+    pd.testing.assert_frame_equal(
+        resumed, pipeline.load_predictions(tmp_path / "whole", "DEMO", HORIZON, model), check_exact=True
+    )
+    log = read_log(next((tmp_path / "killed" / "results" / "DEMO").glob(f"train-{model}-*/log")))
+    assert list(log["step"]) == list(whole.history["epoch"])  # each epoch once, in order
+    kept = pipeline.train(tmp_path / "killed", "DEMO", HORIZON, model, mirror="off")
+    assert (kept.artifact_hash, kept.predictions_hash) == (whole.artifact_hash, whole.predictions_hash)
