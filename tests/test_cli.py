@@ -180,6 +180,17 @@ def test_what_was_done_to_the_bars_and_is_strange_about_them_is_said(tmp_path):
     assert "looks mislabelled" in err
 
 
+def test_bars_too_few_to_learn_from_leave_those_that_were_there(call, tmp_path):
+    place = ("--workspace", tmp_path / "w", "--symbol", "MES")
+    for name, days in (("long", 12), ("short", 2)):
+        synthetic_bars(days=days).reset_index().to_csv(tmp_path / f"{name}.csv", index=False)
+    assert call("prepare", *place, "--horizon", 5, "--data", tmp_path / "long.csv")[0] == 0
+    code, out, err = call("prepare", *place, "--horizon", 5, "--data", tmp_path / "short.csv")
+    assert code == 1 and "Too few" in one_line(code, out, err)
+    code, out, _ = call("prepare", *place, "--horizon", 5)
+    assert code == 0 and "found as prepared before" in out
+
+
 def test_an_error_has_no_empty_parts_and_one_mark_at_its_end(call, tmp_path):
     _, _, err = call("prepare", "--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path)
     assert "None" not in err and "wanted one Parquet or CSV file" in err

@@ -17,11 +17,11 @@ from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
-from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
 from ml_factory.features.build import FeatureMatrix, build_features
-from ml_factory.runs.storage import file_hash, fingerprint
+from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import holdout
@@ -59,6 +59,8 @@ def prepare(
         if symbol == DEMO:
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
+        raw = workspace.raw_bars(symbol)
+        before = raw.read_bytes() if raw.is_file() else None
         _tell(symbol, import_bars(data, workspace, symbol, settings.bars), "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
         settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
@@ -69,7 +71,12 @@ def prepare(
     store = Store.find(workspace.processed(symbol), key)
     missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
     if missing:
-        store = _write(Store.begin(workspace.processed(symbol), key), workspace, symbol, settings, missing)
+        try:
+            store = _write(Store.begin(workspace.processed(symbol), key), workspace, symbol, settings, missing)
+        except FactoryError:
+            if data is not None and before is not None:  # what was prepared before belongs to the bars before
+                write_bytes_atomic(raw, before)
+            raise
     else:
         store.make_current()
     return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
