@@ -5,7 +5,6 @@ Times are int64 ns UTC in Arrow timestamps, splits are runs of positions in JSON
 
 import json
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -13,27 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ml_factory.errors import SettingsError
+from ml_factory.features.build import FeatureMatrix
 from ml_factory.targets.labels import BARRIERS
 
 
-class Matrix(Protocol):
-    """What `features.build` hands over: N rows, F columns, five arrays of N beside them."""
-
-    values: np.ndarray
-    names: list[str]
-    known_at: np.ndarray
-    session: np.ndarray
-    segment: np.ndarray
-    close: np.ndarray
-
-
-def features_table(matrix: Matrix) -> pa.Table:
+def features_table(matrix: FeatureMatrix) -> pa.Table:
     """known_at, then one float32 column for each feature."""
     columns = [pa.array(np.ascontiguousarray(column, np.float32)) for column in np.asarray(matrix.values).T]
     return pa.table([time_column(matrix.known_at), *columns], names=["known_at", *matrix.names])
 
 
-def rows_table(matrix: Matrix) -> pa.Table:
+def rows_table(matrix: FeatureMatrix) -> pa.Table:
     """known_at, session, segment, close."""
     columns = {
         "known_at": time_column(matrix.known_at),

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from ml_factory.datasets import parts
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.features.build import FeatureMatrix
 from ml_factory.runs import storage
 
 FORMAT = 1
@@ -101,7 +102,7 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write_features(self, matrix: parts.Matrix) -> None:
+    def write_features(self, matrix: FeatureMatrix) -> None:
         """features.parquet and rows.parquet."""
         self._write_table("features.parquet", parts.features_table(matrix))
         self._write_table("rows.parquet", parts.rows_table(matrix))
