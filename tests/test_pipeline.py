@@ -17,6 +17,7 @@ from ml_factory.data.sources import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.experiment import DataSpec, QuickLimits
+from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.tracking import read_log
 from ml_factory.runs.workspace import Workspace
@@ -193,6 +194,28 @@ def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, pr
     log = read_log(prepared.results / "DEMO" / again.run_id / "log")
     assert list(log["step"]) == [1, 2, 3]
     assert np.array_equal(log["train_loss"], whole.history["train_loss"])
+
+
+@pytest.mark.parametrize("model", ["xgboost", "lstm"])
+def test_killed_between_saving_an_epoch_and_telling_it(model, prepared, monkeypatch):
+    """The log has that epoch once, all the same."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    save, saved = PhaseCheckpoints.save, []
+
+    def dying(self, *words, **options):
+        saved.append(save(self, *words, **options))
+        if len(saved) == 2:
+            raise Killed
+        return saved[-1]
+
+    monkeypatch.setattr(PhaseCheckpoints, "save", dying)
+    with pytest.raises(Killed):
+        train(prepared, model)
+    monkeypatch.setattr(PhaseCheckpoints, "save", save)
+    again = train(prepared, model)
+    assert again.resumed_from == 2
+    log = read_log(prepared.results / "DEMO" / again.run_id / "log")
+    assert list(log["step"]) == [1, 2, 3] and np.array_equal(log["val_loss"], again.history["val_loss"])
 
 
 def test_fresh_opens_a_new_run_beside(prepared):
