@@ -158,6 +158,9 @@ def suite(
     seed: Seed = 0,
     quick: Quick = False,
     fresh: Fresh = False,
+    stamp: Stamped = Stamp.start,
+    zone: Zone = None,
+    decimal: Decimal = None,
     as_json: Json = False,
 ) -> None:
     """The eight notebooks in order. Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`"""
@@ -165,7 +168,8 @@ def suite(
     symbol, horizon, seed = check_symbol(symbol), check_horizon(horizon), check_seed(seed)
     if data is not None:
         with _working(f"reading {data}", as_json):
-            pipeline.prepare(place, symbol, (horizon,), data=data)
+            settings = DataSpec(bars=BarSpec(stamp=stamp.value, zone=zone, decimal=decimal))
+            pipeline.prepare(place, symbol, (horizon,), data=data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
     seconds = {}
 

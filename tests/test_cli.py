@@ -180,6 +180,14 @@ def test_what_was_done_to_the_bars_and_is_strange_about_them_is_said(tmp_path):
     assert "looks mislabelled" in err
 
 
+def test_the_clock_of_the_bars_can_be_given_wherever_bars_can(call, tmp_path):
+    synthetic_bars(days=3).reset_index().to_csv(tmp_path / "MES.csv", index=False)
+    for verb in ("prepare", "suite"):
+        words = ("--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path / "MES.csv")
+        code, out, err = call(verb, *words, "--stamp", "end", "--zone", "New_York")
+        assert code == 2 and "time zone" in one_line(code, out, err)
+
+
 def test_bars_too_few_to_learn_from_leave_those_that_were_there(call, tmp_path):
     place = ("--workspace", tmp_path / "w", "--symbol", "MES")
     for name, days in (("long", 12), ("short", 2)):

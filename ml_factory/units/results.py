@@ -92,7 +92,12 @@ class TrainResult(Result):
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
-        return "\n".join([first, *_marks(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+        written = [
+            f"  model {self.artifact}",
+            f"  predictions {self.predictions_path}",
+            f"  report {self.report_path}",
+        ]
+        return "\n".join([first, *_marks(self), *written])
 
 
 @dataclass(frozen=True)
