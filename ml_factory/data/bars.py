@@ -135,7 +135,7 @@ def _refuse_all(found: list[Finding], where: object) -> None:
 
 
 def _plain(name: object) -> str:
-    return re.sub(r"[\s\-]+", "_", str(name).strip().strip("<>\"'").strip().lower())
+    return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
 
 
 def _find_columns(raw: pd.DataFrame, where: object) -> tuple[dict[str, pd.Series], list[Finding]]:

@@ -39,6 +39,7 @@ def test_missing_column(make_raw, name):
         ["DateTime", "O", "H", "L", "C", "V"],
         ["<TIME>", "<OPEN>", "<HIGH>", "<LOW>", "<CLOSE>", "<TICKVOL>"],
         [" open time", "open price", "high price", "low price", "close price", "VOL"],
+        ["Date/Time", "Open", "High", "Low", "Last", "Volume"],
     ],
 )
 def test_other_column_names(make_raw, names):
