@@ -25,12 +25,19 @@ from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import fold_metrics, fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import fit_holdout
-from ml_factory.units.preparation import load_dataset, load_features, load_labels, load_splits, prepare
+from ml_factory.units.preparation import (
+    frame_alignment,
+    load_dataset,
+    load_features,
+    load_labels,
+    load_splits,
+    prepare,
+)
 from ml_factory.units.results import CrossValidateResult, EvaluateResult, PredictResult, StackResult, TrainResult
 from ml_factory.units.stacked import fit_stack
 
 __all__ = [
-    "cross_validate", "evaluate", "load_features", "load_labels", "load_predictions", "load_splits",
+    "cross_validate", "evaluate", "frame_alignment", "load_features", "load_labels", "load_predictions", "load_splits",
     "predict", "prepare", "stack", "train",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.experiment import check_horizon
+from ml_factory.experiment import DATA_ROOMS, check_horizon, source_hash
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
@@ -199,13 +199,23 @@ def for_bars(
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
     features = matrix.to_frame()
     close = pd.Series(matrix.close, index=features.index, name="close")
+    if spec["sources"] != source_hash(DATA_ROOMS):
+        _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     if artifact.kind != STACK:
-        return predict_features(Bundle.from_state(state), features, segment=matrix.segment), close
+        return predict_features(_bundle(artifact), features, segment=matrix.segment), close
     said = {}
     for name, base in base_artifacts(workspace, artifact).items():
-        plain = replace(Bundle.from_state(base.load_state()), temperature=Temperature().to_dict())
+        plain = replace(_bundle(base), temperature=Temperature().to_dict())
         said[name] = predict_features(plain, features, segment=matrix.segment)
     return _pooled(state, said), close
+
+
+def _bundle(artifact: Artifact) -> Bundle:
+    """The artifact's bundle; libraries that are not those it was made with are said."""
+    bundle = Bundle.from_state(artifact.load_state())
+    for change in bundle.changed_versions():
+        _log.warning("%s: %s", artifact.facts["model"], change)
+    return bundle
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.findings import BarReport
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import asof_rows, base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
@@ -20,7 +20,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
-from ml_factory.features.build import FeatureMatrix, build_features
+from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
@@ -132,7 +132,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
         labels=store.load_labels(horizon),
         splits=store.load_splits(horizon),
         scaler=store.load_scaler(horizon),
-        settings={"data": settings, "market": store.facts["market"]},
+        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_ROOMS)},
     )
 
 
@@ -155,6 +155,26 @@ def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
     """{"train", "validation", "test"}: int64 positions into the labels' rows."""
     return _current(workspace, symbol).load_splits(check_horizon(horizon))
+
+
+def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
+    """A Figure of the coarse bars that one base row may see: complete at its `known_at`, the newest of each frame.
+
+    row : of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
+    """
+    workspace = Workspace(workspace)
+    store = _current(workspace, symbol)
+    spec = FeatureSpec(**store.facts["settings"]["features"])
+    bars, _ = load_bars(workspace, symbol, BarSpec(**store.facts["settings"]["bars"]))
+    market = MarketSpec.from_dict(store.facts["market"])
+    base, *coarse = (base_frame(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
+    if row is None:
+        session = base.session == base.session[len(base) // 2]
+        moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
+    else:
+        moment = store.known_at[row].value
+    visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
+    return figures.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
 
 
 def read_market(workspace: Workspace, symbol: str, settings: DataSpec) -> tuple[pd.DataFrame, MarketSpec, BarReport]:
