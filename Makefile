@@ -18,9 +18,10 @@ setup:  ## the environment in .venv, from exact pins; at once when they have not
 	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py $(VENV) requirements/dev.txt
 
-run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own bars, QUICK=0 for the full run, WORKSPACE=folder
+run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own bars, ZONE= STAMP= DECIMAL= as prepare takes them, QUICK=0 for the full run, WORKSPACE=folder
 	@$(PY) -m ml_factory suite $(if $(filter-out 0 false no,$(QUICK)),--quick) $(if $(WORKSPACE),--workspace '$(WORKSPACE)') \
-		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)')
+		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)') \
+		$(if $(ZONE),--zone '$(ZONE)') $(if $(STAMP),--stamp '$(STAMP)') $(if $(DECIMAL),--decimal '$(DECIMAL)')
 
 test: setup  ## every test; ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -32,6 +32,9 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None) -> pd.D
     """
     path = Path(path).expanduser()
     head = _first_bytes(path)
+    if head[:4] == b"PK\x03\x04":
+        step = "save the sheet or the archive's table as CSV or Parquet"
+        raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path)
     return _read_csv(path, head, delimiter)

@@ -212,3 +212,9 @@ def test_write_bars_takes_any_folder(make_raw, tmp_path, workspace):
     bars, _ = load_bars(workspace, "MES")
     write_bars(tmp_path / "deep" / "copy.parquet", bars)
     assert read_table(tmp_path / "deep" / "copy.parquet").equals(bars.reset_index())
+
+
+def test_a_workbook_is_told_to_be_saved_as_csv(tmp_path):
+    (tmp_path / "bars.xlsx").write_bytes(b"PK\x03\x04" + bytes(200))
+    with pytest.raises(BarsError, match="save the sheet"):
+        read_table(tmp_path / "bars.xlsx")
