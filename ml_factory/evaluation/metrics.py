@@ -59,6 +59,17 @@ def row_log_loss(y, p_N3) -> np.ndarray:
     return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
 
 
+def row_direction_loss(y, p_N3) -> np.ndarray:
+    """The part of `row_log_loss` that is about the side: -log P(side | not neutral), 0 in neutral rows; nats.
+
+    -log p(label) = -log P(neutral or not) - log P(side | not neutral), by the chain rule. When a barrier is touched at
+    all follows the hour and the volatility, and is easy; which one, is what a position needs to know.
+    """
+    code, p_N3, _ = checked_rows(y, p_N3)
+    side = np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0) / np.maximum(p_N3[:, 0] + p_N3[:, 2], FLOOR)
+    return np.where(code == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
+
+
 def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     """Yield (name, value): log_loss, brier, accuracy, balanced_accuracy, mcc, auc_ovr, ece.
 
@@ -207,7 +218,8 @@ def metrics_table(
     Returns
     -------
     DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (reference minus this one:
-    positive is better), `gain_se`, `gain_low` and `gain_high` (95 %), `rows` (of weight > 0) and `effective_rows`
+    positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `direction_gain`, the part of it that is about
+    the side (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`
     (Kish 1965: (Σw)²/Σw²).
     """
     if reference not in probabilities:
@@ -215,13 +227,16 @@ def metrics_table(
             "Nothing to compare with", got=reference, next_step=did_you_mean(reference, probabilities or ["prior"])
         )
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
-    base = row_log_loss(y, probabilities[reference])
+    base, base_side = row_log_loss(y, probabilities[reference]), row_direction_loss(y, probabilities[reference])
     table = {}
     for name, p_N3 in probabilities.items():
         row = dict(classification_metrics(y, p_N3, weights))
         gain, error, factor = mean_with_error(base - row_log_loss(y, p_N3), weights, horizon)
         row |= {"log_loss_gain": gain, "gain_se": error, "gain_low": gain - factor * error}
-        row |= {"gain_high": gain + factor * error, "rows": int((weights > 0).sum())}
+        row["gain_high"] = gain + factor * error
+        gain, error, factor = mean_with_error(base_side - row_direction_loss(y, p_N3), weights, horizon)
+        row |= {"direction_gain": gain, "direction_low": gain - factor * error, "direction_high": gain + factor * error}
+        row["rows"] = int((weights > 0).sum())
         row["effective_rows"] = float(weights.sum() ** 2 / (weights**2).sum())
         table[name] = row
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")

@@ -18,6 +18,7 @@ MAIN_METRICS = [
     "log_loss",
     "log_loss_gain",
     "gain_se",
+    "direction_gain",
     "brier",
     "accuracy",
     "balanced_accuracy",
@@ -77,7 +78,11 @@ def verdict(metrics: pd.DataFrame, rows: int, of: int) -> Section:
     lines = [sentence(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
     judged = f"{rows:,} of the {of:,} test rows"
     judged += ", those with a full input window." if rows < of else "."
-    if len(lines) > 1:
+    lines.append(
+        "When a barrier is touched at all follows the hour and the volatility, and much of a gain is usually that. "
+        "Only the part on the side says which way."
+    )
+    if len(lines) > 2:
         lines.append("The best of several on the same rows looks better than it is: it was chosen on them.")
     return Section(
         "Verdict",
@@ -88,15 +93,19 @@ def verdict(metrics: pd.DataFrame, rows: int, of: int) -> Section:
 
 
 def sentence(name: str, row: pd.Series) -> str:
-    """Better, worse, or not to be told from the class prior."""
-    gain, low, high = row["log_loss_gain"], row["gain_low"], row["gain_high"]
+    """Better, worse, or not to be told from the class prior; and so for the side alone, which a position needs."""
+    words = _beside_prior(row["gain_low"], row["gain_high"])
+    whole = f"{row['log_loss_gain']:+.4f} nats per row (95 % from {row['gain_low']:+.4f} to {row['gain_high']:+.4f})"
+    side = f"{row['direction_gain']:+.4f} (from {row['direction_low']:+.4f} to {row['direction_high']:+.4f})"
+    sided = _beside_prior(row["direction_low"], row["direction_high"])
+    return f"{name} {words}: {whole}. On the side alone, up or down, it {sided}: {side}."
+
+
+def _beside_prior(low: float, high: float) -> str:
+    """What a 95 % interval of a gain allows to say."""
     if low > 0:
-        words = "beats the class prior"
-    elif high < 0:
-        words = "is worse than the class prior"
-    else:
-        words = "cannot be told from the class prior"
-    return f"{name} {words}: {gain:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
+        return "beats the class prior"
+    return "is worse than the class prior" if high < 0 else "cannot be told from the class prior"
 
 
 def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray) -> Section:
@@ -162,6 +171,7 @@ def tiles(data: Dataset, metrics: pd.DataFrame, chosen: str) -> dict[str, str]:
         "log loss": f"{models.loc[chosen, 'log_loss']:.4f}",
         "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
         "gain": f"{models.loc[chosen, 'log_loss_gain']:+.4f}",
+        "of it on the side": f"{models.loc[chosen, 'direction_gain']:+.4f}",
         "test rows": f"{int(models.loc[chosen, 'rows']):,}",
         "labels": f"{len(data.labels):,}",
     }

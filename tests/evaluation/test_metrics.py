@@ -14,6 +14,7 @@ from ml_factory.evaluation.metrics import (
     mean_with_error,
     metrics_table,
     prior_probabilities,
+    row_direction_loss,
     row_log_loss,
 )
 
@@ -185,3 +186,23 @@ def test_no_reference_no_table():
 def test_too_few_rows_have_no_error():
     _, error, factor = mean_with_error(np.arange(5.0))
     assert np.isnan(error) and np.isnan(factor)
+
+
+def test_a_log_loss_is_the_touch_and_the_side():
+    p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
+    side = row_direction_loss([1, 0, -1], p)
+    np.testing.assert_allclose(side, [-np.log(0.3 / 0.5), 0.0, -np.log(0.6 / 0.9)], rtol=1e-12)
+    touch = -np.log([0.5, 0.5, 0.9])
+    np.testing.assert_allclose(row_log_loss([1, 0, -1], p), touch + side, rtol=1e-12)
+
+
+def test_who_knows_only_the_hour_gains_nothing_on_the_side():
+    rng = np.random.default_rng(3)
+    busy = np.arange(4000) % 2 == 0
+    y = np.where(rng.random(4000) < np.where(busy, 0.9, 0.2), rng.choice([-1, 1], 4000), 0)
+    hour = np.where(busy[:, None], [0.45, 0.1, 0.45], [0.1, 0.8, 0.1])
+    seer = np.where(np.arange(3) == (y + 1)[:, None], 0.8, 0.1)
+    flat = np.tile([np.mean(y != 0) / 2, np.mean(y == 0), np.mean(y != 0) / 2], (4000, 1))
+    table = metrics_table({"hour": hour, "seer": seer, "prior": flat}, y)
+    assert table.loc["hour", "gain_low"] > 0.2 and abs(table.loc["hour", "direction_gain"]) < 1e-12
+    assert table.loc["seer", "direction_low"] > 0.2

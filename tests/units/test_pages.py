@@ -28,8 +28,15 @@ def verdict(count: int, of: int = ROWS) -> str:
     [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "cannot be told from")],
 )
 def test_a_gain_is_called_what_its_interval_allows(low, high, words):
-    row = pd.Series({"log_loss_gain": (low + high) / 2, "gain_low": low, "gain_high": high})
-    assert f"lstm {words} the class prior" in pages.sentence("lstm", row)
+    other = {"direction_gain": 0.0, "direction_low": -0.5, "direction_high": 0.5}
+    row = pd.Series({"log_loss_gain": (low + high) / 2, "gain_low": low, "gain_high": high} | other)
+    told = pages.sentence("lstm", row)
+    assert f"lstm {words} the class prior" in told and "up or down, it cannot be told from the class prior" in told
+    side = pd.Series({"log_loss_gain": 0.0, "gain_low": -0.5, "gain_high": 0.5})
+    side = pd.concat(
+        [side, pd.Series({"direction_gain": (low + high) / 2, "direction_low": low, "direction_high": high})]
+    )
+    assert f"up or down, it {words} the class prior" in pages.sentence("lstm", side)
 
 
 def test_the_made_up_market_is_called_so_and_no_other():
