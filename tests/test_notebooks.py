@@ -10,12 +10,10 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
-import psutil
 import pytest
 
 from ml_factory.data.synthetic import ensure_demo_market
@@ -210,48 +208,3 @@ def test_a_wrong_parameter_fails_in_the_validation_cell(words, message, call, tm
     ]
     assert failed == "check"
     assert not list(tmp_path.rglob("*.parquet"))
-
-
-def saved_epoch(workspace: Path) -> int:
-    """The last epoch whose record has reached the workspace, which happens at each checkpoint."""
-    segments = sorted(workspace.glob("results/DEMO/train-*/log/segment-*.jsonl"))
-    lines = segments[-1].read_text(encoding="utf-8").splitlines() if segments else []
-    return json.loads(lines[-1])["step"] if lines else 0
-
-
-def killed_on_the_way(command: list[str], workspace: Path, environment: dict[str, str]) -> None:
-    """Run the command until its second epoch is saved, then SIGKILL it and its kernel."""
-    process = subprocess.Popen(
-        command, cwd=FOLDER, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        until = time.monotonic() + 300
-        while saved_epoch(workspace) < 2:
-            assert process.poll() is None, "it ended before it could be killed"
-            assert time.monotonic() < until, "no second epoch within five minutes"
-            time.sleep(0.005)
-    finally:
-        for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
-            child.kill()  # the kernel leads a session of its own and would outlive papermill
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.parametrize("name", ["02_train_tabular", "03_train_sequence", "04_train_advanced"])
-def test_killed_in_training_and_run_again_it_resumes_to_the_same_predictions(name, home, call, tmp_path):
-    predictions = {}
-    for case in ("whole", "killed"):
-        root = tmp_path / case
-        ensure_demo_market(Workspace(root), "DEMO", days=9)
-        more = {"ML_FACTORY_ROOT": str(root), "ML_FACTORY_QUICK": "0", "ML_FACTORY_SAVE_MINUTES": "0"}
-        words = [f"{name}.ipynb", str(tmp_path / f"{case}.ipynb"), "--no-progress-bar"]
-        if case == "killed":
-            killed_on_the_way([sys.executable, "-m", "papermill", *words], root, settings(home) | more)
-            assert not list(root.glob("models/DEMO/*/artifact.json"))
-        done = call("papermill", *words, cwd=FOLDER, **more)
-        assert done.returncode == 0, done.stderr[-3000:]
-        (path,) = root.glob("results/DEMO/train-*/predictions.parquet")
-        predictions[case] = path.read_bytes()
-    said = "".join(texts(tmp_path / "killed.ipynb"))
-    assert int(re.search(r"resumed after (?:epoch |block )?(\d+)", said)[1]) >= 2, said
-    assert predictions["killed"] == predictions["whole"]

@@ -32,10 +32,8 @@ def test_a_gain_is_called_what_its_interval_allows(low, high, words):
     row = pd.Series({"log_loss_gain": (low + high) / 2, "gain_low": low, "gain_high": high} | other)
     told = pages.sentence("lstm", row)
     assert f"lstm {words} the class prior" in told and "up or down, it cannot be told from the class prior" in told
-    side = pd.Series({"log_loss_gain": 0.0, "gain_low": -0.5, "gain_high": 0.5})
-    side = pd.concat(
-        [side, pd.Series({"direction_gain": (low + high) / 2, "direction_low": low, "direction_high": high})]
-    )
+    other = {"direction_gain": (low + high) / 2, "direction_low": low, "direction_high": high}
+    side = pd.Series({"log_loss_gain": 0.0, "gain_low": -0.5, "gain_high": 0.5} | other)
     assert f"up or down, it {words} the class prior" in pages.sentence("lstm", side)
 
 
