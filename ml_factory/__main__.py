@@ -75,7 +75,7 @@ def prepare(
     stamp: Stamped = Stamp.start,
     zone: Zone = None,
     decimal: Decimal = None,
-    calendar: Annotated[str | None, typer.Option(help="cme, us_equity or 24h; empty: by symbol.")] = None,
+    calendar: Annotated[str | None, typer.Option(help="cme, us_equity, fx or 24h; empty: by symbol.")] = None,
     tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
     as_json: Json = False,

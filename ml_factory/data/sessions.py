@@ -1,8 +1,14 @@
 """Trading calendar, session ids, daylight saving.
 
 A session is one exchange day. CME index and metal futures open at 17:00 Chicago the evening before and halt at
-16:00; US equities trade 9:30 to 16:00 New York; 24-hour markets are cut at 00:00 UTC. Clock times are the
-exchange's, so a session's UTC edges move with daylight saving.
+16:00; US equities trade 9:30 to 16:00 New York; currency pairs trade from Sunday to Friday 17:00 New York and their
+day is cut at that hour; 24-hour markets are cut at 00:00 UTC. Clock times are the exchange's, so a session's UTC
+edges move with daylight saving.
+
+CME hours of earlier years (CME notices): the day ended at 16:15 before trade date 21 September 2015, at 16:30 before
+19 November 2012. Two things are not told apart, since one calendar serves index and metal futures: the halt of index
+futures from 15:15 to 15:30, which ended on 28 June 2021 (it is a silence shorter than a hole), and that before
+November 2012 their trade date began at 15:30.
 """
 
 import re
@@ -14,7 +20,7 @@ import exchange_calendars
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 MINUTE_NS = 60_000_000_000
 DAY_NS = 1440 * MINUTE_NS
@@ -24,16 +30,21 @@ INFER_SESSIONS = 20
 CLOCKS = {
     "cme": ("America/Chicago", -7 * 60, 16 * 60),
     "us_equity": ("America/New_York", 9 * 60 + 30, 16 * 60),
+    "fx": ("America/New_York", -7 * 60, 17 * 60),
     "24h": ("UTC", 0, 24 * 60),
 }
 _EXCHANGE = {"cme": "CMES", "us_equity": "XNYS"}
+# (first trade date of the hours that followed, minutes by which the day was longer before)
+_LATER_CLOSES = {"cme": (("2015-09-21", 15), ("2012-11-19", 15))}
+_YEARS = ("1970-01-01", "2099-12-31")
 
 
 @dataclass(frozen=True)
 class MarketSpec:
     """What holds for a market whatever file is read: stored once, never re-read off a whole file.
 
-    calendar : "cme" (17:00-16:00 Chicago), "us_equity" (9:30-16:00 New York) or "24h" (UTC days).
+    calendar : "cme" (17:00-16:00 Chicago), "us_equity" (9:30-16:00 New York), "fx" (17:00-17:00 New York, Sunday to
+        Friday) or "24h" (UTC days).
     tick : price step, or None where prices follow none.  has_volume : whether volume means something.
     hole_minutes : a silence inside a session longer than this is a hole.
     source : field -> "given" | "lookup" | "inferred".
@@ -96,78 +107,104 @@ class Sessions:
         return changed
 
 
-def _local_days(calendar: str, start_ns: np.ndarray) -> np.ndarray:
-    """Exchange day of each moment: a date of its own from the open on (17:00 Chicago begins the next one)."""
-    zone, open_minute, _ = CLOCKS[calendar]
-    if zone == "UTC":
-        return start_ns // DAY_NS
-    utc = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC")
-    wall = utc.tz_convert(zone).tz_localize(None).as_unit("ns").asi8
-    return (wall - min(open_minute, 0) * MINUTE_NS) // DAY_NS
+@dataclass(frozen=True)
+class _Book:
+    """Every exchange day of 1970 to 2099, one entry a day (UTC nanoseconds).
+
+    begin : when the day's moments begin.  opens, closes : regular hours.  early : the scheduled close, where it is
+    earlier, else `closes`.  weekday : the market is open on that day of the week.  held : and it is no holiday.
+    """
+
+    first: int
+    begin: np.ndarray
+    opens: np.ndarray
+    closes: np.ndarray
+    early: np.ndarray
+    weekday: np.ndarray
+    held: np.ndarray
 
 
-def _clock_to_utc(zone: str, days: np.ndarray, minute: int) -> np.ndarray:
+def _clock_to_utc(zone: str, days: np.ndarray, minute: np.ndarray | int) -> np.ndarray:
     """UTC nanoseconds of `minute` of each local day; the clocks never change at an exchange's open or close."""
     wall = pd.DatetimeIndex((days * DAY_NS + minute * MINUTE_NS).astype("datetime64[ns]"))
     return wall.tz_localize(zone).as_unit("ns").asi8
 
 
-@lru_cache(maxsize=256)
-def _year(calendar: str, year: int) -> tuple[dict[int, int], frozenset[int]]:
-    """Early closes (exchange day -> UTC ns) and all exchange days of one year, by `exchange_calendars` (XNYS, CMES).
+@lru_cache(maxsize=len(CLOCKS))
+def _book(calendar: str) -> _Book:
+    """The calendar day by day; holidays and early closes by `exchange_calendars` (XNYS, CMES).
 
     CMES closes every short day at 12:00 Chicago. The index futures stop at 12:15 on the day after Thanksgiving, on
-    3 July and on 24 December (CME Globex holiday schedule).
+    3 July and on 24 December (CME Globex holiday schedule). Currencies trade on their own habits around Christmas
+    and New Year: no rule is known, so every weekday is theirs.
     """
-    if calendar not in _EXCHANGE:
-        first, after = (int(np.datetime64(f"{y}-01-01").astype(int)) for y in (year, year + 1))
-        return {}, frozenset(range(first, after))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its own use of pandas, harmless here
-        book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=f"{year}-01-01", end=f"{year}-12-31")
+    zone, open_minute, close_minute = CLOCKS[calendar]
+    first, last = (int(np.datetime64(day).astype(int)) + edge for day, edge in zip(_YEARS, (-30, 30), strict=True))
+    days = np.arange(first, last + 1)
+    minutes = np.full(len(days), close_minute)
+    for until, longer in _LATER_CLOSES.get(calendar, ()):
+        minutes[days < int(np.datetime64(until).astype(int))] += longer
+    opens, closes = _clock_to_utc(zone, days, open_minute), _clock_to_utc(zone, days, minutes)
+    weekday = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
+    early, held = closes.copy(), weekday.copy()
+    if calendar in _EXCHANGE:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # its own use of pandas, harmless here
+            book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=_YEARS[0], end=_YEARS[1])
+        held = np.isin(days, book.sessions.as_unit("ns").asi8 // DAY_NS)
+        at, ends = _early_closes(calendar, book)
+        early[at - first] = np.minimum(early[at - first], ends)
+    if calendar == "us_equity":
+        closes = early  # the exchange itself closes: nothing regular comes after
+    return _Book(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
+
+
+def _early_closes(calendar: str, book: exchange_calendars.ExchangeCalendar) -> tuple[np.ndarray, np.ndarray]:
+    """Exchange days with an early close, and its UTC nanoseconds."""
     closes = book.closes[book.early_closes]
     day = closes.index.as_unit("ns")
     ends = pd.DatetimeIndex(closes).as_unit("ns").asi8.copy()
     if calendar == "cme":
         quarter_past = ((day.month == 11) & (day.day_of_week == 4)) | ((day.month == 7) & (day.day == 3))
         ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
-    held = frozenset((book.sessions.as_unit("ns").asi8 // DAY_NS).tolist())
-    return dict(zip((day.asi8 // DAY_NS).tolist(), ends.tolist(), strict=True)), held
+    return day.asi8 // DAY_NS, ends
 
 
 def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
     """Exchange days from `first` to `last` on which the exchange trades by its calendar, and their open minutes."""
-    years = range(1970 + int(first / 365.25) - 1, 1970 + int(last / 365.25) + 2)
-    days = np.array(sorted(d for year in years for d in _year(calendar, year)[1] if first <= d <= last), np.int64)
-    zone, open_minute, close_minute = CLOCKS[calendar]
-    early = {day: end for year in years for day, end in _year(calendar, year)[0].items()}
-    opens, closes = (_clock_to_utc(zone, days, minute) for minute in (open_minute, close_minute))
-    closes = np.array(
-        [early.get(day, close) for day, close in zip(days.tolist(), closes.tolist(), strict=True)], np.int64
-    )
-    return days, (closes - opens) // MINUTE_NS
+    book = _book(calendar)
+    rows = np.arange(first - book.first, last + 1 - book.first)
+    rows = rows[book.held[rows]]
+    return rows + book.first, (book.early[rows] - book.opens[rows]) // MINUTE_NS
 
 
 def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
-    """Session of each bar start (int64 ns, UTC, in any order). Cost grows with distinct days, not with rows."""
+    """Session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
     start_ns = np.asarray(start_ns, np.int64)
     if calendar not in CLOCKS:
         hint = did_you_mean(calendar, CLOCKS)
         raise SettingsError("Unknown trading calendar", where="calendar", got=repr(calendar), next_step=hint)
-    zone, open_minute, close_minute = CLOCKS[calendar]
-    days, day_of_row = np.unique(_local_days(calendar, start_ns), return_inverse=True)
-    opens, closes = (_clock_to_utc(zone, days, minute) for minute in (open_minute, close_minute))
-    years = days.astype("datetime64[D]").astype("datetime64[Y]").astype(int) + 1970
-    early = closes.copy()
-    for k, (day, year) in enumerate(zip(days.tolist(), years.tolist(), strict=True)):
-        early[k] = min(early[k], _year(calendar, year)[0].get(day, early[k]))
-    if calendar == "us_equity":
-        closes = early  # the exchange itself closes: nothing regular comes after
-    opened = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
-    open_row, close_row, early_row = opens[day_of_row], closes[day_of_row], early[day_of_row]
-    inside = opened[day_of_row] & (start_ns >= open_row) & (start_ns < close_row)
-    close_row = np.where(start_ns < early_row, early_row, close_row)
-    return Sessions(days[day_of_row].astype(np.int32), open_row, close_row, inside)
+    book = _book(calendar)
+    row = _days_of(start_ns, book.begin)
+    opens, closes, early = book.opens[row], book.closes[row], book.early[row]
+    inside = book.weekday[row] & (start_ns >= opens) & (start_ns < closes)
+    closes = np.where(start_ns < early, early, closes)
+    return Sessions((row + book.first).astype(np.int32), opens, closes, inside)
+
+
+def _days_of(start_ns: np.ndarray, begin: np.ndarray) -> np.ndarray:
+    """int64[N]: the last day that begins at or before each moment. In time order the work is done once a day."""
+    if not len(start_ns):
+        return np.empty(0, np.int64)
+    low, high = start_ns.min(), start_ns.max()
+    if low < begin[0] or high >= begin[-1]:
+        got = f"{pd.Timestamp(low)} to {pd.Timestamp(high)}"
+        raise BarsError("Moments outside the calendar", where="timestamp", got=got, wanted="1970 to 2099")
+    if (start_ns[1:] < start_ns[:-1]).any():
+        return np.searchsorted(begin, start_ns, side="right") - 1
+    first, last = np.searchsorted(begin, (low, high), side="right") - 1
+    edges = np.searchsorted(start_ns, begin[first + 1 : last + 1])
+    return np.repeat(np.arange(first, last + 1), np.diff(edges, prepend=0, append=len(start_ns)))
 
 
 # Symbol roots: calendar and tick. Contract sizes share the tick of their parent (MES as ES).
@@ -182,6 +219,8 @@ _ROOTS = {
 }
 _COINS = "BTC|XBT|ETH|SOL|XRP|ADA|DOGE|LTC|BNB|LINK|FIL|AVAX|DOT|BCH|MATIC|TRX"
 _CRYPTO = re.compile(rf"^({_COINS})([-_.].*|USD.*|EUR.*|GBP.*)?$|USD[TC]$")
+_MONEY = "EUR|USD|GBP|JPY|CHF|AUD|NZD|CAD|SEK|NOK|DKK|PLN|CZK|HUF|TRY|ZAR|MXN|SGD|HKD|CNH"
+_PAIR = re.compile(rf"^({_MONEY})[-_.]?({_MONEY})([-_.].*)?$")
 _CONTRACT = re.compile(r"^([A-Z0-9]{1,4}?)([FGHJKMNQUVXZ]\d{1,4}|[-_.].*|\d+)$")  # ESZ4, ES-202412, NQ.C.0, ES1
 
 
@@ -192,11 +231,16 @@ def _lookup(symbol: str) -> tuple[str | None, float | None]:
     contract = _CONTRACT.match(symbol)
     if contract and contract[1] in _ROOTS:
         return _ROOTS[contract[1]]
+    if _PAIR.match(symbol):
+        return "fx", None
     return ("24h", None) if _CRYPTO.search(symbol) else (None, None)
 
 
 def _infer_calendar(start_ns: np.ndarray) -> str:
-    """The calendar that leaves almost no bar out: weekends traded -> 24h; regular hours only -> us_equity."""
+    """The calendar that leaves almost no bar out: weekends traded -> 24h; regular hours only -> us_equity.
+
+    Currencies are told from CME hours by the missing halt, and from 24-hour markets by a weekend without bars.
+    """
     days = np.unique(start_ns // DAY_NS)
     head = start_ns[start_ns // DAY_NS <= days[min(INFER_SESSIONS, len(days)) - 1]]
     for calendar in ("us_equity", "cme"):
@@ -207,6 +251,8 @@ def _infer_calendar(start_ns: np.ndarray) -> str:
     for hours in (*range(1, 15), *range(-14, 0)) if len(days) >= 5 else ():
         if sessions_of(head + hours * 60 * MINUTE_NS, "cme").inside.mean() >= 0.998:
             return "cme"
+    if days[-1] - days[0] >= 7 and sessions_of(head, "fx").inside.mean() >= 0.99:
+        return "fx"
     return "24h"
 
 

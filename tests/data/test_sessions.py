@@ -4,9 +4,12 @@ import exchange_calendars
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ml_factory.data.sessions import DAY_NS, MarketSpec, market_for, session_days, sessions_of
-from ml_factory.errors import SettingsError
+from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, MarketSpec, market_for, session_days, sessions_of
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import BarsError, SettingsError
 
 
 def ns(*stamps: str) -> np.ndarray:
@@ -55,6 +58,100 @@ def test_us_equity_equals_the_exchange_schedule():
     assert sorted(set(length.tolist())) == [210, 390]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of exchange_calendars itself
+@pytest.mark.parametrize(("calendar", "name"), [("cme", "CMES"), ("us_equity", "XNYS")])
+def test_holidays_equal_the_exchange_schedule(calendar, name):
+    book = exchange_calendars.get_calendar(name, start="2010-01-01", end="2026-12-31")
+    first, last = (int(day.value // DAY_NS) for day in (book.first_session, book.last_session))
+    days, minutes = session_days(calendar, first, last)
+    assert pd.DatetimeIndex(days.astype("datetime64[D]")).equals(book.sessions.as_unit("s"))
+    short = pd.DatetimeIndex(days[minutes < np.median(minutes)].astype("datetime64[D]"))
+    assert short.equals(book.early_closes.as_unit("s"))
+    good_friday, thanksgiving = pd.Timestamp("2024-03-29").value // DAY_NS, pd.Timestamp("2024-11-28").value // DAY_NS
+    assert good_friday not in days and (thanksgiving in days) == (calendar == "cme")
+
+
+@pytest.mark.parametrize(
+    ("day", "close"),
+    [  # the last trade dates of the old hours and the first of the new ones, in UTC
+        ("2012-11-16", "2012-11-16 22:30"),
+        ("2012-11-19", "2012-11-19 22:15"),
+        ("2015-09-18", "2015-09-18 21:15"),
+        ("2015-09-21", "2015-09-21 21:00"),
+    ],
+)
+def test_cme_closed_later_in_earlier_years(day, close):
+    got = sessions_of(ns(f"{day} 15:00"), "cme")
+    assert got.close_ns[0] == ns(close)[0]
+    last = sessions_of(ns(close) - MINUTE_NS, "cme"), sessions_of(ns(close), "cme")
+    assert [bool(at.inside[0]) for at in last] == [True, False] and last[0].id[0] == last[1].id[0] == got.id[0]
+
+
+# One hour before the change and one session after it, at the exchange's own clock, in UTC.
+@pytest.mark.parametrize(
+    ("calendar", "day", "opens", "closes"),
+    [
+        ("cme", "2024-03-08", "2024-03-07 23:00", "2024-03-08 22:00"),
+        ("cme", "2024-03-11", "2024-03-10 22:00", "2024-03-11 21:00"),
+        ("cme", "2024-11-01", "2024-10-31 22:00", "2024-11-01 21:00"),
+        ("cme", "2024-11-04", "2024-11-03 23:00", "2024-11-04 22:00"),
+        ("us_equity", "2024-03-08", "2024-03-08 14:30", "2024-03-08 21:00"),
+        ("us_equity", "2024-03-11", "2024-03-11 13:30", "2024-03-11 20:00"),
+        ("us_equity", "2024-11-01", "2024-11-01 13:30", "2024-11-01 20:00"),
+        ("us_equity", "2024-11-04", "2024-11-04 14:30", "2024-11-04 21:00"),
+        ("fx", "2024-03-08", "2024-03-07 22:00", "2024-03-08 22:00"),
+        ("fx", "2024-03-11", "2024-03-10 21:00", "2024-03-11 21:00"),
+        ("fx", "2024-11-01", "2024-10-31 21:00", "2024-11-01 21:00"),
+        ("fx", "2024-11-04", "2024-11-03 22:00", "2024-11-04 22:00"),
+        ("24h", "2024-03-10", "2024-03-10 00:00", "2024-03-11 00:00"),
+        ("24h", "2024-11-03", "2024-11-03 00:00", "2024-11-04 00:00"),
+    ],
+)
+def test_daylight_saving_on_both_sides_of_both_changes(calendar, day, opens, closes):
+    edges = np.concatenate([ns(opens) - MINUTE_NS, ns(opens), ns(closes) - MINUTE_NS, ns(closes)])
+    got = sessions_of(edges, calendar)
+    mine = got.id == pd.Timestamp(day).value // DAY_NS
+    assert (mine & got.inside).tolist() == [False, True, True, False]
+    assert set(got.open_ns[1:3]) == set(ns(opens)) and set(got.close_ns[1:3]) == set(ns(closes))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    calendar=st.sampled_from(sorted(CLOCKS)),
+    first=st.integers(0, 130 * 365).map(lambda day: day * DAY_NS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_every_minute_belongs_to_at_most_one_session(calendar, first, seed):
+    minutes = first + np.arange(0, 9 * DAY_NS, 7 * MINUTE_NS)
+    got = sessions_of(minutes, calendar)
+    assert (np.diff(got.id) >= 0).all() and (got.open_ns < got.close_ns).all()
+    assert (got.inside <= ((got.open_ns <= minutes) & (minutes < got.close_ns))).all()
+    _, rows = np.unique(got.id[got.inside], return_index=True)
+    opens, closes = got.open_ns[got.inside], got.close_ns[got.inside]
+    last = np.maximum.reduceat(closes, rows)
+    assert (opens[rows][1:] >= last[:-1]).all()  # a day's close is not after the next day's open
+    assert (np.maximum.reduceat(opens, rows) == opens[rows]).all()  # one open a day
+    order = np.random.default_rng(seed).permutation(len(minutes))
+    again = sessions_of(minutes[order], calendar)
+    for field in ("id", "open_ns", "close_ns", "inside"):
+        assert (getattr(again, field) == getattr(got, field)[order]).all()
+
+
+def test_moments_no_calendar_knows_are_refused():
+    assert len(sessions_of(np.empty(0, np.int64), "cme").id) == 0
+    with pytest.raises(BarsError, match="1970 to 2099"):
+        sessions_of(ns("1969-06-01"), "cme")
+
+
+def test_currencies_trade_from_sunday_to_friday_without_a_halt():
+    # January: 17:00 New York is 22:00 UTC
+    stamps = ns("2024-01-05 21:59", "2024-01-05 22:00", "2024-01-07 21:59", "2024-01-07 22:00", "2024-01-09 21:59")
+    got = sessions_of(np.append(stamps, ns("2024-01-09 22:00")), "fx")
+    assert got.inside.tolist() == [True, False, False, True, True, True]
+    assert np.diff(got.id[[3, 4, 5]]).tolist() == [1, 1]  # Monday from Sunday evening on, cut at 17:00
+    assert (got.close_ns[4] - got.open_ns[4]) == DAY_NS and got.open_ns[5] == got.close_ns[4]
+
+
 def test_24h_is_the_utc_day():
     got = sessions_of(ns("2024-02-03 00:00", "2024-02-03 23:59"), "24h")
     assert got.inside.all() and got.id[0] == got.id[1] == pd.Timestamp("2024-02-03").value // DAY_NS
@@ -78,6 +175,11 @@ def test_unknown_calendar_is_named():
         ("SPY", "us_equity", 0.01),
         ("BTC-USDT", "24h", None),
         ("FILUSDT", "24h", None),
+        ("EURUSD", "fx", None),
+        ("USD-JPY", "fx", None),
+        ("GBPUSD.PRO", "fx", None),
+        ("XAUUSD", "cme", None),
+        ("EURUSDT", "24h", None),
     ],
 )
 def test_lookup(symbol, calendar, tick):
@@ -103,6 +205,18 @@ def test_inference_reads_the_first_twenty_sessions_only(make_raw):
     first, second = market_for("FOO", bars), market_for("FOO", spoiled)
     assert first == second and first.tick == 0.25 and first.has_volume and first.calendar == "cme"
     assert len(first.notes()) == 2 and "first 20 sessions" in first.notes()[0]
+
+
+@pytest.mark.parametrize("calendar", sorted(CLOCKS))
+def test_the_calendar_is_told_from_the_bars(calendar):
+    bars = synthetic_bars(25, "null", calendar=calendar, missing=0.02)
+    market = market_for("FOO", bars)
+    assert market.calendar == calendar and dict(market.source)["calendar"] == "inferred" and market.notes()
+
+
+def test_a_market_seen_for_a_few_days_is_no_currency():
+    bars = synthetic_bars(3, "null", calendar="24h", start="2024-01-09")  # Tuesday to Thursday
+    assert market_for("FOO", bars).calendar == "24h"
 
 
 def test_market_round_trip():
