@@ -1,26 +1,166 @@
-"""How much each training row counts: rows that share their future share their weight."""
+"""How much each training row counts: rows that share their future share their weight.
+
+Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter 4, here "AFML 4.x". Everything here is
+computed from the rows it is given: those of one fold's training part, never from the rows that judge.
+"""
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numba import njit
 
+from ml_factory.errors import SettingsError
 from ml_factory.targets.labels import average_uniqueness
 
-__all__ = ["average_uniqueness", "training_weights"]
+__all__ = ["WeightSpec", "average_uniqueness", "concurrency", "effective_rows", "time_decay", "training_weights"]
 
 
-def training_weights(rows: pd.DataFrame) -> np.ndarray:
-    """float64[n], mean 1: average uniqueness (AFML 4.4) among these rows alone; an ambiguous row weighs 0.
+@dataclass(frozen=True)
+class WeightSpec:
+    """What makes a training row count.
 
-    rows : the training rows of one fold, as `triple_barrier` made them (barrier, entry_bar, exit_bar). Nothing
-    outside them enters: what was purged away, validation and test are not seen. Rows that teach nothing (ambiguous)
-    crowd nobody. All zero when every row is ambiguous.
+    uniqueness : a bar is shared among the labels that live on it (AFML 4.4); False: each label has all of it.
+    returns : what is shared is the bar's return, so that large moves count more (AFML 4.10); False: each bar counts 1.
+    decay : weight of the oldest row beside the newest (AFML 4.11), straight in cumulative uniqueness. 1: none;
+        0: down to nothing; below 0: the oldest share of that size counts nothing.
     """
+
+    uniqueness: bool = True
+    returns: bool = False
+    decay: float = 1.0
+
+    def __post_init__(self):
+        for name in ("uniqueness", "returns"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(
+                    "Rows cannot be weighed like this",
+                    where=f"WeightSpec.{name}",
+                    got=repr(getattr(self, name)),
+                    wanted="True or False",
+                    next_step=f"leave {name} out for its default",
+                )
+        _check_decay(self.decay, "WeightSpec.decay")
+
+
+def training_weights(
+    rows: pd.DataFrame, spec: WeightSpec | None = None, bar_returns: np.ndarray | None = None
+) -> np.ndarray:
+    """float64[n], mean 1: what each row counts among these rows alone; an ambiguous row weighs 0.
+
+    rows : the training rows of one fold, in time order, as `triple_barrier` made them (barrier, entry_bar, exit_bar).
+    Nothing outside them enters: what was purged away, validation and test are not seen. Rows that teach nothing
+    (ambiguous) crowd nobody. All zero when every row is ambiguous.
+    spec : the default is average uniqueness (AFML 4.4), nothing else.
+    bar_returns : float64[N], log return of each bar on the bar before it; read on the rows' lives only, and only
+    with `spec.returns`.
+
+    Raises SettingsError when returns are asked for and absent or not finite.
+    """
+    spec = spec or WeightSpec()
     weights = np.zeros(len(rows))
-    clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
+    clear, first, last = _lives(rows)
     if not len(clear):
         return weights
-    first = rows["entry_bar"].to_numpy(np.int64)[clear] + 1
-    last = rows["exit_bar"].to_numpy(np.int64)[clear]
-    offset = first.min()
-    weights[clear] = average_uniqueness(first - offset, last - offset, int(last.max() - offset) + 1)
-    return weights * (len(rows) / weights.sum())
+    offset, bars = int(first.min()), int(last.max() - first.min()) + 1
+    first, last = first - offset, last - offset
+    if spec.returns:
+        value = _returns_lived(bar_returns, offset, first, last, bars)
+        shared = value / np.maximum(concurrency(first, last, bars), 1) if spec.uniqueness else value
+        weights[clear] = np.abs(_sums(first, last, shared))
+    elif spec.uniqueness:
+        weights[clear] = average_uniqueness(first, last, bars)
+    else:
+        weights[clear] = 1.0
+    if spec.decay != 1:
+        weights[clear] *= time_decay(average_uniqueness(first, last, bars), spec.decay)
+    total = weights.sum()
+    return weights * (len(rows) / total) if total > 0 else weights
+
+
+def concurrency(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
+    """int64[n]: labels alive on each bar (AFML 4.3). start_pos, end_pos : first and last bar of each, both counted."""
+    change = np.bincount(start_pos, minlength=n + 1) - np.bincount(np.asarray(end_pos) + 1, minlength=n + 1)
+    return np.cumsum(change[:n])
+
+
+def time_decay(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
+    """float64[n]: a factor for each row, 1 for the newest, straight in cumulative uniqueness (AFML 4.11).
+
+    uniqueness : float64[n], oldest row first.  oldest : `WeightSpec.decay`. A new row only ages the others by the
+    uniqueness it adds, so a crowd of redundant rows does not push the past away.
+    """
+    _check_decay(oldest, "oldest")
+    age = np.cumsum(uniqueness)
+    slope = (1.0 - oldest) / age[-1] if oldest >= 0 else 1.0 / ((oldest + 1.0) * age[-1])
+    return np.maximum(1.0 - slope * (age[-1] - age), 0.0)
+
+
+def effective_rows(rows: pd.DataFrame, weights: np.ndarray | None = None) -> float:
+    """How many rows that share nothing would tell as much: Kish's effective size, with the overlap of lives.
+
+    (sum w)^2 / sum_ij w_i w_j r_ij, with r_ij = shared bars / sqrt(life_i * life_j): the correlation of two labels'
+    returns where bars are independent. Rows that never overlap give Kish's (sum w)^2 / sum w^2 (*Survey Sampling*,
+    1965); rows of one weight that each begin a bar later and live L bars give about n / L, their summed uniqueness.
+
+    rows : barrier, entry_bar, exit_bar.  weights : float64[n], 0 or more; default: each clear row counts once.
+    """
+    clear, first, last = _lives(rows)
+    w = np.ones(len(clear)) if weights is None else np.asarray(weights, np.float64)[clear]
+    if not w.sum() > 0:
+        return 0.0
+    first, last = first - first.min(), last - first.min()
+    # sum_ij w_i w_j r_ij is the sum over bars of (sum of w / sqrt(life) of the labels alive there) squared.
+    part = w / np.sqrt(last - first + 1)
+    change = np.bincount(first, part, last.max() + 2) - np.bincount(last + 1, part, last.max() + 2)
+    return float(w.sum() ** 2 / np.square(np.cumsum(change[:-1])).sum())
+
+
+def _lives(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """int64: positions of the clear rows, and the first and last bar each lives on."""
+    clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
+    return clear, rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
+
+
+def _returns_lived(bar_returns, offset: int, first: np.ndarray, last: np.ndarray, bars: int) -> np.ndarray:
+    """float64[bars] from bar `offset` on: the return of each bar some label lives on, 0 elsewhere."""
+    if bar_returns is None or len(bar_returns) < offset + bars:
+        raise SettingsError(
+            "Weights by return need the bars' returns",
+            where="bar_returns",
+            got="none" if bar_returns is None else f"{len(bar_returns)} bars",
+            wanted=f"{offset + bars} bars or more",
+            next_step="give the log return of each base bar, or use WeightSpec(returns=False)",
+        )
+    lived = concurrency(first, last, bars) > 0
+    value = np.where(lived, np.asarray(bar_returns, np.float64)[offset : offset + bars], 0.0)
+    if not np.isfinite(value).all():
+        raise SettingsError(
+            "A bar on which a label lives has no return",
+            where=f"bar_returns[{offset + int(np.argmin(np.isfinite(value)))}]",
+            wanted="a finite log return",
+            next_step="take the returns from the same bars as the labels",
+        )
+    return value
+
+
+@njit(cache=True)
+def _sums(start, end, value):
+    """float64 per label: the sum of `value` over its life, in the order of the bars."""
+    total = np.zeros(len(start))
+    for i in range(len(start)):
+        for t in range(start[i], end[i] + 1):
+            total[i] += value[t]
+    return total
+
+
+def _check_decay(value: object, where: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1 < value <= 1 or math.isnan(value):
+        raise SettingsError(
+            "Rows cannot be weighed like this",
+            where=where,
+            got=repr(value),
+            wanted="a number above -1, at most 1",
+            next_step="use 1 for no decay, or for example 0.5",
+        )

@@ -1,13 +1,22 @@
-"""Training weights: the worked example of the book, and deaf to every row that does not train."""
+"""Training weights: the worked examples of the book, and deaf to every row that does not train."""
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.weights import average_uniqueness, training_weights
+from ml_factory.targets.weights import (
+    WeightSpec,
+    average_uniqueness,
+    concurrency,
+    effective_rows,
+    time_decay,
+    training_weights,
+)
 
 
 def lives(*spans: tuple[int, int], barrier: str = "vertical") -> pd.DataFrame:
@@ -62,3 +71,102 @@ def test_weights_of_real_shape_have_mean_one_and_see_training_rows_only():
 def test_categorical_and_text_barriers_weigh_the_same():
     rows = lives((0, 2), (2, 3))
     assert (training_weights(rows) == training_weights(rows.astype({"barrier": "category"}))).all()
+
+
+def test_the_indicator_matrix_of_the_book():
+    """AFML 4.5.3: one label on each return but the third, where two live."""
+    assert concurrency(np.array([0, 2, 4]), np.array([2, 3, 5]), 6).tolist() == [1, 1, 2, 1, 1, 1]
+
+
+RETURNS = np.array([np.nan, 0.01, 0.02, -0.06, 0.04, 0.01, -0.03, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("uniqueness", "wanted"),
+    [
+        (True, [0.01 + 0.02 - 0.06 / 2, -0.06 / 2 + 0.04, 0.01 - 0.03]),  # snippet 4.10: sum of return / concurrency
+        (False, [0.01 + 0.02 - 0.06, -0.06 + 0.04, 0.01 - 0.03]),
+    ],
+)
+def test_weights_by_return_by_hand(uniqueness, wanted):
+    rows = lives((1, 3), (3, 4), (5, 6))
+    weights = training_weights(rows, WeightSpec(uniqueness=uniqueness, returns=True), RETURNS)
+    wanted = np.abs(wanted)
+    np.testing.assert_allclose(weights, wanted * 3 / wanted.sum(), rtol=1e-13, atol=1e-15)
+
+
+def test_weights_by_return_read_only_bars_on_which_the_rows_live():
+    rows, spec = lives((1, 3), (5, 6)), WeightSpec(returns=True)
+    wanted = training_weights(rows, spec, RETURNS)
+    other = RETURNS.copy()
+    other[[0, 4, 7]] = 9.0
+    np.testing.assert_array_equal(training_weights(rows, spec, other), wanted)
+    with pytest.raises(SettingsError, match="bars' returns"):
+        training_weights(rows, spec)
+    with pytest.raises(SettingsError, match="bars' returns"):
+        training_weights(rows, spec, RETURNS[:5])
+    with pytest.raises(SettingsError, match=r"bar_returns\[7\]"):
+        training_weights(lives((1, 3), (5, 7)), spec, RETURNS)
+    assert (training_weights(rows, spec, np.zeros(8)) == 0).all()  # a market that did not move teaches nothing
+
+
+@pytest.mark.parametrize(
+    ("oldest", "wanted"),
+    [
+        # the cases of AFML figure 4.3 on uniqueness 1/2, 1/2, 1, 2: cumulative x = 1/2, 1, 2, 4 of 4
+        (1.0, [1, 1, 1, 1]),
+        (0.75, [25 / 32, 13 / 16, 7 / 8, 1]),  # 3/4 + x/16
+        (0.5, [9 / 16, 5 / 8, 3 / 4, 1]),  # 1/2 + x/8
+        (0.0, [1 / 8, 1 / 4, 1 / 2, 1]),  # x/4
+        (-0.25, [0, 0, 1 / 3, 1]),  # slope 1/((1 - 1/4) 4) = 1/3, 1 - 4/3 + x/3: nothing up to x = 1
+        (-0.5, [0, 0, 0, 1]),  # slope 1/2, -1 + x/2: nothing up to x = 2
+    ],
+)
+def test_time_decay_by_hand(oldest, wanted):
+    np.testing.assert_allclose(time_decay(np.array([0.5, 0.5, 1, 2]), oldest), wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_decay_ages_by_uniqueness_and_multiplies_the_weights():
+    rows = lives((0, 2), (2, 3), (4, 5))
+    shares = np.array([5 / 6, 3 / 4, 1])
+    age = np.cumsum(shares)
+    for spec, plain in ((WeightSpec(decay=0.4), shares), (WeightSpec(uniqueness=False, decay=0.4), np.ones(3))):
+        wanted = plain * (1 - 0.6 * (age[-1] - age) / age[-1])
+        np.testing.assert_allclose(training_weights(rows, spec), wanted * 3 / wanted.sum(), rtol=1e-14)
+    assert (training_weights(rows, WeightSpec(uniqueness=False)) == 1).all()
+
+
+def test_effective_rows_is_kish_with_the_overlap_of_every_pair():
+    rng = np.random.default_rng(1)
+    entry = np.sort(rng.integers(0, 80, 60))
+    rows = pd.DataFrame({"barrier": "lower", "entry_bar": entry, "exit_bar": entry + rng.integers(1, 15, 60)})
+    rows.loc[::7, "barrier"] = "ambiguous"
+    weights = rng.random(60)
+    for w in (None, weights):
+        total, pairs = 0.0, 0.0
+        clear = rows[rows["barrier"] != "ambiguous"]
+        for i, one in clear.iterrows():
+            total += 1 if w is None else w[i]
+            for j, other in clear.iterrows():
+                bars = min(one["exit_bar"], other["exit_bar"]) - max(one["entry_bar"], other["entry_bar"])
+                life = (one["exit_bar"] - one["entry_bar"]) * (other["exit_bar"] - other["entry_bar"])
+                pairs += (1 if w is None else w[i] * w[j]) * max(bars, 0) / np.sqrt(life)
+        assert effective_rows(rows, w) == pytest.approx(total**2 / pairs, rel=1e-12)
+
+
+def test_effective_rows_of_cases_one_can_see():
+    apart, twins = lives((0, 1), (2, 5), (6, 6), (9, 9)), lives((0, 3), (0, 3), (4, 5), (4, 5))
+    weights = np.array([1.0, 2.0, 3.0, 0.0])
+    assert effective_rows(apart) == pytest.approx(4)
+    assert effective_rows(apart, weights) == pytest.approx(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
+    assert effective_rows(twins) == pytest.approx(2)
+    staggered = lives(*((i, i + 19) for i in range(2000)))
+    shares = average_uniqueness(np.arange(2000), np.arange(2000) + 19, 2019)
+    assert effective_rows(staggered) == pytest.approx(shares.sum(), rel=0.01)
+    assert effective_rows(apart.iloc[:0]) == 0 == effective_rows(lives((0, 1), barrier="ambiguous"))
+
+
+@pytest.mark.parametrize("bad", [{"decay": -1.0}, {"decay": 1.5}, {"decay": "0"}, {"decay": True}, {"returns": 1}])
+def test_weights_that_cannot_be_say_so(bad):
+    with pytest.raises(SettingsError, match=next(iter(bad))):
+        WeightSpec(**bad)
