@@ -75,23 +75,18 @@ def check_bars(
         the first 20 sessions.
 
     Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
-    and `volume` only where the source has any; single unknown volumes become 0. Row numbers in the report count
-    the rows of `raw` from 0. Raises BarsError for what is refused (its `.findings` holds all of it).
+    and `volume` only where the source has any; single unknown volumes become 0; `contract` (int32) where the source
+    says which contract a bar is of. Row numbers in the report count the rows of `raw` from 0. Raises BarsError for what is refused (its `.findings` holds all of it).
     """
     spec = spec or BarSpec()
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
-    columns, findings = _find_columns(raw, where)
-    findings += [Finding("source", "mapped", _NONE, note) for note in raw.attrs.get("notes", ())]
-    start_ns, found = read_stamps(
-        columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
-    )
-    findings += found
-    shown = pd.to_datetime(start_ns, utc=True)
-    values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
-    findings += found
-    impossible = [*_price_faults(values, shown), *_volume_faults(values, shown)]
-    rows, found = _order(start_ns, values, raw)
+    start_ns, values, findings = read_columns(raw, spec, where)
+    impossible = [finding for finding in findings if finding.severity == "refused"]
+    findings = [finding for finding in findings if finding.severity != "refused"]
+    contract = next((raw[name] for name in raw.columns if _plain(name) == "contract"), None)
+    named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
+    rows, found = _order(start_ns, values | named, raw)
     impossible += [finding for finding in found if finding.severity == "refused"]
     findings += [finding for finding in found if finding.severity != "refused"]
     impossible += _spacing_faults(start_ns[rows], rows, spec.minutes)
@@ -100,6 +95,8 @@ def check_bars(
     findings += found
     index = pd.DatetimeIndex(start_ns[rows].astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
+    if contract is not None:
+        bars["contract"] = contract_codes(contract.iloc[rows])
     market = market or market_for(symbol, bars)
     prices = {name: values[name] for name in PRICES}
     found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
@@ -110,6 +107,31 @@ def check_bars(
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
+
+
+def read_columns(
+    raw: pd.DataFrame, spec: BarSpec, where: object
+) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding]]:
+    """UTC starts (int64 ns), prices and volume (float64) in the rows' own order, and what was found in single rows.
+
+    Findings of severity "refused" are left for the caller to refuse; what cannot be read at all raises BarsError.
+    """
+    columns, findings = _find_columns(raw, where)
+    findings += [Finding("source", "mapped", _NONE, note) for note in raw.attrs.get("notes", ())]
+    start_ns, found = read_stamps(
+        columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
+    )
+    findings += found
+    shown = pd.to_datetime(start_ns, utc=True)
+    values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
+    return start_ns, values, [*findings, *found, *_price_faults(values, shown), *_volume_faults(values, shown)]
+
+
+def contract_codes(contract: pd.Series) -> np.ndarray:
+    """int32[N]: the contract of each bar as a number; only whether it changes has a meaning. In time order."""
+    if contract.dtype.kind in "iu" and not contract.isna().any() and contract.max() < 2**31:
+        return contract.to_numpy(np.int32)
+    return pd.factorize(contract)[0].astype(np.int32)
 
 
 def _too_few(count: int) -> list[Finding]:
@@ -237,7 +259,8 @@ def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.nd
         step = "keep the right one of them"
         contract = next((c for c in raw.columns if _plain(c) in ("contract", "symbol", "expiry", "instrument")), None)
         if contract is not None:
-            step = f"the file holds several values of {contract!r}: write one of them to a file of its own"
+            step = f"the file holds several values of {contract!r}: join them into one series (--roll volume), or "
+            step += "write one of them to a file of its own"
         findings.append(Finding("conflict", "refused", rows, message, step))
     same = np.sort(order[again[~differ]])
     if len(same):

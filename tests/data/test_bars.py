@@ -269,3 +269,14 @@ def test_a_short_file_is_not_sorted_apart_from_its_report_rows(make_raw):
     raw = make_raw().iloc[::-1].reset_index(drop=True)
     raw.loc[100, "volume"] = np.nan
     assert check(raw)[1].of("partial_volume").rows.tolist() == [100]
+
+
+def test_the_contract_of_each_bar_is_kept_as_a_number(make_raw):
+    raw = make_raw(400)
+    codes = np.where(np.arange(400) < 250, "ESZ3", "ESH4")
+    for column in (codes, np.where(codes == "ESZ3", 201312, 201403)):
+        bars, _ = check_bars(raw.assign(Contract=column).iloc[::-1], symbol="ES")  # any order, any capitals
+        assert bars["contract"].dtype == np.int32
+        assert np.flatnonzero(np.diff(bars["contract"])).tolist() == [249]
+    with pytest.raises(BarsError, match=r"--roll volume"):  # the same prices of another contract are another bar
+        check_bars(pd.concat([raw.assign(contract="ESZ3"), raw.assign(contract="ESH4")]), symbol="ES")
