@@ -19,7 +19,7 @@ runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.resample
 features.rolling features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.calendar features.multi_timeframe features.build
-targets.barriers targets.labels targets.weights targets.bootstrap targets.splits
+targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap targets.splits
 datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.layers models.sequence models.transformer models.registry

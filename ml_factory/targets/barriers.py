@@ -1,6 +1,9 @@
 """The scans behind the labels: where the barriers stand, which one a price reaches first, how lives overlap.
 
 Compiled loops over scalars on purpose: a row's bits depend on no array length, so more bars never change them.
+A row strides over blocks of 8, 64, 512 and 4096 bars whose extremes stay inside its barriers and looks at single bars
+only near its ends, so its cost grows with the logarithm of its life. Largest and smallest are exact: the stride gives
+the bits of the step-by-step walk, because a bar's high and low hold its open and close (the bar contract).
 """
 
 import math
@@ -13,14 +16,19 @@ UPPER, LOWER, VERTICAL, SESSION, AMBIGUOUS = range(5)
 NONE = -1
 ON_TICK = 1e-4  # of a tick: closer than this a price stands on the grid
 SLACK = 1e-6  # of a tick: what binary fractions of a decimal tick may be off
+_FAN, _LEVELS = 3, 4  # a block is 2**3 of the level below; 8**4 bars in the largest
+_SHARES = 6  # 2**6 bars in a block of shares
 
 
-@njit(cache=True)
-def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks):
-    """Upper and lower barrier prices float64[N], NaN before `span` returns of the volatility are seen."""
+@njit(cache=True, nogil=True)
+def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks, rounds):
+    """Upper and lower barrier prices float64[N], NaN before `span` returns of the volatility are seen.
+
+    rounds : outwards to the tick, on rows whose own bar stands on it (a back-adjusted bar does not).
+    """
     n = len(close)
     up, down = np.full(n, np.nan), np.full(n, np.nan)
-    decay = 1.0 - 2.0 / (span + 1.0)
+    decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
     squares, weight, seen = 0.0, 0.0, 0
     for i in range(n):
         # A jump over a session edge or a hole is no bar's return.
@@ -29,29 +37,77 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
             squares, weight, seen = decay * squares + r * r, decay * weight + 1.0, seen + 1
         if seen < span:
             continue
-        scale = math.sqrt(squares / weight) * math.sqrt(horizon)
+        scale = math.sqrt(squares / weight) * root
         least = math.log1p(max(1.0, cost_ticks) * tick / close[i])
         far, near = max(k_up * scale, least), max(k_down * scale, least)
         if far <= 0.0 or near <= 0.0:
             continue  # a market without a tick that did not move: no distance to ask about
         up[i], down[i] = close[i] * math.exp(far), close[i] * math.exp(-near)
-        # Back-adjusted prices are off the grid: all four of a bar stand on it only where there is one.
-        if tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], tick):
+        if rounds and tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], tick):
             up[i] = math.ceil(up[i] / tick - SLACK) * tick
             down[i] = math.floor(down[i] / tick + SLACK) * tick
     return up, down
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _on_grid(open_, high, low, close, tick):
     for price in (open_, high, low, close):
         steps = price / tick
-        if abs(steps - round(steps)) > ON_TICK:
+        if abs(steps - math.floor(steps + 0.5)) > ON_TICK:
             return False
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
+def block_extremes(high, low):
+    """Highest high and lowest low of every whole block: float64[M, 2], and int64[levels + 2], where a level begins."""
+    n = len(high)
+    begins = np.zeros(_LEVELS + 2, np.int64)
+    for level in range(1, _LEVELS + 1):
+        begins[level + 1] = begins[level] + (n >> (_FAN * level))
+    blocks = np.empty((begins[_LEVELS + 1], 2))
+    for b in range(n >> _FAN):
+        top, bottom = -np.inf, np.inf
+        for j in range(b << _FAN, (b + 1) << _FAN):
+            top, bottom = max(top, high[j]), min(bottom, low[j])
+        blocks[b, 0], blocks[b, 1] = top, bottom
+    for level in range(2, _LEVELS + 1):
+        for b in range(n >> (_FAN * level)):
+            top, bottom = -np.inf, np.inf
+            for j in range(begins[level - 1] + (b << _FAN), begins[level - 1] + ((b + 1) << _FAN)):
+                top, bottom = max(top, blocks[j, 0]), min(bottom, blocks[j, 1])
+            blocks[begins[level] + b, 0], blocks[begins[level] + b, 1] = top, bottom
+    return blocks, begins
+
+
+@njit(cache=True, nogil=True)
+def _stride(high, low, blocks, begins, first, stop, up, down, best, worst):
+    """(first bar of first..stop-1 that reaches up or down, else stop; best and worst price before it)."""
+    j, level = first, 0
+    while j < stop:
+        shift = _FAN * level
+        if level == 0:
+            top, bottom = high[j], low[j]
+        elif j + (1 << shift) <= stop:
+            b = begins[level] + (j >> shift)
+            top, bottom = blocks[b, 0], blocks[b, 1]
+        else:
+            level -= 1
+            continue
+        if top < up and bottom > down:
+            best = top if top > best else best
+            worst = bottom if bottom < worst else worst
+            j += 1 << shift
+            if level < _LEVELS and (j >> shift) & ((1 << _FAN) - 1) == 0:
+                level += 1
+        elif level == 0:
+            return j, best, worst
+        else:
+            level -= 1
+    return stop, best, worst
+
+
+@njit(cache=True, nogil=True)
 def _touch(open_, high, low, up, down, slack):
     """(barrier, price at which one bar leaves); NONE when it stays inside."""
     if open_ >= up - slack:
@@ -63,7 +119,7 @@ def _touch(open_, high, low, up, down, slack):
     return (LOWER, down) if low <= down + slack else (NONE, np.nan)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
     """Bars first..stop-1 until one leaves: (its barrier, price, position, best and worst price before it)."""
     for j in range(first, stop):
@@ -74,7 +130,7 @@ def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
     return NONE, np.nan, stop - 1, best, worst
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def _leave(barrier, price, open_, high, low, up, down, best, worst):
     """Best and worst price with the leaving bar counted: nothing beyond the exit, the other side at its worst."""
     if barrier == AMBIGUOUS:
@@ -86,40 +142,78 @@ def _leave(barrier, price, open_, high, low, up, down, best, worst):
     return max(best, high), min(worst, price)
 
 
-@njit(cache=True)
-def scan(open_, high, low, close, last, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop):
-    """barrier int8[N] (NONE: no row), exit_bar int64[N], ret, mae, mfe float64[N]."""
-    n = len(close)
-    barrier, exit_bar = np.full(n, NONE, np.int8), np.full(n, -1, np.int64)
-    ret, mae, mfe = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
-    for i in range(n):
-        if math.isnan(up[i]) or i == last[i]:
-            continue
-        end = min(i + horizon, last[i])
-        side, price, j, best, worst = _walk(open_, high, low, i + 1, end + 1, up[i], down[i], slack, close[i], close[i])
-        if side == NONE:
-            side, price = (VERTICAL if i + horizon <= last[i] else SESSION), close[end]
+@njit(cache=True, nogil=True)
+def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop):
+    """What becomes of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
+
+    up, down : float64[N], barrier prices of every bar; infinity and 0 where there are none.
+    f_* : the finer bars, and int64[N] where those of each bar begin and stop.
+    Returns barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
+    float64[R] (log returns as a long sees them).
+    """
+    count = len(entry)
+    barrier, exit_bar = np.empty(count, np.int8), np.empty(count, np.int64)
+    ret, mae, mfe = np.empty(count), np.empty(count), np.empty(count)
+    blocks, begins = block_extremes(high, low)
+    for r in range(count):
+        i = entry[r]
+        above, below = up[i], down[i]
+        j, best, worst = _stride(
+            high, low, blocks, begins, i + 1, end[r] + 1, above - slack, below + slack, close[i], close[i]
+        )
+        if j > end[r]:
+            j = end[r]
+            side, price = (VERTICAL if j == i + horizon else SESSION), close[j]
         else:
+            side, price = _touch(open_[j], high[j], low[j], above, below, slack)
             finer, fine_price, f, fine_best, fine_worst = _walk(
-                f_open, f_high, f_low, f_first[j], f_stop[j], up[i], down[i], slack, best, worst
+                f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
             )
             if finer == NONE:  # a fine feed that does not show the touch settles nothing
-                best, worst = _leave(side, price, open_[j], high[j], low[j], up[i], down[i], best, worst)
+                best, worst = _leave(side, price, open_[j], high[j], low[j], above, below, best, worst)
             else:
                 side, price = finer, fine_price
-                best, worst = _leave(side, price, f_open[f], f_high[f], f_low[f], up[i], down[i], fine_best, fine_worst)
-        barrier[i], exit_bar[i] = side, j
-        ret[i] = math.log(price / close[i])
-        mae[i], mfe[i] = math.log(worst / close[i]), math.log(best / close[i])
+                best, worst = _leave(side, price, f_open[f], f_high[f], f_low[f], above, below, fine_best, fine_worst)
+        barrier[r], exit_bar[r] = side, j
+        ret[r] = math.log(price / close[i])
+        mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
     return barrier, exit_bar, ret, mae, mfe
 
 
-@njit(cache=True)
-def mean_share(start, end, concurrency):
+@njit(cache=True, nogil=True)
+def log_ratio(price, reference, rows):
+    """float64[R]: log(price / reference) on these rows of two float64[N]."""
+    out = np.empty(len(rows))
+    for r in range(len(rows)):
+        out[r] = math.log(price[rows[r]] / reference[rows[r]])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def mean_share(start, end, n):
+    """float64[R]: mean over the bars start..end (int64[R], both counted, of n) of 1 / labels alive on that bar.
+
+    Sums run inside blocks of 64 bars: O(1 + life / 64) a label, and no rounding carried in from far away.
+    """
+    alive = np.zeros(n + 1, np.int32)
+    for r in range(len(start)):
+        alive[start[r]] += 1
+        alive[end[r] + 1] -= 1
+    running = np.empty(n)  # sum of the shares from the bar's block begin to the bar
+    total, count = 0.0, 0
+    for t in range(n):
+        if t & ((1 << _SHARES) - 1) == 0:
+            total = 0.0
+        count += alive[t]
+        total += 1.0 / count if count else 0.0
+        running[t] = total
     share = np.empty(len(start))
-    for i in range(len(start)):
-        total = 0.0
-        for t in range(start[i], end[i] + 1):
-            total += 1.0 / concurrency[t]
-        share[i] = total / (end[i] - start[i] + 1)
+    for r in range(len(start)):
+        first, last = start[r], end[r]
+        total = running[last]
+        for b in range(first >> _SHARES, last >> _SHARES):
+            total += running[((b + 1) << _SHARES) - 1]
+        if first & ((1 << _SHARES) - 1):
+            total -= running[first - 1]
+        share[r] = min(total / (last - first + 1), 1.0)
     return share

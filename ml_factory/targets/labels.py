@@ -10,16 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data import sessions
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import BarsError, SettingsError
-from ml_factory.targets.barriers import BARRIERS, NONE, SESSION, SLACK, barrier_prices, mean_share, scan
+from ml_factory.errors import SettingsError
+from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
+from ml_factory.targets.outcomes import SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
 
-__all__ = ["BARRIERS", "LabelSpec", "average_uniqueness", "triple_barrier"]
-
-SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
-NOT_PROVEN = np.iinfo(np.int64).max
+__all__ = ["BARRIERS", "LabelSpec", "average_uniqueness", "barriers_of", "triple_barrier"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,8 @@ class LabelSpec:
     cost_ticks : round-trip cost; no barrier is nearer than this, nor nearer than one tick.
     session_end : "session" ends a label at the last bar of its session or before a hole;
         "drop" leaves out every row with fewer than `horizon` bars left there, touched or not.
+    round_to_tick : barriers go outwards to the tick on rows whose own bar stands on it, which a back-adjusted one
+        does not; False: never. The tick is the market's stored one; no other bar is asked.
     """
 
     horizon: int = 20
@@ -40,6 +39,7 @@ class LabelSpec:
     sigma_span: int = 100
     cost_ticks: float = 2.0
     session_end: str = "session"
+    round_to_tick: bool = True
 
     def __post_init__(self):
         whole = {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}
@@ -70,6 +70,14 @@ class LabelSpec:
                 got=repr(self.session_end),
                 wanted="'session' or 'drop'",
                 next_step="use 'session' to keep rows near the end of a session",
+            )
+        if not isinstance(self.round_to_tick, bool):
+            raise SettingsError(
+                "A label cannot be asked like this",
+                where="LabelSpec.round_to_tick",
+                got=repr(self.round_to_tick),
+                wanted="True or False",
+                next_step="use False where prices follow no tick",
             )
 
 
@@ -107,104 +115,16 @@ def triple_barrier(
 
     Raises BarsError for a close that is not a positive number.
     """
-    _check_prices(base)
-    last = _last_of_segment(base.segment)
-    tick = float(market.tick or 0.0)
-    up, down = barrier_prices(
-        base.open, base.high, base.low, base.close, base.segment,
-        int(spec.sigma_span), float(spec.k_up), float(spec.k_down), int(spec.horizon), tick, float(spec.cost_ticks),
+    up, down = barriers_of(base, spec, market)
+    entry, last = rows_with_bars_left(base, ~np.isnan(up))
+    rows = lives(base, fine, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon)
+    distances = {"up": log_ratio(up, base.close, entry), "down": log_ratio(base.close, down, entry)}
+    return label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)
+
+
+def barriers_of(base: Frame, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
+    return barrier_prices(
+        base.open, base.high, base.low, base.close, base.segment, int(spec.sigma_span), float(spec.k_up),
+        float(spec.k_down), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks), spec.round_to_tick,
     )  # fmt: skip
-    finest, first, stop = _bars_inside(base, fine)
-    barrier, exit_bar, ret, mae, mfe = scan(
-        base.open, base.high, base.low, base.close, last, up, down, tick * SLACK, int(spec.horizon),
-        finest.open, finest.high, finest.low, first, stop,
-    )  # fmt: skip
-    entered = np.flatnonzero(barrier != NONE)
-    uniqueness = np.full(len(base), np.nan)
-    uniqueness[entered] = average_uniqueness(entered + 1, exit_bar[entered], len(base))
-    label_end = _proven_at(base, spec, market, last, barrier, exit_bar, session_close)
-    rows = entered[label_end[entered] != NOT_PROVEN]
-    facts = {
-        "uniqueness": uniqueness[rows],
-        "mae": mae[rows],
-        "mfe": mfe[rows],
-        "up": np.log(up[rows] / base.close[rows]),
-        "down": np.log(base.close[rows] / down[rows]),
-        "entry_bar": rows.astype(np.int64),
-        "exit_bar": exit_bar[rows],
-    }
-    return _table(base.known_at[rows], label_end[rows], barrier[rows], ret[rows], facts)
-
-
-def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
-    """Mean over each label's life of 1/concurrency (AFML 4.3-4.4); float64, one value per label.
-
-    start_pos, end_pos : int64, first and last bar (both counted) of n bars on which the label lives, start <= end.
-    Depends, for each label, only on labels that start no later than it ends.
-    """
-    start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
-    if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
-        raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
-    change = np.bincount(start_pos, minlength=n + 1) - np.bincount(end_pos + 1, minlength=n + 1)
-    return mean_share(start_pos, end_pos, np.cumsum(change))
-
-
-def _check_prices(base: Frame) -> None:
-    bad = np.flatnonzero(~(base.close > 0) | ~np.isfinite(base.close))
-    if len(bad):
-        raise BarsError(
-            "Labels need positive prices",
-            where=f"bar known at {pd.Timestamp(int(base.known_at[bad[0]]), tz='UTC')} and {len(bad) - 1} more",
-            got=f"close {base.close[bad[0]]}",
-            wanted="a number above 0",
-            next_step="use unadjusted or ratio-adjusted bars",
-        )
-
-
-def _last_of_segment(segment: np.ndarray) -> np.ndarray:
-    """int64[N]: position of the last bar of each bar's segment."""
-    n = len(segment)
-    ends = np.append(np.flatnonzero(np.diff(segment)), n - 1) if n else np.empty(0, np.int64)
-    return np.repeat(ends, np.diff(ends, prepend=-1)).astype(np.int64)
-
-
-def _table(known_at, label_end, barrier, ret, facts: dict) -> pd.DataFrame:
-    """The labels as a table; every argument holds the rows that are kept."""
-    columns = {
-        "label": SIDE[barrier],
-        "label_end": pd.DatetimeIndex(label_end.view("M8[ns]"), tz="UTC"),
-        "ret": ret,
-        "barrier": pd.Categorical.from_codes(barrier, categories=list(BARRIERS)),
-    }
-    index = pd.DatetimeIndex(known_at.view("M8[ns]"), tz="UTC", name="known_at")
-    return pd.DataFrame(columns | facts, index=index)
-
-
-def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
-    """The finest frame, and int64[N] first and stop positions of each base bar's bars in it."""
-    if fine is None:
-        return base, np.arange(len(base)), np.arange(1, len(base) + 1)
-    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
-    return fine, first.astype(np.int64), stop.astype(np.int64)
-
-
-def _proven_at(base, spec, market, last, barrier, exit_bar, session_close) -> np.ndarray:
-    """int64[N] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that."""
-    known_at, n = base.known_at, len(base)
-    proven = np.where(barrier == NONE, NOT_PROVEN, known_at[np.minimum(exit_bar, n - 1)])
-    if spec.session_end == "drop":
-        vertical = np.arange(n) + int(spec.horizon)
-        inside = (barrier != NONE) & (vertical <= last)
-        return np.where(inside, known_at[np.minimum(vertical, n - 1)], NOT_PROVEN)
-    ends = np.unique(last)
-    if session_close is None:
-        # Asked of the bar's last moment: after an early close its bucket may have begun before that close.
-        close_at = sessions.sessions_of(base.known_at[ends] - 1, market.calendar).close_ns
-    else:
-        close_at = np.asarray(session_close, np.int64)[ends]
-    # Before the scheduled close only a bar of another segment proves that no further bar comes.
-    following = np.append(known_at[ends[:-1] + 1], NOT_PROVEN) if n else np.empty(0, np.int64)
-    segment_proof = np.where(known_at[ends] >= close_at, known_at[ends], following)
-    cut_short = barrier == SESSION
-    proven[cut_short] = segment_proof[np.searchsorted(ends, exit_bar[cut_short])]
-    return proven

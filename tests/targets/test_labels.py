@@ -477,7 +477,7 @@ def test_negative_prices_are_refused():
 @pytest.mark.parametrize(
     "bad",
     [{"horizon": 0}, {"horizon": "twenty"}, {"horizon": True}, {"horizon": 2.0}, {"k_up": 0.0}, {"k_down": math.inf},
-     {"k_up": math.nan}, {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}],
+     {"k_up": math.nan}, {"sigma_span": 1}, {"cost_ticks": -1.0}, {"session_end": "cut"}, {"round_to_tick": 1}],
 )  # fmt: skip
 def test_settings_say_what_is_wrong(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
