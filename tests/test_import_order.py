@@ -16,7 +16,8 @@ MAP_TEXT = """
 errors seeding
 runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking runs.session
-data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.resample
+data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.frames
+data.resample data.stream
 features.rolling features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap targets.splits

@@ -5,9 +5,18 @@ import numpy as np
 from ml_factory.data.sessions import MINUTE_NS
 
 
+FRAMES = (1, 5, 10, 15, 20, 25, 30, 45, 60, 240, 1440)  # minutes; 1440 is the exchange day, whatever its length
+_LONG = {240: "4h", 1440: "1d"}
+
+
+def frame_name(minutes: int) -> str:
+    """What a frame is called: 60m, 4h, 1d."""
+    return _LONG.get(minutes, f"{minutes}m")
+
+
 def column_at(name: str, minutes: int) -> str:
-    """The name of a column of a coarse frame: `rsi_14@60m`."""
-    return f"{name}@{minutes}m"
+    """The name of a column of a coarse frame: `rsi_14@60m`, `rsi_14@4h`, `rsi_14@1d`."""
+    return f"{name}@{frame_name(minutes)}"
 
 
 def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.ndarray) -> dict[str, float]:

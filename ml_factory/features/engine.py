@@ -1,0 +1,152 @@
+"""One engine for batch and streaming: bars of a frame in, chunk by chunk or one by one, the families' columns out.
+
+The state between two chunks is the last HISTORY rows of every series and the families' recursions: plain arrays, saved
+and restored to the bit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from ml_factory.data.resample import Frame
+from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.features.windows import FLOOR, HISTORY, Block, recursive_means
+
+CHUNK = 4096
+"""Rows handed to the kernels at once: a family's columns of that many rows stay in the processor's own cache."""
+STATE_NUMBERS = 4
+_SERIES = Block._fields[1:6] + Block._fields[7:]  # all but t0 and session
+_ATR_BARS = 14
+
+
+@dataclass(frozen=True)
+class Family:
+    """A named group of columns and the kernel that writes them.
+
+    names : (market, coarse) -> the columns, in order; the shorter list where `coarse`.
+    kernel : compiled (block, state, out_FC, coarse); writes column f of the rows after the history to out_FC[f].
+    recursions : how many rows of STATE_NUMBERS numbers the kernel keeps from one chunk to the next.
+    """
+
+    names: Callable[[MarketSpec, bool], Sequence[str]]
+    kernel: Callable
+    recursions: int = 0
+
+
+class FrameFeatures:
+    """The columns of some families on one frame.
+
+    push : bars -> float64[n, F] (or into `out`), one row a bar, past only; NaN until a column's window is full.
+    """
+
+    def __init__(self, market: MarketSpec, families: dict[str, Family], *, coarse: bool):
+        self.market, self.families, self.coarse = market, families, coarse
+        listed = {name: list(family.names(market, coarse)) for name, family in families.items()}
+        self._width = {name: len(columns) for name, columns in listed.items()}
+        self.names = [column for columns in listed.values() for column in columns]
+        self._history = np.full((len(_SERIES), HISTORY + CHUNK), np.nan)
+        self._session = np.full(HISTORY + CHUNK, -1, np.int64)
+        self._rows = 0
+        self._atr = np.zeros((1, STATE_NUMBERS))
+        self._state = {name: np.zeros((max(f.recursions, 1), STATE_NUMBERS)) for name, f in families.items()}
+
+    def push(self, bars: Frame, out: np.ndarray | None = None, *, skip: int = 0) -> np.ndarray:
+        """Values of the new bars, in time order after those pushed before.
+
+        out : [n - skip, F] of float32 or float64 to write into, leaving out the first `skip` rows.
+        """
+        if out is None:
+            out = np.empty((max(len(bars) - skip, 0), len(self.names)))
+        progress = session_progress(bars, self.market)
+        for begin in range(0, len(bars), CHUNK):
+            rows = slice(begin, min(begin + CHUNK, len(bars)))
+            block = self._take(bars, progress, rows)
+            drop = min(max(skip - begin, 0), rows.stop - begin)
+            place = 0
+            for name, family in self.families.items():
+                values = np.empty((self._width[name], rows.stop - begin))
+                family.kernel(block, self._state[name], values, self.coarse)
+                _store(values[:, drop:], out[begin + drop - skip : rows.stop - skip, place : place + len(values)])
+                place += len(values)
+            self._keep(rows.stop - begin)
+        return out
+
+    def get_state(self) -> dict:
+        """Plain numbers and arrays; `load_state` on an engine of the same settings goes on from them to the bit."""
+        return {
+            "rows": self._rows,
+            "history": self._history[:, :HISTORY].copy(),
+            "session": self._session[:HISTORY].copy(),
+            "atr": self._atr.copy(),
+            "families": {name: state.copy() for name, state in self._state.items()},
+        }
+
+    def load_state(self, state: dict) -> None:
+        """Go on from what `get_state` gave."""
+        self._rows = int(state["rows"])
+        self._history[:, :HISTORY] = state["history"]
+        self._session[:HISTORY] = state["session"]
+        self._atr[:] = state["atr"]
+        for name, kept in self._state.items():
+            kept[:] = state["families"][name]
+
+    def _take(self, bars: Frame, progress: np.ndarray, rows: slice) -> Block:
+        """The block of these rows: behind the history, with the series every family shares."""
+        stop = HISTORY + rows.stop - rows.start
+        series = self._history[:, :stop]
+        for place, name in enumerate(_SERIES[:4]):
+            series[place, HISTORY:] = getattr(bars, name)[rows]
+        series[4, HISTORY:] = np.nan if bars.volume is None else bars.volume[rows]
+        series[5, HISTORY:] = progress[rows]
+        self._session[HISTORY:stop] = bars.session[rows]
+        _derive(series, self._atr)
+        return Block(self._rows, *series[:5], self._session[:stop], *series[5:])
+
+    def _keep(self, count: int) -> None:
+        self._history[:, :HISTORY] = self._history[:, count : count + HISTORY]
+        self._session[:HISTORY] = self._session[count : count + HISTORY]
+        self._rows += count
+
+
+def columns(name: str, family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
+    """Column name -> float64[N]: one family on a whole frame."""
+    engine = FrameFeatures(market, {name: family}, coarse=coarse)
+    return dict(zip(engine.names, engine.push(bars).T, strict=True))
+
+
+def session_progress(bars: Frame, market: MarketSpec) -> np.ndarray:
+    """Share of the session that has passed at `known_at`, 0 to 1; early closes count as the exchange announced them."""
+    edges = sessions_of(bars.start, market.calendar)
+    return (bars.known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
+
+
+@njit(cache=True, nogil=True)
+def _derive(series, atr_state):
+    """Fill the series that follow from the prices: logs, return, true range and ATR of the rows after the history."""
+    size = series.shape[1]
+    for k in range(4):
+        for i in range(HISTORY, size):
+            series[6 + k, i] = np.log(series[k, i])
+    high, low, close, log_close, ret, span = series[1], series[2], series[3], series[9], series[10], series[11]
+    for i in range(HISTORY, size):
+        before = close[i - 1]
+        ret[i] = log_close[i] - log_close[i - 1]
+        # A missing close before the first bar makes the true range missing too.
+        span[i] = max(high[i], before) - min(low[i], before) + 0.0 * before
+    atr = series[12:13]
+    atr[0, HISTORY:] = span[HISTORY:]
+    recursive_means(atr, np.full(1, 14.0), np.full(1, 1.0 / 14.0), atr_state)
+    for i in range(HISTORY, size):
+        atr[0, i] = max(atr[0, i], FLOOR * close[i]) + 0.0 * atr[0, i]
+
+
+@njit(cache=True, nogil=True)
+def _store(values_FC, out_CF):
+    """Rows of columns to rows of the matrix, in squares that fit the first cache."""
+    for begin in range(0, values_FC.shape[1], 64):
+        stop = min(begin + 64, values_FC.shape[1])
+        for f in range(values_FC.shape[0]):
+            for i in range(begin, stop):
+                out_CF[i, f] = values_FC[f, i]

@@ -1,0 +1,278 @@
+"""The windows and recursions every family is made of, for batch and streaming alike.
+
+A kernel sees a block: HISTORY rows that were there before, then the rows to write. Before the first bar the history is
+NaN. Windows are computed from the history alone and recursions from a saved state, in an order that depends on the
+absolute number of a row and never on where a block begins: so any cut into blocks, down to single bars, gives the same
+bits, and a prefix of a file gives the bits of the whole. No FFT, no fast-math, and no difference of two long running
+sums, whose rounding would never be forgotten.
+
+Series are float64[M], M = HISTORY + rows. `t0` is the absolute number of row HISTORY. Functions return arrays of
+length M that are valid from row `first` on (HISTORY unless asked otherwise); a window is NaN until it is full.
+Windows are O(1) a row in their length where that is possible (van Herk's blocks: a window is the tail of one aligned
+block and the head of the next), else the loop over rows is the inner one, so that it runs on vector registers.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+HISTORY = 512
+"""Rows a kernel may look back. A van Herk window of n needs 2 n, plus what was made of windows itself."""
+FLOOR = 1e-6
+"""Smallest range or deviation, as a share of the price, to divide by: a stale feed gives 0 and not infinity."""
+
+
+class Block(NamedTuple):
+    """HISTORY rows that were, then the rows to write; series are float64[M] and NaN before the first bar.
+
+    t0 : absolute number of row HISTORY.  volume : all NaN where the market has none.
+    session : int64[M], the exchange day.  progress : share of the session that has passed at `known_at`, 0 to 1.
+    ret : log return of one bar.  span : true range.
+    atr : Wilder's mean of 14 true ranges, at least FLOOR of the price.
+    """
+
+    t0: int
+    open: np.ndarray
+    high: np.ndarray
+    low: np.ndarray
+    close: np.ndarray
+    volume: np.ndarray
+    session: np.ndarray
+    progress: np.ndarray
+    log_open: np.ndarray
+    log_high: np.ndarray
+    log_low: np.ndarray
+    log_close: np.ndarray
+    ret: np.ndarray
+    span: np.ndarray
+    atr: np.ndarray
+
+
+@njit(cache=True, nogil=True, inline="always")
+def ratio(a, b, empty):
+    """a / b of two numbers, `empty` where b is 0 (nothing traded, nothing moved); NaN only where a or b is."""
+    return a / b if b != 0.0 else (a if math.isnan(a) else empty)
+
+
+@njit(cache=True, nogil=True)
+def window_sum(x, n, t0, first):
+    """Sum of the last n values; n zeros sum to exactly 0."""
+    size = len(x)
+    out = np.empty(size)
+    tail = np.empty(n + 1)
+    tail[n] = 0.0
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        head, total = 0.0, 0.0
+        stop = min(n, size - start)
+        for k in range(stop):
+            head += x[start + k]
+            out[start + k] = head
+            total += x[start - 1 - k]
+            tail[n - 1 - k] = total
+        for k in range(stop, n):
+            total += x[start - 1 - k]
+            tail[n - 1 - k] = total
+        for k in range(stop):
+            out[start + k] += tail[k + 1]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def window_max(x, n, t0, first):
+    """Largest of the last n values; NaN where one is."""
+    size = len(x)
+    out = np.empty(size)
+    tail = np.empty(n + 1)
+    tail[n] = -np.inf
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        head, best = -np.inf, -np.inf
+        stop = min(n, size - start)
+        for k in range(stop):
+            head = _larger(head, x[start + k])
+            out[start + k] = head
+        for k in range(n - 1):
+            best = _larger(best, x[start - 1 - k])
+            tail[n - 1 - k] = best
+        for k in range(stop):
+            out[start + k] = _larger(out[start + k], tail[k + 1])
+    return out
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _larger(a, b):
+    return a if a >= b or math.isnan(a) else b
+
+
+@njit(cache=True, nogil=True)
+def window_min(x, n, t0, first):
+    """Smallest of the last n values; NaN where one is."""
+    return -window_max(-x, n, t0, first)
+
+
+@njit(cache=True, nogil=True)
+def window_covariance(x, y, n, t0, first):
+    """Population covariance of the last n pairs.
+
+    Measured from the first pair of the aligned block, which every window that ends in the block holds: the numbers
+    multiplied are small differences instead of prices, and a constant window gives exactly 0.
+    """
+    size = len(x)
+    out = np.empty(size)
+    tail = np.zeros((n + 1, 3))
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        x0, y0 = x[start], y[start]
+        sx, sy, sxy = 0.0, 0.0, 0.0
+        for k in range(n - 1):
+            dx, dy = x[start - 1 - k] - x0, y[start - 1 - k] - y0
+            sx += dx
+            sy += dy
+            sxy += dx * dy
+            tail[n - 1 - k, 0] = sx
+            tail[n - 1 - k, 1] = sy
+            tail[n - 1 - k, 2] = sxy
+        sx, sy, sxy = 0.0, 0.0, 0.0
+        for k in range(min(n, size - start)):
+            dx, dy = x[start + k] - x0, y[start + k] - y0
+            sx += dx
+            sy += dy
+            sxy += dx * dy
+            a, b = sx + tail[k + 1, 0], sy + tail[k + 1, 1]
+            out[start + k] = (sxy + tail[k + 1, 2] - a * b / n) / n
+    return out
+
+
+@njit(cache=True, nogil=True)
+def window_std(x, n, t0, first):
+    """Population standard deviation of the last n values (TA-Lib STDDEV)."""
+    size = len(x)
+    out = np.empty(size)
+    tail = np.zeros((n + 1, 2))
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        x0 = x[start]
+        s1, s2 = 0.0, 0.0
+        for k in range(n - 1):
+            d = x[start - 1 - k] - x0
+            s1 += d
+            s2 += d * d
+            tail[n - 1 - k, 0] = s1
+            tail[n - 1 - k, 1] = s2
+        s1, s2 = 0.0, 0.0
+        for k in range(min(n, size - start)):
+            d = x[start + k] - x0
+            s1 += d
+            s2 += d * d
+            a = s1 + tail[k + 1, 0]
+            out[start + k] = (s2 + tail[k + 1, 1] - a * a / n) / n
+    for i in range(first, size):
+        out[i] = math.sqrt(0.0 if out[i] < 0.0 else out[i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def deviation(ret, n, t0, first):
+    """Population standard deviation of the last n log returns, at least FLOOR."""
+    out = window_std(ret, n, t0, first)
+    for i in range(first, len(out)):
+        out[i] = FLOOR if out[i] < FLOOR else out[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def window_correlation(x, y, n, t0, first):
+    """Pearson correlation of the last n pairs, within [-1, 1]; 0 where either side is constant."""
+    out = window_covariance(x, y, n, t0, first)
+    spread_x, spread_y = window_std(x, n, t0, first), window_std(y, n, t0, first)
+    for i in range(first, len(out)):
+        out[i] = min(max(ratio(out[i], spread_x[i] * spread_y[i], 0.0), -1.0), 1.0)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def weighted_sum(x, weights, first):
+    """Sum of weights[k] * x k rows ago: a fixed causal filter, by the definition (an FFT would mix in the future).
+
+    weights : their number is a multiple of 4, newest first.
+    """
+    out = np.zeros(len(x))
+    for k in range(0, len(weights), 4):
+        a, b, c, d = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+        for i in range(first, len(x)):
+            out[i] += (a * x[i - k] + b * x[i - k - 1]) + (c * x[i - k - 2] + d * x[i - k - 3])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def bars_since_max(x, n, t0, first):
+    """How many rows ago the largest of the last n values stood; the latest of equals (TA-Lib AROON)."""
+    size = len(x)
+    out = np.empty(size)
+    best_of, row_of = np.empty(n + 1), np.empty(n + 1, np.int64)
+    best_of[n], row_of[n] = -1e300, 0  # no infinity: 0 times it would be missing
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        best, row = -np.inf, 0
+        for i in range(start - 1, start - n, -1):
+            if not x[i] <= best:  # the missing value before the first bar is kept as well
+                best, row = x[i], i
+            best_of[n - (start - i)], row_of[n - (start - i)] = best, row
+        best, row = -np.inf, 0
+        for k in range(min(n, size - start)):
+            if not x[start + k] < best:
+                best, row = x[start + k], start + k
+            older = best_of[k + 1]
+            out[start + k] = start + k - (row if not older > best else row_of[k + 1]) + 0.0 * older
+    return out
+
+
+@njit(cache=True, nogil=True)
+def window_rank(x, n, first):
+    """Share of the last n values below the newest, ties counted half: from 1 / 2n to 1 - 1 / 2n."""
+    size = len(x)
+    out = np.zeros(size)
+    for k in range(n):
+        for i in range(first, size):
+            out[i] += np.float64(x[i - k] < x[i]) + np.float64(x[i - k] <= x[i])
+    for i in range(first, size):
+        out[i] = 0.5 * out[i] / n + 0.0 * x[i - n + 1]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def recursive_means(x_KM, n_K, alpha_K, state_KS):
+    """Exponential means of K series side by side, in place; each starts at the mean of its first n values.
+
+    state_KS : a row a series, (mean, values seen). A missing value is passed over: one 0/0 must not silence the rest
+    of the file. Side by side the chains of additions do not wait for each other.
+    """
+    count, size = x_KM.shape
+    i = HISTORY
+    while i < size:  # slow start: some series has not seen its first n values
+        waiting = False
+        for k in range(count):
+            waiting |= state_KS[k, 1] < n_K[k]
+        if not waiting:
+            break
+        for k in range(count):
+            x_KM[k, i] = _slow_step(x_KM[k, i], n_K[k], alpha_K[k], state_KS[k])
+        i += 1
+    for row in range(i, size):
+        for k in range(count):
+            x = x_KM[k, row]
+            mean = state_KS[k, 0]
+            if x == x:
+                mean += alpha_K[k] * (x - mean)
+                state_KS[k, 0] = mean
+            x_KM[k, row] = mean
+
+
+@njit(cache=True, nogil=True)
+def _slow_step(x, n, alpha, state):
+    if math.isnan(x):
+        pass
+    elif state[1] < n:
+        state[0] += x / n
+        state[1] += 1.0
+    else:
+        state[0] += alpha * (x - state[0])
+    return state[0] if state[1] == n else math.nan
