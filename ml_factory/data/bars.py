@@ -76,7 +76,8 @@ def check_bars(
 
     Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
     and `volume` only where the source has any; single unknown volumes become 0; `contract` (int32) where the source
-    says which contract a bar is of. Row numbers in the report count the rows of `raw` from 0. Raises BarsError for what is refused (its `.findings` holds all of it).
+    says which contract a bar is of. Row numbers in the report count the rows of `raw` from 0. Raises BarsError for
+    what is refused (its `.findings` holds all of it).
     """
     spec = spec or BarSpec()
     if not len(raw):
