@@ -18,10 +18,11 @@ runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots
 runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.frames
 data.resample data.stream
-features.rolling features.momentum features.volatility features.volume features.microstructure features.regime
+features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap targets.splits
 datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows
+leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.layers models.sequence models.transformer models.registry
 training.spec training.losses training.optim training.device training.loop training.estimator

@@ -1,0 +1,144 @@
+"""Where to cut: at the moments at which pipelines see the future, and at random ones.
+
+A leak may live in one row of ten thousand: the last of a session, the first after a hole, the hour the clocks change.
+So the cuts go to such rows first, a few of each kind, and what is left of them is spread at random.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, sessions_of
+from ml_factory.leakage.tables import Table
+from ml_factory.seeding import generator
+
+CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
+EDGES_MIN = (15, 60, 240)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """first : position of the first bar of the future.  at : when the last bar of the past is complete, ns UTC."""
+
+    first: int
+    at: int
+    why: str
+
+    @property
+    def moment(self) -> str:
+        return str(pd.Timestamp(self.at, tz="UTC"))
+
+
+def choose_cuts(
+    bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
+    labels: Mapping[str, Table] | None = None,
+) -> list[Cut]:  # fmt: skip
+    """At most `count` cuts in time order; the same arguments give the same ones.
+
+    earliest, latest : positions a cut may have (its first future bar).  labels : where outcomes are claimed proven.
+    The kinds take turns, so that ten cuts see every kind too; rare kinds that run out leave their turns to chance.
+    """
+    start = bars.index.as_unit("ns").asi8
+    latest = len(start) - 1 if latest is None else latest
+    random = generator("cuts", seed, len(start))
+    anywhere = random.permutation(np.arange(earliest, latest + 1))[: 4 * count]
+    kinds = (
+        {"random": anywhere} | _market_kinds(bars, start, calendar, random) | _label_kinds(start, labels or {}, random)
+    )
+    chosen: dict[int, str] = {}
+    usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
+    for turn in zip_longest(*usable.values()):
+        for why, place in zip(usable, turn, strict=True):
+            if place is not None and len(chosen) < count:
+                chosen.setdefault(place, why)
+    return [Cut(i, int(start[i - 1]) + MINUTE_NS, why) for i, why in sorted(chosen.items())]
+
+
+def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator) -> dict:
+    """Kind -> positions, the most telling first."""
+    sessions = sessions_of(start, calendar)
+    edges = np.flatnonzero(sessions.edges())[1:]
+    silence = np.diff(start, prepend=start[:1] - MINUTE_NS) // MINUTE_NS - 1
+    inside = np.flatnonzero((silence > 0) & ~sessions.edges())
+    since = (start - sessions.open_ns) // MINUTE_NS
+    kinds = {
+        "session end": _shaken(edges, random),
+        "frame edge": _edges_of_frames(since, random),
+        "gap": _largest(inside, silence, random),
+        "inside a frame": _shaken(np.flatnonzero(since % 60 == 32), random),
+        "daylight saving": _clock_changes(start),
+        "extreme": _extremes(bars),
+        "short day": _short_days(edges, len(start)),
+        "day edge": _shaken(np.flatnonzero(np.diff(start // DAY_NS)) + 1, random),
+        "one bar before a session end": _shaken(edges - 1, random),
+        "newest bars": np.array([len(start) - 1, len(start) - 4]),
+        "one bar into a session": _shaken(edges + 1, random),
+        "one bar after a gap": _largest(inside + 1, np.append(silence, 0), random),
+    }
+    return kinds
+
+
+def _shaken(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    return random.permutation(places)
+
+
+def _edges_of_frames(since: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Whole quarters, hours and four hours of the session, one of each in turn."""
+    found = [random.permutation(np.flatnonzero((since > 0) & (since % step == 0)))[:50] for step in EDGES_MIN]
+    return np.array([i for turn in zip_longest(*found) for i in turn if i is not None], np.int64)
+
+
+def _largest(places: np.ndarray, size: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The largest and random others, alternating."""
+    by_size = places[np.argsort(-size[places], kind="stable")]
+    return np.stack([by_size, random.permutation(places)], axis=1).ravel() if len(places) else places
+
+
+def _clock_changes(start: np.ndarray) -> np.ndarray:
+    """The bars around each change of the clocks, and a day later, when the exchange has met them."""
+    hours = np.arange(start[0] // (60 * MINUTE_NS), start[-1] // (60 * MINUTE_NS) + 1) * (60 * MINUTE_NS)
+    utc = pd.DatetimeIndex(hours.astype("M8[ns]"), tz="UTC")
+    changes = []
+    for zone in CLOCKS_THAT_CHANGE:
+        offset = utc.tz_convert(zone).tz_localize(None).as_unit("ns").asi8 - hours
+        changes += hours[np.flatnonzero(np.diff(offset)) + 1].tolist()
+    moments = [change + days * DAY_NS // 2 for days in (2, 0, 3, 1) for change in changes]
+    return np.searchsorted(start, np.array(moments, np.int64))
+
+
+def _extremes(bars: pd.DataFrame) -> np.ndarray:
+    """Just before the largest moves, the highest and lowest prices and the largest volumes: what a look ahead sees."""
+    close = bars["close"].to_numpy(np.float64)
+    moves = np.abs(np.diff(np.log(close), prepend=np.log(close[:1])))
+    places = [*np.argsort(-moves, kind="stable")[:20].tolist()]
+    places[1:1] = [int(bars["high"].to_numpy().argmax()), int(bars["low"].to_numpy().argmin())]
+    if "volume" in bars:
+        places[1:1] = [int(bars["volume"].to_numpy().argmax())]
+    return np.array(places, np.int64)
+
+
+def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
+    """Ends of sessions far shorter than usual (early closes, holidays), the shortest first."""
+    bounds = np.concatenate([[0], edges, [rows]])
+    length = np.diff(bounds)[:-1]
+    short = np.flatnonzero(length < 0.8 * np.median(length)) if len(length) else np.empty(0, np.int64)
+    return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
+
+
+def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator) -> dict:
+    """For each way a label ends, cuts at the very moment at which some claim to be proven; the horizons take turns."""
+    places: dict[str, list[list[int]]] = {}
+    for table in labels.values():
+        barrier = table.columns["barrier"] if "barrier" in table.columns else np.full(len(table), "its end", object)
+        ways, of_row = np.unique(barrier.astype(str), return_inverse=True)
+        for k, way in enumerate(ways):
+            rows = random.permutation(np.flatnonzero(of_row == k))[:50]
+            found = np.searchsorted(start, table.proven[rows] - MINUTE_NS) + 1
+            places.setdefault(f"label proven by {way}", []).append(found.tolist())
+    return {
+        why: np.array([i for turn in zip_longest(*lists) for i in turn if i is not None], np.int64)
+        for why, lists in places.items()
+    }

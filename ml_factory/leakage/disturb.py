@@ -1,0 +1,104 @@
+"""Other futures for the same past: each is a lawful feed that differs from the real one after the cut, and hard."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import MINUTE_NS
+from ml_factory.seeding import generator
+
+PRICES = ("open", "high", "low", "close")
+TRUNCATE = "truncate"
+MOST_INSERTED = 500  # silent minutes after the cut that are filled
+
+
+def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0) -> pd.DataFrame:
+    """The bars with everything from position `first` on changed; what stands before is the same bits.
+
+    bars : checked one-minute bars, index UTC starts.  way : "truncate" or one of `WAYS`.
+    """
+    if way == TRUNCATE:
+        return bars.iloc[:first]
+    later = {name: bars[name].to_numpy(np.float64)[first:].copy() for name in bars}
+    start = bars.index.as_unit("ns").asi8
+    start, later = WAYS[way](start[first:], later, _last(bars, start, first), generator("disturb", way, first, seed))
+    past = bars.iloc[:first]
+    if "volume" in later and "volume" not in bars:
+        past = past.assign(volume=0.0)
+    index = pd.DatetimeIndex(start.view("M8[ns]"), tz="UTC", name=bars.index.name)
+    future = pd.DataFrame({name: later[name] for name in past}, index=index)
+    return pd.concat([past.set_axis(past.index.as_unit("ns")), future]) if len(future) else past
+
+
+def _last(bars: pd.DataFrame, start: np.ndarray, first: int) -> tuple[int, float]:
+    """(end of the last bar before the cut in ns, its close)."""
+    return int(start[first - 1]) + MINUTE_NS, float(bars["close"].to_numpy(np.float64)[first - 1])
+
+
+def _rescale(start, later, last, random):
+    """All prices at 3.7 times or 0.27 times their value, off every tick."""
+    factor = 3.7 if random.random() < 0.5 else 0.27
+    return start, later | {name: later[name] * factor for name in PRICES}
+
+
+def _mirror(start, later, last, random):
+    """Each log return with the other sign, and five times as large as far as prices stay numbers."""
+    _, close = last
+    moves = {name: np.log(later[name] / close) for name in PRICES}
+    reach = max(np.abs(moves["high"]).max(initial=0.0), np.abs(moves["low"]).max(initial=0.0))
+    grown = 5.0 if 5.0 * reach < 10.0 else 1.0
+    flipped = {"open": "open", "high": "low", "low": "high", "close": "close"}
+    return start, later | {name: close * np.exp(-grown * moves[source]) for name, source in flipped.items()}
+
+
+def _shuffle(start, later, last, random):
+    """The bars in another order under the same times."""
+    order = random.permutation(len(start))
+    return start, {name: values[order] for name, values in later.items()}
+
+
+def _delete_insert(start, later, last, random):
+    """Some bars fall silent, often those right after the cut; silent minutes, the first ones too, get a bar."""
+    end, close = last
+    kept = random.random(len(start)) >= 0.3
+    kept[: int(random.choice((0, 1, 7, 90)))] = False
+    absent = _absent_minutes(start, end, random)
+    price = close * np.exp(random.normal(0.0, 0.05, (4, len(absent))))
+    new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
+    if "volume" in later:
+        new["volume"] = random.integers(1, 10**6, len(absent)).astype(np.float64)
+    times = np.concatenate([start[kept], absent])
+    order = np.argsort(times, kind="stable")
+    return times[order], {name: np.concatenate([later[name][kept], new[name]])[order] for name in later}
+
+
+def _absent_minutes(start: np.ndarray, end: int, random: np.random.Generator) -> np.ndarray:
+    """Minutes from the cut to an hour after the feed in which it says nothing: the first ones and some others."""
+    before = np.concatenate([[end - MINUTE_NS], start])
+    after = np.concatenate([start, [before[-1] + 61 * MINUTE_NS]])
+    silent = (after - before) // MINUTE_NS - 1
+    total = int(silent.sum())
+    nearest = np.arange(min(total, MOST_INSERTED // 2))
+    others = random.integers(0, total, MOST_INSERTED // 2) if total else nearest
+    chosen = np.unique(np.concatenate([nearest, others]))
+    behind = np.cumsum(silent)
+    gap = np.searchsorted(behind, chosen, side="right")
+    return before[gap] + (chosen - (behind[gap] - silent[gap]) + 1) * MINUTE_NS
+
+
+def _volume(start, later, last, random):
+    """Volumes a thousand times larger in another order, a fifth of them zero; a feed without any begins to have it."""
+    volume = later.get("volume", random.lognormal(5.0, 2.0, len(start)))
+    volume = random.permutation(volume) * 1000.0 + 1.0
+    volume[random.random(len(start)) < 0.2] = 0.0
+    return start, later | {"volume": np.floor(volume)}
+
+
+WAYS: dict[str, Callable] = {
+    "rescale": _rescale,
+    "mirror": _mirror,
+    "shuffle": _shuffle,
+    "delete and insert": _delete_insert,
+    "volume": _volume,
+}

@@ -1,0 +1,265 @@
+"""Cut, disturb what follows, build anew, and compare every row that was proven before the cut, to the bit.
+
+Most cuts are proved on a window of bars around them, since a build of the window costs the same wherever the cut is.
+A window would not show what is read off a whole file (a tick, a scale, a rank), so some cuts are proved on the file
+from its first bar as well, and the facts of the market are asked of every shortened file.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.errors import SettingsError
+from ml_factory.leakage.cuts import Cut, choose_cuts
+from ml_factory.leakage.disturb import TRUNCATE, WAYS, disturb
+from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
+from ml_factory.leakage.subject import Pipeline, tables_of
+from ml_factory.leakage.tables import RAISED, Leak, Table, differences
+
+LEAST_ROWS = 24  # rows of features that a window must show before its cut
+SPARE_BARS = 2_000
+FULL_CUTS, QUICK_CUTS = 50, 10
+
+
+@dataclass(frozen=True)
+class ProofSpec:
+    """How much is tried.
+
+    cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
+    ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
+    whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on.
+    """
+
+    cuts: int = FULL_CUTS
+    whole_cuts: int = 8
+    ways: tuple[str, ...] = tuple(WAYS)
+    ways_a_cut: int = len(WAYS)
+    ahead: int = 3_000
+    whole_bars: int | None = None
+    fit_rows: int = 30_000
+    seed: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.cuts, bool) or not isinstance(self.cuts, int) or self.cuts < 1:
+            wanted = f"a whole number, {FULL_CUTS} or more for the full form"
+            raise SettingsError("This many cuts cannot be made", where="cuts", got=repr(self.cuts), wanted=wanted)
+
+    @property
+    def form(self) -> str:
+        """full where every cut meets every disturbance and there are at least 50, else "quick"."""
+        whole = self.cuts >= FULL_CUTS and self.ways_a_cut >= len(WAYS) and self.whole_bars is None
+        return "full" if whole else "quick"
+
+    def ways_at(self, number: int) -> tuple[str, ...]:
+        """The disturbances of the n-th cut, the truncation first."""
+        turn = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
+        return (TRUNCATE, *turn)
+
+
+QUICK = ProofSpec(cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """leaks : empty when none was found.  compared : part -> rows compared, over all cuts and disturbances.
+
+    builds : how often the pipeline was run.  history : bars before a cut that a window needs.
+    """
+
+    form: str
+    cuts: tuple[Cut, ...]
+    disturbances: tuple[str, ...]
+    compared: Mapping[str, int]
+    leaks: tuple[Leak, ...]
+    builds: int
+    history: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        return not self.leaks
+
+
+def prove(
+    pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
+    whole: Mapping[str, Table] | None = None, since: int = 0, progress: Callable[[int, int], None] | None = None,
+) -> Proof:  # fmt: skip
+    """Try to make the pipeline's past depend on its future.
+
+    bars : checked one-minute bars.  facts, whole : what the pipeline said and made of them, where that is at hand.
+    since : cuts are made from this position on only.  progress : called with (builds done, builds in all).
+    """
+    return _Attempt(pipeline, bars, spec or ProofSpec(), progress).run(facts, whole, since)
+
+
+class _Attempt:
+    def __init__(self, pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None):
+        self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
+        self.leaks: dict[tuple[str, str], Leak] = {}
+        self.compared: dict[str, int] = {}
+        self.cuts: list[Cut] = []
+        self.builds, self.history, self.started = 0, 0, time.perf_counter()
+
+    def run(self, facts: dict | None, whole: Mapping[str, Table] | None, since: int) -> Proof:
+        facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
+        if facts is not None and whole is None:
+            whole = self.tried(lambda: tables_of(self.pipeline, self.bars, facts))
+        if whole is not None:
+            self.history = self.bars_before_the_first_row(whole["features"]) + SPARE_BARS
+            self.choose(facts, whole, since)
+            self.try_facts(facts)
+            self.try_windows(facts, whole)
+            self.try_whole(facts, whole)
+            self.try_fitted(whole, facts)
+        return Proof(
+            self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
+            self.history, time.perf_counter() - self.started,
+        )  # fmt: skip
+
+    # -- one step each ---------------------------------------------------------------------------------------------
+
+    def choose(self, facts: dict, whole: Mapping[str, Table], since: int) -> None:
+        start = self.bars.index.as_unit("ns").asi8
+        warm = whole["features"].at[min(LEAST_ROWS, len(whole["features"]) - 1)]
+        earliest = max(int(np.searchsorted(start, warm)) + 1, since)
+        labels = {part: table for part, table in whole.items() if part.startswith("labels")}
+        self.cuts = choose_cuts(
+            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest, labels=labels
+        )
+
+    def try_facts(self, facts: dict) -> None:
+        """What holds for the market is the same whatever follows the bars it may be read from."""
+        head = self.tried(lambda: self.pipeline.head(self.bars))
+        for number, cut in enumerate(self.cuts):
+            if head is None or cut.first < head:
+                continue
+            for way in self.spec.ways_at(number):
+                other = self.tried(lambda c=cut, w=way: self.pipeline.facts(disturb(self.bars, c.first, w)), cut, way)
+                if other is not None:
+                    for name in facts:
+                        self.count("facts", 1)
+                        if other.get(name) != facts[name]:
+                            first = str(self.bars.index[0])
+                            self.found(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
+
+    def try_windows(self, facts: dict, whole: Mapping[str, Table]) -> None:
+        for number, cut in enumerate(self.cuts):
+            low, high, clean = self.window(cut, facts, whole)
+            if clean is None:
+                continue
+            scope = "whole file" if high - low == len(self.bars) else "window"
+            here = self.bars.iloc[low:high]
+            for way in self.spec.ways_at(number):
+                self.compare(clean, here, cut.first - low, cut, way, facts, scope)
+
+    def try_whole(self, facts: dict, whole: Mapping[str, Table]) -> None:
+        """Some cuts again, on the file from its first bar."""
+        limit = self.spec.whole_bars or len(self.bars)
+        cuts = [cut for cut in self.cuts if cut.first < limit]
+        if self.small or not cuts or not self.spec.whole_cuts:
+            return  # every window was the whole file
+        chosen = np.unique(np.linspace(0, len(cuts) - 1, min(self.spec.whole_cuts, len(cuts))).round().astype(int))
+        for number, k in enumerate(chosen):
+            cut = cuts[k]
+            here = self.bars.iloc[: min(len(self.bars), max(limit, cut.first + self.spec.ahead))]
+            ways = self.spec.ways_at(number) if self.spec.form == "full" else self.spec.ways_at(number)[:1]
+            for way in ways:
+                self.compare(whole, here, cut.first, cut, way, facts, "whole file")
+
+    def try_fitted(self, whole: Mapping[str, Table], facts: dict) -> None:
+        """Splits keep the rule on all rows; fitted objects are tried on the first `fit_rows` labels."""
+        made = self.tried(lambda: self.pipeline.labels(self.bars, facts))
+        features = whole["features"]
+        for horizon, labels in (made or {}).items():
+            at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
+            row = np.searchsorted(features.at, at)
+            there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
+            labels, row = labels[there], row[there]
+            self.tried(lambda x=labels, h=horizon: self.take(leaks_of_splits(x, self.pipeline.splits(x), h)))
+            some, row = labels.iloc[: self.spec.fit_rows], row[: self.spec.fit_rows]
+            values = features.matrix[row]
+            self.count(f"fitted {horizon}", len(some))
+            self.tried(
+                lambda x=some, v=values, h=horizon: self.take(
+                    leaks_of_fitted(self.pipeline, v, x, self.pipeline.splits(x), h, self.spec.seed)
+                )
+            )
+
+    # -- what the steps share --------------------------------------------------------------------------------------
+
+    @property
+    def small(self) -> bool:
+        """Whether windows would be most of the file: then the file itself is the window."""
+        return self.history + self.spec.ahead > 0.6 * len(self.bars)
+
+    def window(self, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> tuple[int, int, Mapping[str, Table] | None]:
+        """(first bar, stop, its tables): far enough back that rows of features stand before the cut."""
+        back, high = self.history, min(len(self.bars), cut.first + self.spec.ahead)
+        while not self.small and back < cut.first:
+            low = cut.first - back
+            try:
+                clean = tables_of(self.pipeline, self.bars.iloc[low:high], facts)
+            except Exception:  # noqa: BLE001 - a window may be too short for a first row; the longest is the file
+                clean = None
+            self.builds += 1
+            if clean is not None and np.count_nonzero(clean["features"].proven <= cut.at) >= LEAST_ROWS:
+                return low, high, clean
+            back *= 2
+        return 0, len(self.bars), whole
+
+    def compare(
+        self, clean: Mapping[str, Table], bars: pd.DataFrame, first: int, cut: Cut, way: str, facts: dict, scope: str
+    ) -> None:
+        """Disturb these bars from position `first` on, build, and keep every difference up to the cut."""
+        other = self.tried(
+            lambda: tables_of(self.pipeline, disturb(bars, first, way, self.spec.seed), facts), cut, way, scope
+        )
+        if self.progress:
+            self.progress(self.builds, self.expected_builds)
+        for part, table in (other or {}).items():
+            rows, found = differences(clean[part], table, cut.at)
+            self.count(part, rows)
+            for one in found:
+                size = one.size if np.isfinite(one.size) else None
+                first_row = str(pd.Timestamp(one.first, tz="UTC"))
+                self.found(Leak(part, one.column, one.rows, first_row, size, cut.moment, cut.why, way, scope))
+
+    @property
+    def expected_builds(self) -> int:
+        return max(self.builds, (len(self.cuts) + self.spec.whole_cuts) * (1 + self.spec.ways_a_cut))
+
+    def tried(self, build: Callable, cut: Cut | None = None, way: str = "none", scope: str = "whole file"):
+        """What `build` gives, or None: an exception is a failure of the pipeline, whatever it is."""
+        self.builds += 1
+        try:
+            return build()
+        except Exception as error:  # noqa: BLE001 - fails closed: what cannot be built is not proven
+            moment, why = (cut.moment, cut.why) if cut else ("none", "the bars as they are")
+            what = f"{RAISED} {type(error).__name__}: {error}"
+            self.found(Leak("pipeline", what, 0, moment, None, moment, why, way, scope))
+            return None
+
+    def take(self, leaks) -> None:
+        for leak in leaks:
+            self.found(leak)
+
+    def count(self, part: str, rows: int) -> None:
+        self.compared[part] = self.compared.get(part, 0) + rows
+
+    def found(self, leak: Leak) -> None:
+        """Keep the first sight of each column, with the worst of the later ones."""
+        known = self.leaks.get((leak.part, leak.column))
+        if known is None:
+            self.leaks[leak.part, leak.column] = leak
+            return
+        sizes = [size for size in (known.size, leak.size) if size is not None]
+        self.leaks[leak.part, leak.column] = replace(
+            known, rows=max(known.rows, leak.rows), size=max(sizes, default=None), cuts=known.cuts + 1
+        )
+
+    def bars_before_the_first_row(self, features: Table) -> int:
+        start = self.bars.index.as_unit("ns").asi8
+        return int(np.searchsorted(start, features.at[min(LEAST_ROWS, len(features) - 1)]))

@@ -1,0 +1,126 @@
+"""What is under proof: a pipeline as six callables, and the library's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
+from ml_factory.targets.weights import training_weights
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows by what they are for.
+
+    roles : name -> positions into the labels' rows; "train" teaches, every other role judges.
+    embargo : rows left out after a block that judges, at least the model's input window.
+    """
+
+    name: str
+    roles: Mapping[str, np.ndarray]
+    embargo: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted object: its numbers, in anything `encode_state` takes, and the roles whose rows it may read."""
+
+    state: object
+    reads: tuple[str, ...] = ("train",)
+
+
+class Pipeline(Protocol):
+    """What the proof disturbs. `bars` are checked one-minute bars; `facts` what `facts` said of the whole file.
+
+    facts : what holds for the market whatever comes later, from the first `head(bars)` bars or from settings.
+    features : (known_at int64[N] ns, values [N, F], F names).
+    frames : name -> arrays of a coarse frame, `known_at` among them.
+    labels : name -> labels (index known_at; label_end and the rest).
+    splits : every way in which rows are set apart.
+    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels.
+    """
+
+    def facts(self, bars: pd.DataFrame) -> dict: ...
+    def head(self, bars: pd.DataFrame) -> int: ...
+    def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]: ...
+    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]: ...
+    def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]: ...
+    def splits(self, labels: pd.DataFrame) -> list[Split]: ...
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
+
+
+def tables_of(pipeline: Pipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+    """Everything the pipeline makes of these bars, part by part."""
+    known_at, values, names = pipeline.features(bars, facts)
+    tables = {"features": Table(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
+    for name, frame in pipeline.frames(bars, facts).items():
+        tables[f"frame {name}"] = table_of_frame(frame)
+    for name, labels in pipeline.labels(bars, facts).items():
+        tables[f"labels {name}"] = table_of_labels(labels)
+    return tables
+
+
+@dataclass(frozen=True)
+class StandardPipeline:
+    """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
+
+    given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
+    folds : purged folds proved beside the chronological split.
+    """
+
+    symbol: str
+    features_spec: FeatureSpec = field(default_factory=FeatureSpec)
+    label_specs: tuple[LabelSpec, ...] = (LabelSpec(),)
+    split_spec: SplitSpec = field(default_factory=SplitSpec)
+    given: Mapping[str, object] = field(default_factory=dict)
+    folds: int = 5
+
+    def facts(self, bars: pd.DataFrame) -> dict:
+        return market_for(self.symbol, bars, **self.given).to_dict()
+
+    def head(self, bars: pd.DataFrame) -> int:
+        """Bars of the first 20 sessions, or of the first 20 days with a bar where those reach further."""
+        start = bars.index.as_unit("ns").asi8
+        reach = 0
+        for day in (sessions_of(start, self.facts(bars)["calendar"]).id, start // DAY_NS):
+            first = np.unique(day)[:INFER_SESSIONS]
+            reach = max(reach, int(np.searchsorted(day, first[-1], side="right")))
+        return reach
+
+    def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
+        return matrix.known_at, matrix.values, list(matrix.names)
+
+    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
+        market, spec = MarketSpec.from_dict(facts), self.features_spec
+        steps = (spec.base_minutes, *spec.frames)
+        return {f"{minutes}m": vars(base_frame(bars, market, minutes)) for minutes in steps}
+
+    def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
+        market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
+        base = base_frame(bars, market, minutes)
+        fine = base_frame(bars, market, 1) if minutes > 1 else None
+        return {f"h{spec.horizon}": triple_barrier(base, fine, spec, market) for spec in self.label_specs}
+
+    def splits(self, labels: pd.DataFrame) -> list[Split]:
+        embargo = self.split_spec.embargo_bars
+        parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
+        for number, (train, test) in enumerate(purged_kfold(labels, self.folds, embargo) if self.folds else ()):
+            parts.append(Split(f"fold {number}", {"train": train, "test": test}, embargo))
+        return parts
+
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        train = roles["train"]
+        return {
+            "scaler": Fitted(RobustScaler.fit(values[train]).to_dict()),
+            "training weights": Fitted(training_weights(labels.iloc[train])),
+        }

@@ -1,0 +1,158 @@
+"""Rows, the moment from which each may be relied on, and what two builds of them do not share."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import pandas as pd
+
+ROWS, COLUMNS, RAISED = "(rows)", "(columns)", "(exception)"  # what differs when it is no single column
+
+
+@dataclass(frozen=True)
+class Table:
+    """N rows of one part of a pipeline.
+
+    at : int64[N] ns, the `known_at` that names a row.  proven : int64[N] ns, from when on its content may be relied
+    on: `known_at` for features and frames, `label_end` for labels.
+    columns : name -> array [N] of any plain dtype.  names, matrix : F more columns as one array [N, F].
+    """
+
+    at: np.ndarray
+    proven: np.ndarray
+    columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    matrix: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def column(self, name: str) -> np.ndarray:
+        return self.columns[name] if name in self.columns else self.matrix[:, self.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A column whose bits are not the same in two builds.
+
+    rows : how many.  first : known_at of the first, ns.  size : the largest change in the column's deviations, or NaN.
+    """
+
+    column: str
+    rows: int
+    first: int
+    size: float
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What the future (or a row that must not teach) changed.
+
+    part : features, frame 60m, labels h20, facts, split or fitted.  column : the column or fitted object.
+    rows, first_row, size : the worst of the cuts.  cut, why, disturbance, scope : where it was seen first.
+    cuts : in how many comparisons.
+    """
+
+    part: str
+    column: str
+    rows: int
+    first_row: str
+    size: float | None
+    cut: str
+    why: str
+    disturbance: str
+    scope: str
+    cuts: int = 1
+
+    def sentence(self) -> str:
+        size = "" if self.size is None else f", up to {self.size:.3g} of its deviation"
+        seen = f"cut {self.cut} ({self.why}), {self.disturbance}, {self.scope}"
+        times = f"; in {self.cuts} comparisons" if self.cuts > 1 else ""
+        return f"{self.part}: {self.column} changes in {self.rows:,} rows from {self.first_row}{size} [{seen}{times}]"
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+def table_of_labels(labels: pd.DataFrame) -> Table:
+    """Labels as `triple_barrier` makes them: proven at `label_end`."""
+    at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
+    columns = {str(name): _plain(column) for name, column in labels.items()}
+    return Table(at, columns["label_end"], columns)
+
+
+def table_of_frame(frame: Mapping[str, np.ndarray]) -> Table:
+    """Coarse bars: arrays under their names, `known_at` among them."""
+    columns = {name: np.asarray(values) for name, values in frame.items() if isinstance(values, np.ndarray)}
+    return Table(columns["known_at"], columns["known_at"], columns)
+
+
+def _plain(column: pd.Series) -> np.ndarray:
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return column.astype(str).to_numpy(object)
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        return pd.DatetimeIndex(column).as_unit("ns").asi8
+    return column.to_numpy()
+
+
+def differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Difference]]:
+    """(rows compared, columns that differ) among the rows proven by `cut`, to the bit.
+
+    A row that is there in one build only is a difference too: the future decided whether it exists.
+    """
+    ours, theirs = _proven_by(clean, cut), _proven_by(other, cut)
+    at = clean.at[ours]
+    if tuple(clean.columns) != tuple(other.columns) or tuple(clean.names) != tuple(other.names):
+        return len(at), [Difference(COLUMNS, len(at), int(at[0]) if len(at) else cut, np.nan)]
+    if not np.array_equal(at, other.at[theirs]):
+        lone = np.setxor1d(at, other.at[theirs])
+        return len(at), [Difference(ROWS, len(lone), int(lone[0]) if len(lone) else cut, np.nan)]
+    found = []
+    for name, column in clean.columns.items():
+        found += _column_difference(name, at, column[ours], other.columns[name][theirs])
+    if clean.matrix is not None:
+        one, two = clean.matrix[ours], other.matrix[theirs]
+        unequal = np.flatnonzero(~same_bits(one, two).all(axis=0)) if not _equal(one, two) else ()
+        for k in unequal:
+            found += _column_difference(clean.names[k], at, one[:, k], two[:, k])
+    return len(at), found
+
+
+def _proven_by(table: Table, cut: int) -> slice | np.ndarray:
+    """The rows proven by `cut`; a slice where they are the first ones, which costs no copy."""
+    kept = table.proven <= cut
+    count = int(np.count_nonzero(kept))
+    return slice(0, count) if kept[:count].all() else np.flatnonzero(kept)
+
+
+def _equal(one: np.ndarray, two: np.ndarray) -> bool:
+    if one.dtype != two.dtype:
+        return False
+    return all(same_bits(one[k : k + 8192], two[k : k + 8192]).all() for k in range(0, len(one), 8192))
+
+
+def same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """bool, elementwise: the very same bits, so NaN equals NaN and 0.0 is not -0.0."""
+    if one.dtype != two.dtype:
+        return np.zeros(one.shape, bool)
+    if one.dtype == object:
+        return np.asarray(one == two, bool)
+    bits = f"u{one.dtype.itemsize}"
+    if one.dtype.kind not in "fiub" or one.dtype.itemsize > 8:
+        return np.asarray(one == two, bool)
+    return np.ascontiguousarray(one).view(bits) == np.ascontiguousarray(two).view(bits)
+
+
+def _column_difference(name: str, at: np.ndarray, one: np.ndarray, two: np.ndarray) -> list[Difference]:
+    unequal = np.flatnonzero(~same_bits(one, two))
+    if not len(unequal):
+        return []
+    size = np.nan
+    if one.dtype.kind in "fiu" and two.dtype.kind in "fiu":
+        one, two = one.astype(np.float64), two.astype(np.float64)
+        finite = one[np.isfinite(one)]
+        deviation = finite.std() if len(finite) else 0.0
+        moved = np.abs(one[unequal] - two[unequal])
+        moved = moved[np.isfinite(moved)]
+        size = float(moved.max() / deviation) if len(moved) and deviation > 0 else np.nan
+    return [Difference(name, len(unequal), int(at[unequal[0]]), size)]
