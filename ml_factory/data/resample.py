@@ -4,23 +4,28 @@ A left-labelled 5-minute bar stamped 23:00 is known only at 23:05, so every bar 
 downstream is joined on that and never on the label.
 """
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
+from ml_factory.data import frames
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError
+
+PRICES = ("open", "high", "low", "close")
 
 
 @dataclass(frozen=True)
 class Frame:
     """Bars of one length as columns; every array has N entries in time order.
 
-    start, known_at : int64 nanoseconds, UTC. `known_at` is when the bar is complete.
+    start, known_at : int64 nanoseconds, UTC, both rising. `known_at` is when the bar is complete.
     open, high, low, close : float64. volume : float64, or None where the market has none.
     session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start).
-    segment : int32, changes at each session edge and at each hole; labels and windows stay inside one.
+    segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one.
     """
 
     minutes: int
@@ -42,69 +47,127 @@ def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minu
     """Bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
     bars : checked bars, index = UTC starts of `bar_minutes` bars, increasing; bars outside the calendar's sessions
-        (the halt, weekends, after hours) are left out.
+        (the halt, weekends, after hours) are left out. An optional column `contract` names each bar's contract.
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
     neither delay it nor move it. A bucket without any bar does not exist. The bucket in which the feed stops is
     emitted only if the feed's last bar reaches its `known_at`, so more bars never change a row already there.
+    A bucket never mixes two contracts. At a roll inside it the old contract's part is known when the new contract's
+    first bar is complete, which proves it is over; the new part starts at that bar. Where the new part is complete
+    at that same moment, the old part is left out: one row a moment, and the freshest.
     """
+    return frames_of(bars, market, (minutes,), bar_minutes=bar_minutes)[minutes]
+
+
+def frames_of(
+    bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int = 1, threads: int = 1
+) -> dict[int, Frame]:
+    """`base_frame` for several lengths at once: sessions, holes and rolls are looked up once for all.
+
+    Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
+    (read-only where pandas says so). threads : frames made side by side; the bits do not depend on it.
+    """
+    lengths = tuple(minutes)
+    for length in lengths:
+        check_length(length, bar_minutes)
+    start, columns, names = chunk_of(bars, market)
+    contract = contract_codes(names, [])
+    table = frames.stretches_of(frames.days_of(start), market.calendar)
+    bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
+    runs, wrong = frames.runs_of(start, contract, table, bar_ns, silence_ns, frames.first_place())
+    refuse_overlap(bars, wrong, bar_minutes)
+
+    def make(length: int) -> Frame:
+        frame = _bars_themselves(start, columns, runs, length, market.has_volume) if length == bar_minutes else None
+        if frame is None:
+            feed_end = int(start[-1]) + bar_ns if len(start) else 0
+            bucket = np.zeros(1, frames.BUCKET)
+            frame = next_buckets(start, columns, runs, length, bar_ns, bucket, feed_end, market.has_volume)
+        return frame
+
+    if threads == 1 or len(lengths) == 1:
+        return {length: make(length) for length in lengths}
+    with ThreadPoolExecutor(threads) as pool:
+        return dict(zip(lengths, pool.map(make, lengths), strict=True))
+
+
+def check_length(minutes: int, bar_minutes: int) -> None:
+    """SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
     if minutes < bar_minutes or minutes % bar_minutes:
         wanted = f"a multiple of the bars' own {bar_minutes}"
         raise SettingsError("A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted)
+
+
+def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> tuple[np.ndarray, tuple[np.ndarray, ...], pd.Series | None]:
+    """Starts int64[N]; open, high, low, close, volume (empty where the market has none); the contracts' column."""
     if market.has_volume and "volume" not in bars:
         step = "prepare anew from a file with volume, or give has_volume=False"
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
-    start = bars.index.as_unit("ns").asi8
-    feed_end = start[-1] + bar_minutes * MINUTE_NS if len(start) else 0
-    sessions = sessions_of(start, market.calendar)
-    keep = np.flatnonzero(sessions.inside)
-    start, opened, closes = start[keep], sessions.open_ns[keep], sessions.close_ns[keep]
-    edge = _edges(sessions.id[keep], closes)
-    segment = _segments(start, edge, (market.hole_minutes + bar_minutes) * MINUTE_NS)
-    bucket = (start - opened) // (minutes * MINUTE_NS)
-    first = np.flatnonzero(edge | (np.diff(bucket, prepend=-1) != 0))
-    begin = opened[first] + bucket[first] * (minutes * MINUTE_NS)
-    known_at = np.minimum(begin + minutes * MINUTE_NS, closes[first])
-    whole = len(first) - int(len(first) > 0 and known_at[-1] > feed_end)
-    columns = _columns(bars, keep, first, market.has_volume)
-    return Frame(
-        minutes=minutes,
-        start=begin[:whole],
-        known_at=known_at[:whole],
-        **{name: None if values is None else values[:whole] for name, values in columns.items()},
-        session=sessions.id[keep][first][:whole],
-        segment=segment[first][:whole],
-    )
+    columns = [bars[name].to_numpy(float) for name in PRICES]
+    columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
+    return still(bars.index.as_unit("ns").asi8), tuple(map(still, columns)), bars.get("contract")
 
 
-def _edges(session: np.ndarray, close: np.ndarray) -> np.ndarray:
-    """bool[N]: the first bar of each session, or of what trades on after a scheduled early close."""
-    edge = np.ones(len(session), bool)
-    edge[1:] = (np.diff(session) != 0) | (np.diff(close) != 0)
-    return edge
+def still(values: np.ndarray) -> np.ndarray:
+    """A contiguous read-only view: pandas 2 gives writable arrays, 3 does not, and each kind compiles anew."""
+    view = np.ascontiguousarray(values).view()
+    view.flags.writeable = False
+    return view
 
 
-def _segments(start: np.ndarray, edge: np.ndarray, silence_ns: int) -> np.ndarray:
-    """int32[N]: counts up at each session edge and after each hole."""
-    hole = np.zeros(len(start), bool)
-    hole[1:] = np.diff(start) > silence_ns
-    return (np.cumsum(edge | hole) - 1).astype(np.int32)
+def contract_codes(names: pd.Series | None, seen: list[str]) -> np.ndarray:
+    """int64[N] positions in `seen`, which grows by new names; empty without contracts."""
+    if names is None:
+        return np.empty(0, np.int64)
+    codes, found = pd.factorize(names, use_na_sentinel=False)
+    found = [str(name) for name in found]
+    seen += [name for name in dict.fromkeys(found) if name not in seen]
+    return np.array([seen.index(name) for name in found], np.int64)[codes]
 
 
-def _columns(bars: pd.DataFrame, keep: np.ndarray, first: np.ndarray, has_volume: bool) -> dict:
-    """Open, high, low, close and volume of each bucket; `first` is the position of its first bar within `keep`."""
-    source = {name: bars[name].to_numpy(float)[keep] for name in ("open", "high", "low", "close")}
-    if not len(keep):
-        empty = {name: values.copy() for name, values in source.items()}
-        return empty | {"volume": np.empty(0) if has_volume else None}
-    last = np.append(first[1:], len(keep)) - 1
-    volume = np.add.reduceat(bars["volume"].to_numpy(float)[keep], first) if has_volume else None
-    return {
-        "open": source["open"][first],
-        "high": np.maximum.reduceat(source["high"], first),
-        "low": np.minimum.reduceat(source["low"], first),
-        "close": source["close"][last],
-        "volume": volume,
-    }
+def refuse_overlap(bars: pd.DataFrame, row: int, bar_minutes: int) -> None:
+    """BarsError where `row` (unless -1) starts before the bar before it ends."""
+    if row >= 0:
+        wanted = f"bars of {bar_minutes} min in time order, none twice"
+        step = "pass the bars through check_bars, or give their own bar_minutes"
+        got = f"a bar at {bars.index[row]}, before the bar before it ends"
+        raise BarsError("Bars overlap", where=f"row {row}", got=got, wanted=wanted, next_step=step)
+
+
+def next_buckets(
+    start: np.ndarray,
+    columns: tuple,
+    runs: np.ndarray,
+    minutes: int,
+    bar_ns: int,
+    bucket: np.ndarray,
+    clock: int,
+    has_volume: bool,
+) -> Frame:
+    """The buckets of `minutes` that these runs complete, the last one too if `clock` (ns) reaches its `known_at`.
+
+    bucket : frames.BUCKET[1], the unfinished one before these bars, and after them.
+    """
+    width_ns = minutes * MINUTE_NS
+    most = frames.most_buckets(start, runs, width_ns)
+    times, prices, marks = np.empty((2, most), np.int64), np.empty((5, most)), np.empty((2, most), np.int32)
+    done = frames.fill_buckets(start, columns, runs, width_ns, bar_ns, bucket, times, prices, marks)
+    if bucket["live"][0] and bucket["known_at"][0] <= clock:
+        done = frames.put_bucket(bucket, times, prices, marks, done)
+    volume = prices[4, :done] if has_volume else None
+    return Frame(minutes, *times[:, :done], *prices[:4, :done], volume, *marks[:, :done])
+
+
+def _bars_themselves(
+    start: np.ndarray, columns: tuple, runs: np.ndarray, minutes: int, has_volume: bool
+) -> Frame | None:
+    """The bars as a frame of their own length, not copied; None where a bar is left out or off its session's grid."""
+    if (runs["last"] - runs["first"]).sum() < len(start):
+        return None
+    known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
+    if not frames.own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
+        return None
+    *prices, volume = columns
+    return Frame(minutes, start, known_at, *prices, volume if has_volume else None, *marks)
 
 
 def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndarray:
@@ -112,4 +175,18 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
 
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
-    return np.searchsorted(known_at_coarse, known_at_base, side="right").astype(np.int64) - 1
+    rows = np.empty(len(known_at_base), np.int64)
+    frames.freshest(still(known_at_base), still(known_at_coarse), rows)
+    return rows
+
+
+def asof_join(
+    known_at_base: np.ndarray, known_at_coarse: np.ndarray, columns: np.ndarray, out: np.ndarray | None = None
+) -> np.ndarray:
+    """[K, N]: columns[K, M] of a coarse frame as each base row saw them, by the rule of `asof_rows`; NaN where none.
+
+    columns : float64, one row a column.  out : where to put them (float64 or float32), else made here.
+    """
+    out = np.empty((len(columns), len(known_at_base))) if out is None else out
+    frames.spread(still(known_at_base), still(known_at_coarse), still(columns), out)
+    return out

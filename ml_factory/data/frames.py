@@ -1,0 +1,216 @@
+"""The compiled pass from bars to finished buckets, the same for a whole file and for one bar at a time.
+
+Two steps, each with its state in a record of plain numbers, so that cutting the bars anywhere changes no bit:
+`split_runs` cuts bars into runs that lie inside one stretch of trading, one contract and no hole; `fill_buckets`
+turns runs into buckets of one length. Sums go bar by bar, never in blocks.
+"""
+
+import numpy as np
+from numba import njit
+
+from ml_factory.data.sessions import DAY_NS, sessions_of
+
+# Trading without a break, [begin, close): a session, or what trades on after its scheduled early close.
+STRETCH = np.dtype([("open", "i8"), ("begin", "i8"), ("close", "i8"), ("session", "i4")])
+
+# Rows [first, last) of one stretch, contract and segment. `rolled`: the run before it was of another contract.
+# `final`: nothing trades on at its stretch's close, so a bar that reaches over the close is complete there.
+RUN = np.dtype([("first", "i8"), ("last", "i8"), *STRETCH.descr, ("segment", "i4"), ("rolled", "i1"), ("final", "i1")])
+
+# Where the bars stand: `clock` is the end of the last bar, `previous` the start of the last bar inside a session.
+PLACE = np.dtype([("clock", "i8"), ("previous", "i8"), ("close", "i8"), ("contract", "i8"), ("segment", "i4")])
+
+# The unfinished bucket: takes bars that start before `until`, is complete at `known_at`.
+BUCKET = np.dtype(
+    [(name, "i8") for name in ("start", "until", "known_at")]
+    + [(name, "f8") for name in ("open", "high", "low", "close", "volume")]
+    + [(name, "i4") for name in ("session", "segment", "live")]
+)
+
+BEFORE_ALL = np.iinfo(np.int64).min
+
+
+def first_place() -> np.ndarray:
+    """PLACE[1] before any bar."""
+    return np.array([(BEFORE_ALL, BEFORE_ALL, BEFORE_ALL, -1, -1)], PLACE)
+
+
+def stretches_of(days: np.ndarray, calendar: str) -> np.ndarray:
+    """STRETCH[K], rising: every stretch of trading that touches the given UTC days, and neighbours of theirs.
+
+    days : int64, days since 1970-01-01. Noon UTC lies well inside one exchange day in every calendar we know, so the
+    noons around a day find its sessions; `sessions_of` says the rest, asked a few times whatever the number of bars.
+    """
+    noons = np.unique(np.asarray(days, np.int64)[:, None] + np.array([-1, 0, 1])) * DAY_NS + DAY_NS // 2
+    opened = begin = np.unique(sessions_of(noons, calendar).open_ns)
+    found = []
+    while len(begin):
+        at = sessions_of(begin, calendar)
+        here = at.inside & (at.open_ns == opened)
+        part = np.empty(int(here.sum()), STRETCH)
+        part["open"], part["begin"] = opened[here], begin[here]
+        part["close"], part["session"] = at.close_ns[here], at.id[here]
+        found.append(part)
+        opened, begin = part["open"], part["close"]  # does the same session trade on after this close?
+    table = np.concatenate(found) if found else np.empty(0, STRETCH)
+    return table[np.argsort(table["begin"])]
+
+
+def days_of(start: np.ndarray) -> np.ndarray:
+    """The UTC days on which bars start; `start` int64 ns, increasing."""
+    if not len(start):
+        return np.empty(0, np.int64)
+    days = np.arange(start[0] // DAY_NS, start[-1] // DAY_NS + 1)
+    first = np.searchsorted(start, np.append(days, days[-1] + 1) * DAY_NS)
+    return days[np.diff(first) > 0]
+
+
+def runs_of(
+    start: np.ndarray, contract: np.ndarray, stretches: np.ndarray, bar_ns: int, silence_ns: int, place: np.ndarray
+) -> tuple[np.ndarray, int]:
+    """(RUN[R], row): the runs in these bars, and the first row that starts before the bar before it ends, or -1.
+
+    start : int64[N] ns.  contract : int64[N] codes, or empty.  silence_ns : a longer step between two starts is a
+    hole.  place : PLACE[1], carried from one chunk to the next and moved on here.
+    """
+    runs = np.empty(len(start), RUN)  # pages never touched cost nothing
+    count, wrong = split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs)
+    return runs[:count].copy(), wrong
+
+
+@njit(cache=True, nogil=True)
+def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
+    now = place[0]
+    clock, previous, close = now.clock, now.previous, now.close
+    count, k = 0, 0
+    for row in range(len(start)):
+        t = start[row]
+        if t < clock:
+            return count, row
+        clock = t + bar_ns
+        while k < len(stretches) and t >= stretches[k].close:
+            k += 1
+        if k == len(stretches) or t < stretches[k].begin:
+            continue  # the halt, a weekend, after hours
+        rolled = len(contract) > 0 and contract[row] != now.contract
+        if count == 0 or rolled or stretches[k].close != close or t - previous > silence_ns:
+            another = rolled or stretches[k].close != close or t - previous > silence_ns
+            now.segment += another
+            run, stretch = runs[count], stretches[k]
+            run.first, run.open, run.begin, run.close = row, stretch.open, stretch.begin, stretch.close
+            run.session, run.segment, run.rolled = stretch.session, now.segment, rolled
+            run.final = k + 1 == len(stretches) or stretches[k + 1].begin != stretch.close
+            if rolled:
+                now.contract = contract[row]
+            close = stretch.close
+            count += 1
+        runs[count - 1].last = row + 1
+        previous = t
+    now.clock, now.previous, now.close = clock, previous, close
+    return count, -1
+
+
+def most_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
+    """No more buckets than this can come out of these runs: what to allocate."""
+    if not len(runs):
+        return 1
+    first, last = (start[rows] - runs["open"] for rows in (runs["first"], runs["last"] - 1))
+    return 1 + int(np.minimum(last // width_ns - first // width_ns + 1, runs["last"] - runs["first"]).sum())
+
+
+@njit(cache=True, nogil=True)
+def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
+    """How many buckets came to their end; they fill the columns of times, prices and marks from 0 on.
+
+    start : int64[N].  bars : open, high, low, close, volume, each float64[N] (volume may be empty).
+    bucket : BUCKET[1], the unfinished one, carried on.
+    times : int64[2, M] start, known_at.  prices : float64[5, M].  marks : int32[2, M] session, segment.
+    """
+    opens, highs, lows, closes, volumes = bars
+    has_volume = len(volumes) > 0
+    now, done = bucket[0], 0
+    for r in range(len(runs)):
+        run = runs[r]
+        row = run.first
+        while row < run.last:
+            t = start[row]
+            cut = run.rolled == 1 and row == run.first
+            if now.live == 0 or cut or t >= now.until:
+                nominal = run.open + (t - run.open) // width_ns * width_ns
+                until = min(nominal + width_ns, run.close)
+                inside = now.live == 1 and t < now.until  # only a roll ends a bucket before its time
+                if inside:
+                    now.known_at = t + bar_ns  # the other contract's first bar, once complete, proves it is over
+                if now.live == 1 and not (inside and until <= now.known_at):
+                    done = put_bucket(bucket, times, prices, marks, done)
+                now.start = t if inside else max(nominal, run.begin)
+                now.until, now.known_at, now.live = until, until, 1
+                now.open, now.high, now.low, now.volume = opens[row], highs[row], lows[row], 0.0
+                now.session, now.segment = run.session, run.segment
+            until, high, low, volume = now.until, now.high, now.low, now.volume
+            while row < run.last and start[row] < until:
+                high = max(high, highs[row])
+                low = min(low, lows[row])
+                if has_volume:
+                    volume += volumes[row]
+                row += 1
+            now.high, now.low, now.close, now.volume = high, low, closes[row - 1], volume
+            if run.final == 0:  # a bar that reaches over the close holds what traded after it
+                now.known_at = max(now.known_at, start[row - 1] + bar_ns)
+    return done
+
+
+@njit(cache=True, nogil=True)
+def put_bucket(bucket, times, prices, marks, at):
+    """Write the unfinished bucket as column `at`, finished; gives at + 1."""
+    now = bucket[0]
+    times[0, at], times[1, at] = now.start, now.known_at
+    prices[0, at], prices[1, at], prices[2, at] = now.open, now.high, now.low
+    prices[3, at], prices[4, at] = now.close, now.volume
+    marks[0, at], marks[1, at] = now.session, now.segment
+    now.live = 0
+    return at + 1
+
+
+@njit(cache=True, nogil=True)
+def own_bars(start, runs, bar_ns, known_at, session, segment):
+    """Whether every bar is its own bucket, on the grid of its session; fills known_at, session, segment [N]."""
+    for r in range(len(runs)):
+        run = runs[r]
+        previous = run.open
+        for row in range(run.first, run.last):
+            t = start[row]
+            if t - previous != bar_ns and (t - previous) % bar_ns != 0:
+                return False
+            previous = t
+            known_at[row] = min(t + bar_ns, run.close) if run.final == 1 else t + bar_ns
+            session[row] = run.session
+            segment[row] = run.segment
+    return True
+
+
+@njit(cache=True, nogil=True)
+def freshest(known_at_base, known_at_coarse, rows):
+    """Fill rows int64[N]: the last coarse position with known_at <= the base row's, -1 where none; one pass."""
+    j = 0
+    for i in range(len(known_at_base)):
+        while j < len(known_at_coarse) and known_at_coarse[j] <= known_at_base[i]:
+            j += 1
+        rows[i] = j - 1
+
+
+@njit(cache=True, nogil=True)
+def spread(known_at_base, known_at_coarse, columns, out):
+    """Fill out[K, N] with columns[K, M] as each base row saw them, NaN where none was known yet; one pass."""
+    i = 0
+    for j in range(-1, len(known_at_coarse)):
+        begin = i
+        if j + 1 == len(known_at_coarse):
+            i = len(known_at_base)
+        else:
+            while i < len(known_at_base) and known_at_base[i] < known_at_coarse[j + 1]:
+                i += 1
+        for k in range(len(columns)):
+            value = columns[k, j] if j >= 0 else np.nan
+            for row in range(begin, i):
+                out[k, row] = value
