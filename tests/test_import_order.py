@@ -20,7 +20,8 @@ data.sessions data.findings data.stamps data.numbers data.blemishes data.bars da
 data.resample data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.calendar features.multi_timeframe features.build
-targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap targets.splits
+targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap
+targets.splits targets.walk_forward targets.combinatorial
 datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost

@@ -1,6 +1,7 @@
 """Which rows may teach and which may judge: no label is shared across the line.
 
-The rule, for a training row and a block of rows that judges (validation, or a test fold). The row stays only if
+The rule, for a training row and a block of rows that judges (validation, a test fold, each block of a combinatorial
+fold). The row stays only if
   - its `label_end` is before the block's first `known_at`, strictly; or
   - the row `embargo` places before it is known after the block's latest `label_end`, strictly.
 So with embargo >= the model's input window in rows, no window of a training row that follows the block holds a row
@@ -48,7 +49,7 @@ class SplitSpec:
                 wanted="less than 1, so that test rows remain",
                 next_step="use for example train=0.7, validation=0.15",
             )
-        _check_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
+        check_embargo(self.embargo_bars, "SplitSpec.embargo_bars")
 
 
 def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
@@ -63,7 +64,7 @@ def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
 
     Raises SettingsError when a part would be empty.
     """
-    known_at, label_end = _times(labels)
+    known_at, label_end = label_times(labels)
     n = len(labels)
     first, second = int(n * spec.train), int(n * (spec.train + spec.validation))
     test, validation = np.arange(second, n), np.arange(first, second)
@@ -95,54 +96,63 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[n
 
     Raises SettingsError when a fold would keep no training row.
     """
-    if isinstance(folds, bool) or not isinstance(folds, int | np.integer) or not 2 <= folds <= len(labels):
-        raise SettingsError(
-            "The rows cannot be folded like this",
-            where="folds",
-            got=repr(folds),
-            wanted=f"a whole number from 2 to the {len(labels)} labelled rows",
-            next_step="use folds=5",
-        )
-    _check_embargo(embargo, "embargo")
-    known_at, label_end = _times(labels)
+    check_count(folds, "folds", 2, len(labels), "use folds=5")
+    check_embargo(embargo, "embargo")
+    known_at, label_end = label_times(labels)
     rows, pairs = np.arange(len(labels)), []
     for number, test in enumerate(np.array_split(rows, folds)):
         train = purge(known_at, label_end, np.delete(rows, test), test, embargo)
         if not len(train):
-            raise SettingsError(
-                f"Fold {number} keeps no training row",
-                where=f"{len(labels)} labelled rows, {folds} folds",
-                got=f"embargo of {embargo} rows",
-                wanted="a block that leaves rows beside it",
-                next_step="use fewer folds, a smaller embargo or more bars",
-            )
+            raise no_training_row(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
         pairs.append((train, test))
     return pairs
 
 
 def purge(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
-    """The training rows that the rule at the top of this file lets stay beside `block`.
+    """The training rows that the rule at the top of this file lets stay beside `block`; arguments as of `stays`."""
+    return rows[stays(known_at, label_end, rows, block, embargo)]
+
+
+def stays(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
+    """bool[len(rows)]: the rule at the top of this file.
 
     known_at, label_end : int64[N] ns of all labelled rows.  rows, block : int64 positions into them; the block's
     rows stand next to each other.  embargo : rows.
     """
-    before = label_end[rows] < known_at[block[0]]
     # known_at increases, so "embargo places before it is known after T" is one position from which on rows stay.
     free = int(np.searchsorted(known_at, label_end[block].max(), side="right")) + embargo
-    return rows[before | (rows >= free)]
+    return (label_end[rows] < known_at[block[0]]) | (rows >= free)
 
 
-def _times(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+def label_times(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """int64[N] ns: known_at and label_end of every row."""
     known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     return known_at, pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
 
 
-def _check_embargo(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+def check_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
+    """SettingsError unless `value` is a whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise SettingsError(
             "The rows cannot be split like this",
             where=where,
             got=repr(value),
-            wanted="a whole number of rows, 0 or more",
-            next_step="use the length of the model's input window",
+            wanted=f"a whole number from {least} to {most}",
+            next_step=next_step,
         )
+
+
+def check_embargo(value: object, where: str) -> None:
+    """SettingsError unless `value` is a number of rows."""
+    check_count(value, where, 0, 10**9, "use the length of the model's input window")
+
+
+def no_training_row(fold: int, rows: int, how: str) -> SettingsError:
+    """What to raise for a fold from which the rule takes every training row."""
+    return SettingsError(
+        f"Fold {fold} keeps no training row",
+        where=f"{rows} labelled rows",
+        got=how,
+        wanted="a block that leaves rows beside it",
+        next_step="use fewer folds, a smaller embargo or more bars",
+    )

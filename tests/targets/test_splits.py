@@ -1,34 +1,23 @@
 """Splits against the rule itself, row by row, and against the twelve rows the docstrings print."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.errors import SettingsError
 from ml_factory.targets.splits import SplitSpec, holdout, purge, purged_kfold
-
-MINUTE = 60_000_000_000
-
-
-def labels(known_at, label_end) -> pd.DataFrame:
-    """Labels with nothing but their times, in whole numbers of minutes."""
-    known_at, label_end = (
-        pd.DatetimeIndex(np.asarray(moments, np.int64) * MINUTE, tz="UTC") for moments in (known_at, label_end)
-    )
-    return pd.DataFrame({"label_end": label_end}, index=known_at.rename("known_at"))
-
-
-TWELVE = labels(range(12), range(2, 14))
-
-
-def drawn(docstring: str, name: str) -> list[str]:
-    """The cells of one line of the picture, in twelve columns of three characters."""
-    picture = docstring.splitlines()
-    head, line = (next(text for text in picture if text.strip().startswith(what)) for what in ("row ", name))
-    first = head.index(" 0 ") + 1
-    return [line.ljust(first + 36)[first - 1 + 3 * i : first + 1 + 3 * i].strip() for i in range(12)]
+from tests.targets.split_cases import (
+    TWELVE,
+    any_labels,
+    as_lists,
+    drawn,
+    fixed_horizon,
+    labels,
+    may_stay,
+    shown,
+    times_of,
+)
 
 
 def test_holdout_of_twelve_rows():
@@ -46,36 +35,18 @@ def test_holdout_of_twelve_rows():
 
 def test_purged_folds_of_twelve_rows():
     pairs = purged_kfold(TWELVE, folds=3, embargo=1)
-    assert [(train.tolist(), test.tolist()) for train, test in pairs] == [
+    assert as_lists(pairs) == [
         ([7, 8, 9, 10, 11], [0, 1, 2, 3]),
         ([0, 1, 11], [4, 5, 6, 7]),
         ([0, 1, 2, 3, 4, 5], [8, 9, 10, 11]),
     ]
-    for number, (train, test) in enumerate(pairs):
-        cells = drawn(purged_kfold.__doc__, f"fold {number}")
-        assert [i for i, cell in enumerate(cells) if cell == "T"] == test.tolist()
-        assert [int(cell) for cell in cells if cell.isdigit()] == train.tolist()
-
-
-@st.composite
-def any_labels(draw) -> pd.DataFrame:
-    """Irregular rows; ends that are early, late, out of order, and often exactly a later row's known_at."""
-    known_at = np.cumsum(draw(st.lists(st.integers(1, 4), min_size=8, max_size=60)))
-    lives = draw(st.lists(st.integers(1, 12), min_size=len(known_at), max_size=len(known_at)))
-    return labels(known_at, known_at + lives)
-
-
-def may_stay(times: np.ndarray, ends: np.ndarray, row: int, block: np.ndarray, embargo: int) -> bool:
-    """The rule, word for word, for one training row."""
-    before = ends[row] < times[block].min()
-    after = row - embargo >= 0 and times[row - embargo] > ends[block].max()
-    return bool(before or after)
+    assert as_lists(pairs) == [shown(purged_kfold.__doc__, number) for number in range(3)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(rows=any_labels(), folds=st.integers(2, 6), embargo=st.integers(0, 8))
 def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, embargo):
-    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    times, ends = times_of(rows)
     everything = np.arange(len(rows))
     blocks = np.array_split(everything, folds)
     wanted = [
@@ -97,7 +68,7 @@ def test_folds_keep_what_the_rule_allows_and_nothing_else(rows, folds, embargo):
 @settings(max_examples=300, deadline=None)
 @given(rows=any_labels(), train=st.floats(0.2, 0.7), validation=st.floats(0.1, 0.29), embargo=st.integers(0, 8))
 def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, validation, embargo):
-    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    times, ends = times_of(rows)
     first, second = int(len(rows) * train), int(len(rows) * (train + validation))
     blocks = [np.arange(first), np.arange(first, second), np.arange(second, len(rows))]
     wanted = {
@@ -116,13 +87,13 @@ def test_holdout_keeps_what_the_rule_allows_and_nothing_else(rows, train, valida
 def test_a_label_that_ends_with_the_first_test_row_is_purged():
     """Strictly before: the bar in which the label ends is the bar the test row knows."""
     rows = labels([0, 1, 2, 3], [1, 2, 3, 4])
-    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    times, ends = times_of(rows)
     assert purge(times, ends, np.arange(2), np.array([2, 3]), 0).tolist() == [0]
 
 
 def test_the_latest_end_of_a_block_counts_not_the_last_row():
     rows = labels(range(8), [1, 2, 6, 4, 5, 6, 7, 8])
-    times, ends = rows.index.as_unit("ns").asi8, pd.DatetimeIndex(rows["label_end"]).as_unit("ns").asi8
+    times, ends = times_of(rows)
     assert purge(times, ends, np.array([0, 4, 5, 6, 7]), np.array([2, 3]), 0).tolist() == [0, 7]
 
 
@@ -140,10 +111,10 @@ def test_an_embargo_of_the_window_keeps_windows_clear_of_the_block():
             assert begins > latest
 
 
-def test_equal_to_skfolio_style_purging_on_fixed_horizons():
+def test_fixed_horizons_lose_the_horizon_before_and_the_embargo_too_after():
     """Labels of a fixed horizon of h rows: h rows go before the block, h + embargo after it."""
     n, horizon, embargo = 100, 7, 5
-    rows = labels(range(n), range(horizon, n + horizon))
+    rows = fixed_horizon(n, horizon)
     for train, test in purged_kfold(rows, 4, embargo):
         wanted = np.ones(n, bool)
         wanted[max(test[0] - horizon, 0) : test[-1] + 1 + horizon + embargo] = False
