@@ -1,93 +1,232 @@
 """Columns of very different spread made comparable, by numbers read off training rows only."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from scipy.special import ndtri
 
-from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.datasets.quantiles import quantiles
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
 BLOCK_ROWS = 65_536
 
 
-@dataclass(frozen=True)
-class RobustScaler:
-    """(x - median) / spread, clipped to [-clip, clip], float32; NaN becomes 0, the median.
+class Scaler(Protocol):
+    """Fitted on rows of x_NF, then deaf: every row is scaled by itself, the same in any company.
 
-    center, scale : float64[F]. The spread is the quartile distance over that of a normal; where half the rows or more
-    share one value it is 0, and the standard deviation stands in, and 1 where that is 0 too.
+    `fit(x_NF, rows=None, **settings)`: rows are the int64 positions of the training rows; None: all of x_NF.
     """
+
+    def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """float32 (N, F), finite; NaN becomes 0, the middle."""
+
+    def to_dict(self) -> dict:
+        """Numbers and texts only; JSON keeps them exactly."""
+
+
+@dataclass(frozen=True)
+class LinearScaler:
+    """(x - center) / scale, clipped to [-clip, clip]; center, scale : float64[F]."""
 
     center: np.ndarray
     scale: np.ndarray
     clip: float = 8.0
 
+    kind = "linear"
+
     @classmethod
-    def fit(cls, x_NF: np.ndarray, clip: float = 8.0) -> "RobustScaler":
+    def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
         """Read center and scale off these rows alone. Non-finite values are left out; an empty column gives (0, 1)."""
-        if x_NF.ndim != 2 or not len(x_NF):
-            raise SettingsError(
-                "A scaler needs rows to be fitted on",
-                where="RobustScaler.fit",
-                got=f"an array of shape {x_NF.shape}",
-                wanted="(rows, features) with at least one row",
-                next_step="check that the training part of the split is not empty",
-            )
+        _check_rows(x_NF, rows, cls.__name__)
         if not 0 < clip < np.inf:
             raise SettingsError("Values cannot be clipped like this", where="clip", got=clip, wanted="a number above 0")
-        fitted = [_center_and_scale(x_NF[:, column]) for column in range(x_NF.shape[1])]
-        center, scale = np.array(fitted, dtype=np.float64).reshape(-1, 2).T.copy()
-        return cls(center, scale, float(clip))
+        center, scale = cls._read_off(np.asarray(x_NF, np.float32), rows)
+        # A spread at the rounding of the level itself is a constant column: dividing would blow noise up.
+        scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(center)), scale, 1.0)
+        return cls(np.where(np.isfinite(center), center, 0.0), scale, float(clip))
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F); `out` takes the result where memory is short. Column by column the same for any rows."""
-        if x_NF.ndim != 2 or x_NF.shape[1] != len(self.center):
-            raise SettingsError(
-                "These features are not the ones the scaler was fitted on",
-                where="RobustScaler.transform",
-                got=f"an array of shape {x_NF.shape}",
-                wanted=f"{len(self.center)} columns",
-                next_step="build the features with the settings the scaler was stored with",
-            )
-        out = np.empty(x_NF.shape, np.float32) if out is None else out
-        for first in range(0, len(x_NF), BLOCK_ROWS):
-            block = (x_NF[first : first + BLOCK_ROWS].astype(np.float64) - self.center) / self.scale
-            np.clip(block, -self.clip, self.clip, out=block)
-            out[first : first + BLOCK_ROWS] = np.nan_to_num(block, copy=False, nan=0.0)
-        return out
+        """float32 (N, F); `out` takes the result where memory is short."""
+
+        def scaled(block: np.ndarray) -> np.ndarray:
+            block = (block.astype(np.float64) - self.center) / self.scale
+            return np.clip(block, -self.clip, self.clip, out=block)
+
+        return _by_blocks(scaled, x_NF, len(self.center), out, type(self).__name__)
 
     def to_dict(self) -> dict:
-        """Numbers only; JSON keeps them exactly."""
-        return {"kind": "robust", "center": self.center.tolist(), "scale": self.scale.tolist(), "clip": self.clip}
+        return {"kind": self.kind, "center": self.center.tolist(), "scale": self.scale.tolist(), "clip": self.clip}
 
     @classmethod
-    def from_dict(cls, stored: dict) -> "RobustScaler":
+    def from_dict(cls, stored: dict) -> "LinearScaler":
         try:
             center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
             clip = float(stored["clip"])
-            sound = stored["kind"] == "robust" and center.ndim == 1 and center.shape == scale.shape
+            sound = stored["kind"] == cls.kind and center.ndim == 1 and center.shape == scale.shape
             sound = sound and bool(np.isfinite(center).all() and np.isfinite(scale).all() and (scale > 0).all())
         except (KeyError, TypeError, ValueError):
             sound = False
         if not sound or not 0 < clip < np.inf:
-            raise FactoryError(
-                "A stored scaler cannot be read",
-                where="scaler",
-                got=sorted(stored) if isinstance(stored, dict) else type(stored).__name__,
-                wanted="kind 'robust', center and positive scale of one length, clip",
-                next_step="run prepare again",
-            )
+            raise unreadable(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
         return cls(center, scale, clip)
 
 
-def _center_and_scale(column: np.ndarray) -> tuple[float, float]:
+class RobustScaler(LinearScaler):
+    """Center: the median. Scale: the quartile distance over that of a normal, so that a bell gets deviation 1.
+
+    Where half the rows or more share one value that distance is 0, and the standard deviation stands in, and 1 where
+    that is 0 too. Quantiles are exact (`quantiles`).
+    """
+
+    kind = "robust"
+
+    @staticmethod
+    def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        low, center, high = quantiles(x_NF, (0.25, 0.5, 0.75), rows).T
+        scale = (high - low) / IQR_OF_NORMAL
+        for column in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
+            values = x_NF[:, column] if rows is None else x_NF[rows, column]
+            scale[column] = values[np.isfinite(values)].astype(np.float64).std()
+        return center, scale
+
+
+class StandardScaler(LinearScaler):
+    """Center: the mean. Scale: the standard deviation (of the population)."""
+
+    kind = "standard"
+
+    @staticmethod
+    def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        total, squares, count = np.zeros((3, x_NF.shape[1]))
+        for block in _blocks(x_NF, rows):
+            finite = np.isfinite(block)
+            count += finite.sum(axis=0)
+            total += np.where(finite, block, 0.0).sum(axis=0)
+        mean = total / np.maximum(count, 1)
+        for block in _blocks(x_NF, rows):
+            squares += np.square(np.where(np.isfinite(block), block - mean, 0.0)).sum(axis=0)
+        return mean, np.sqrt(squares / np.maximum(count, 1))
+
+
+@dataclass(frozen=True)
+class QuantileScaler:
+    """Each value's rank among the training rows, by interpolation between stored quantiles.
+
+    knots : float64 (F, K), the quantiles at K even shares from 0 to 1.  shape : "normal" gives the deviate of that
+    rank, clipped to [-clip, clip]; "uniform" gives 2 * rank - 1. Among equal knots the middle rank holds.
+    """
+
+    knots: np.ndarray
+    shape: str = "normal"
+    clip: float = 5.2  # the deviate of one row in ten million, as in scikit-learn
+
+    kind = "quantile"
+
+    @classmethod
+    def fit(
+        cls, x_NF: np.ndarray, rows: np.ndarray | None = None, shape: str = "normal", knots: int = 257
+    ) -> "QuantileScaler":
+        """Store `knots` quantiles of each column over these rows; an empty column gives 0 everywhere."""
+        _check_rows(x_NF, rows, cls.__name__)
+        if shape not in ("normal", "uniform"):
+            raise SettingsError("No such shape", where="shape", got=repr(shape), wanted="'normal' or 'uniform'")
+        if not isinstance(knots, int) or knots < 3:
+            raise SettingsError("Too few knots", where="knots", got=repr(knots), wanted="a whole number, 3 or more")
+        shares = tuple(np.linspace(0, 1, knots).tolist())
+        columns = (x_NF[:, f] if rows is None else x_NF[rows, f] for f in range(x_NF.shape[1]))
+        found = [_quantiles_of(np.asarray(column, np.float32), shares) for column in columns]
+        return cls(np.array(found).reshape(-1, knots), shape)
+
+    def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        shares = np.linspace(0, 1, self.knots.shape[1])
+
+        def ranked(block: np.ndarray) -> np.ndarray:
+            made = np.empty(block.shape)
+            for f, knots in enumerate(self.knots):
+                column = block[:, f].astype(np.float64)
+                # From below and from above: equal knots give the middle of their shares.
+                below, above = np.interp(column, knots, shares), np.interp(-column, -knots[::-1], 1 - shares[::-1])
+                made[:, f] = (below + 1 - above) / 2
+            if self.shape == "uniform":
+                return 2 * made - 1
+            return np.clip(ndtri(made), -self.clip, self.clip)
+
+        return _by_blocks(ranked, x_NF, len(self.knots), out, type(self).__name__)
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, "shape": self.shape, "clip": self.clip, "knots": self.knots.tolist()}
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "QuantileScaler":
+        try:
+            knots, clip = np.asarray(stored["knots"], np.float64), float(stored["clip"])
+            sound = stored["kind"] == cls.kind and stored["shape"] in ("normal", "uniform") and knots.ndim == 2
+            sound = sound and bool(np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all())
+        except (KeyError, TypeError, ValueError):
+            sound = False
+        if not sound or not 0 < clip < np.inf:
+            raise unreadable(stored, "kind 'quantile', shape, clip, rising knots of one length")
+        return cls(knots, stored["shape"], clip)
+
+
+SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
+
+
+def scaler_class(kind: object) -> type:
+    """The scaler of this name. Raises SettingsError with the nearest name."""
+    if kind not in SCALERS:
+        step = did_you_mean(str(kind), SCALERS)
+        raise SettingsError("There is no such scaler", where="scaler", got=repr(kind), next_step=step)
+    return SCALERS[kind]
+
+
+def unreadable(stored: object, wanted: str) -> FactoryError:
+    """The error for what was stored in another form than `to_dict` gives."""
+    return FactoryError(
+        "A stored scaler cannot be read",
+        where="scaler",
+        got=sorted(map(str, stored)) if isinstance(stored, dict) else type(stored).__name__,
+        wanted=wanted,
+        next_step="run prepare again",
+    )
+
+
+def _check_rows(x_NF: np.ndarray, rows: np.ndarray | None, name: str) -> None:
+    if x_NF.ndim != 2 or not (len(x_NF) if rows is None else len(rows)):
+        raise SettingsError(
+            "A scaler needs rows to be fitted on",
+            where=f"{name}.fit",
+            got=f"an array of shape {x_NF.shape}" + ("" if rows is None else f" and {len(rows)} positions"),
+            wanted="(rows, features) with at least one row",
+            next_step="check that the training part of the split is not empty",
+        )
+
+
+def _blocks(x_NF: np.ndarray, rows: np.ndarray | None):
+    """The rows as float64, a block at a time."""
+    for first in range(0, len(x_NF) if rows is None else len(rows), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        yield x_NF[block if rows is None else rows[block]].astype(np.float64)
+
+
+def _by_blocks(scaled, x_NF: np.ndarray, features: int, out: np.ndarray | None, name: str) -> np.ndarray:
+    if x_NF.ndim != 2 or x_NF.shape[1] != features:
+        raise SettingsError(
+            "These features are not the ones the scaler was fitted on",
+            where=f"{name}.transform",
+            got=f"an array of shape {x_NF.shape}",
+            wanted=f"{features} columns",
+            next_step="build the features with the settings the scaler was stored with",
+        )
+    out = np.empty(x_NF.shape, np.float32) if out is None else out
+    for first in range(0, len(x_NF), BLOCK_ROWS):
+        block = scaled(x_NF[first : first + BLOCK_ROWS])
+        out[first : first + BLOCK_ROWS] = np.nan_to_num(block, copy=False, nan=0.0)
+    return out
+
+
+def _quantiles_of(column: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     values = column[np.isfinite(column)].astype(np.float64)
-    if not len(values):
-        return 0.0, 1.0
-    low, center, high = np.quantile(values, (0.25, 0.5, 0.75))
-    scale = (high - low) / IQR_OF_NORMAL
-    if not scale > 0:
-        scale = values.std()
-    # A spread at the rounding of the level itself is a constant column: dividing would blow noise up.
-    floor = 1e-12 * max(1.0, abs(center))
-    return float(center), float(scale) if scale > floor else 1.0
+    return np.quantile(values, shares) if len(values) else np.zeros(len(shares))

@@ -1,12 +1,22 @@
-"""The robust scaler against scikit-learn, and deaf to rows it was not fitted on."""
+"""The scalers against scikit-learn and NumPy, and deaf to rows they were not fitted on."""
 
 import json
 
 import numpy as np
 import pytest
+from sklearn.preprocessing import QuantileTransformer
 from sklearn.preprocessing import RobustScaler as Reference
+from sklearn.preprocessing import StandardScaler as Standard
 
-from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
+from ml_factory.datasets import quantiles as exact
+from ml_factory.datasets.scaling import (
+    IQR_OF_NORMAL,
+    SCALERS,
+    QuantileScaler,
+    RobustScaler,
+    StandardScaler,
+    scaler_class,
+)
 from ml_factory.errors import FactoryError, SettingsError
 
 
@@ -48,14 +58,16 @@ def test_flat_sparse_and_empty_columns():
     assert np.isfinite(scaler.transform(x)).all() and (scaler.transform(x)[:, [0, 2]] == 0).all()
 
 
-def test_other_rows_change_nothing():
+@pytest.mark.parametrize("kind", SCALERS)
+def test_other_rows_change_nothing(kind):
     """Fitted on training rows: any change outside them leaves every bit; a row is scaled the same in any company."""
+    scaler = SCALERS[kind]
     x = np.tile(columns(), (30, 1))  # longer than a block
     train = np.arange(2000)
     disturbed = x.copy()
     disturbed[2000:] *= -1.7
-    one, two = RobustScaler.fit(x[train]), RobustScaler.fit(disturbed[train])
-    assert one.to_dict() == two.to_dict()
+    one, two = scaler.fit(x, train), scaler.fit(disturbed, train)
+    assert one.to_dict() == two.to_dict() == scaler.fit(x[train]).to_dict() != scaler.fit(disturbed).to_dict()
     whole = one.transform(x)
     pieces = [one.transform(x[i : i + 777]) for i in range(0, len(x), 777)]
     assert (whole == np.concatenate(pieces)).all()
@@ -63,10 +75,11 @@ def test_other_rows_change_nothing():
     assert one.transform(x, out=out) is out and (out == whole).all()
 
 
-def test_json_keeps_every_bit():
-    scaler = RobustScaler.fit(columns())
-    again = RobustScaler.from_dict(json.loads(json.dumps(scaler.to_dict())))
-    assert (again.center == scaler.center).all() and (again.scale == scaler.scale).all() and again.clip == scaler.clip
+@pytest.mark.parametrize("kind", SCALERS)
+def test_json_keeps_every_bit(kind):
+    x, scaler = columns(), SCALERS[kind].fit(columns())
+    again = scaler_class(kind).from_dict(json.loads(json.dumps(scaler.to_dict())))
+    assert again.to_dict() == scaler.to_dict() and (again.transform(x) == scaler.transform(x)).all()
 
 
 @pytest.mark.parametrize(
@@ -85,6 +98,76 @@ def test_a_damaged_scaler_is_refused(damage):
         RobustScaler.from_dict({**RobustScaler.fit(columns()).to_dict(), **damage})
 
 
+@pytest.mark.parametrize("damage", [{"kind": "robust"}, {"shape": "bell"}, {"knots": [[2, 1, 0]]}, {"knots": [1, 2]}])
+def test_a_damaged_quantile_scaler_is_refused(damage):
+    with pytest.raises(FactoryError, match="cannot be read"):
+        QuantileScaler.from_dict({**QuantileScaler.fit(columns()).to_dict(), **damage})
+
+
+def test_the_standard_scaler_equals_scikit_learn():
+    x = np.tile(columns(), (30, 1))
+    scaler, reference = StandardScaler.fit(x, clip=1e9), Standard().fit(x.astype(np.float64))
+    np.testing.assert_allclose(scaler.center, reference.mean_, rtol=1e-9)
+    np.testing.assert_allclose(scaler.scale, reference.scale_, rtol=1e-9)
+    spoiled = np.concatenate([x, np.full((9, 3), np.nan), np.full((9, 3), -np.inf)]).astype(np.float32)
+    np.testing.assert_allclose(StandardScaler.fit(spoiled).scale, scaler.scale, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "theirs"), [("normal", "normal"), ("uniform", "uniform")])
+def test_the_quantile_scaler_equals_scikit_learn(shape, theirs):
+    x = columns()[:, :2].copy()  # what is below 1e-7 scikit-learn takes for the least of all
+    x[:, 1] = np.round(x[:, 1] / 40)  # many ties
+    reference = QuantileTransformer(n_quantiles=257, output_distribution=theirs, subsample=None).fit(x.astype(float))
+    wanted = reference.transform(x.astype(float))
+    wanted = wanted if shape == "normal" else 2 * wanted - 1
+    np.testing.assert_allclose(QuantileScaler.fit(x, shape=shape).transform(x), wanted, rtol=1e-5, atol=1e-3)
+    wild = np.array([[np.nan, np.nan], [np.inf, -np.inf]], np.float32)
+    end = 5.2 if shape == "normal" else 1
+    np.testing.assert_allclose(QuantileScaler.fit(x, shape=shape).transform(wild), [[0, 0], [end, -end]], atol=1e-3)
+
+
+def awkward(n: int) -> np.ndarray:
+    """Ties, constants, holes, infinities, a trend, a rare spike, two values, denormals: one column each."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((n, 14)).astype(np.float32)
+    x[:, 1], x[:, 2], x[: n // 2 + 7, 3] = np.round(x[:, 1] * 3), -0.0, 1.5
+    x[:, 4], x[::7, 5], x[::9, 6], x[::3, 7] = np.nan, np.inf, -np.inf, np.nan
+    x[:, 8], x[:, 9], x[: n - 5, 9] = np.arange(n), 7e37, 0
+    x[:, 10], x[:, 11] = rng.integers(0, 2, n), x[:, 11] * np.float32(1e-41)
+    x[: n - 1, 12] = np.nan
+    x[:, 13] = np.where(np.arange(n) % 4 == 0, 0.0, x[:, 13])  # the quartile sits at the edge of a great tie
+    return x
+
+
+@pytest.mark.parametrize("shares", [(0.25, 0.5, 0.75), (0.0, 0.001, 0.3, 1.0)])
+def test_quantiles_are_those_of_numpy_to_the_bit(shares, monkeypatch):
+    monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
+    x = awkward(20_003)
+    rows = np.sort(np.random.default_rng(1).choice(len(x), 9_000, replace=False))
+    asked = []
+    monkeypatch.setattr(exact, "_by_numpy", lambda *a, real=exact._by_numpy: asked.append(1) or real(*a))
+    for found, part in ((exact.quantiles(x, shares), x), (exact.quantiles(x, shares, rows), x[rows])):
+        for f in range(x.shape[1]):
+            values = part[np.isfinite(part[:, f]), f].astype(float)
+            wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
+            np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
+    assert len(asked) <= 6  # the one pass found nearly all of them
+
+
+def test_a_bracket_that_misses_is_mended(monkeypatch):
+    """The sampled rows are the only ones of their kind: every rank lies outside its bracket."""
+    monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
+    x = np.random.default_rng(0).standard_normal((20_000, 3)).astype(np.float32)
+    x[np.linspace(0, len(x) - 1, 512).astype(int)] = 100 + x[:512]
+    found = exact.quantiles(x, (0.25, 0.5, 0.75))
+    np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.25, 0.5, 0.75), axis=0).T)
+
+
+def test_a_window_of_a_wider_matrix_is_fitted_as_it_stands():
+    wide = np.random.default_rng(0).standard_normal((70_000, 6)).astype(np.float32)
+    assert RobustScaler.fit(wide[:, 2:5]).to_dict() == RobustScaler.fit(wide[:, 2:5].copy()).to_dict()
+
+
 def test_misuse_says_what_was_got():
     with pytest.raises(SettingsError, match="needs rows"):
         RobustScaler.fit(np.empty((0, 3), np.float32))
@@ -92,3 +175,8 @@ def test_misuse_says_what_was_got():
         RobustScaler.fit(columns()).transform(np.zeros((5, 2), np.float32))
     with pytest.raises(SettingsError, match="clip"):
         RobustScaler.fit(columns(), clip=0)
+    with pytest.raises(SettingsError, match="did you mean 'robust'"):
+        scaler_class("robus")
+    for wrong in ({"shape": "round"}, {"knots": 2}):
+        with pytest.raises(SettingsError):
+            QuantileScaler.fit(columns(), **wrong)
