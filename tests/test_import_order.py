@@ -19,7 +19,7 @@ runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.sources data.synthetic data.frames
 data.resample data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
-features.wavelet features.calendar features.multi_timeframe features.build
+features.wavelet features.fractional features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows

@@ -4,38 +4,91 @@ Only what the exchange publishes beforehand (open, close, early closes) and bars
 never close have no overnight gap, so that column exists for the others alone.
 """
 
-import numpy as np
+import math
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec, sessions_of
-from ml_factory.features import rolling
-from ml_factory.features.rolling import lag, ratio
+from numba import njit
 
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import HISTORY, ratio
+
+BASE = (
+    "session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine", "session_move", "session_place",
+    "session_range", "bars_since_session_high", "bars_since_session_low",
+)  # fmt: skip
 WEEK_DAYS = 7
 
 
-def calendar(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; none where `coarse`: the base frame knows it fresher."""
+def _names(market, coarse):
+    """None where `coarse`: the base frame knows it fresher."""
     if coarse:
-        return {}
-    close, session = bars.close, bars.session
-    atr = rolling.average_true_range(bars.high, bars.low, close)
-    progress = session_progress(bars, market)
-    week = (session.astype(np.int64) + 3) % WEEK_DAYS  # day 0 was a Thursday; Monday is 0
-    top = rolling.session_max(bars.high, session)
-    bottom = -rolling.session_max(-bars.low, session)
-    opened = rolling.session_first(bars.open, session)
-    columns = {"session_progress": progress - 0.5}
-    columns["session_sine"], columns["session_cosine"] = rolling.circle(progress)
-    columns["week_sine"], columns["week_cosine"] = rolling.circle(week / WEEK_DAYS)
-    columns["session_move"] = (close - opened) / (atr * np.sqrt(rolling.session_sum(np.ones(len(bars)), session)))
-    columns["session_place"] = ratio(close - bottom, top - bottom, empty=0.5) - 0.5
-    if market.calendar != "24h":
-        columns["overnight_gap"] = rolling.session_first(bars.open - lag(close, 1), session) / atr
-    return columns
+        return ()
+    return BASE if market.calendar == "24h" else (*BASE, "overnight_gap")
 
 
-def session_progress(bars: Frame, market: MarketSpec) -> np.ndarray:
-    """Share of the session that has passed at `known_at`, 0 to 1; early closes count as the exchange announced them."""
-    edges = sessions_of(bars.start, market.calendar)
-    return (bars.known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    if coarse:
+        return
+    clock(b, out[0], out[1], out[2], out[3], out[4])
+    so_far(b, state, out[5], out[6], out[7], out[8], out[9])
+    if len(out) > len(BASE):
+        overnight_gap(b, state[2], out[len(BASE)])
+
+
+FAMILY = Family(names=_names, kernel=_kernel, recursions=3)
+
+
+@njit(cache=True, nogil=True)
+def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine):
+    """The session's progress less 1/2, and the hands of a clock that turns once a session and of one a week."""
+    for i in range(HISTORY, len(b.close)):
+        progress = b.progress[i]
+        week = ((b.session[i] + 3) % WEEK_DAYS) / WEEK_DAYS  # day 0 was a Thursday; Monday is 0
+        row = i - HISTORY
+        out_progress[row] = progress - 0.5
+        out_sine[row] = math.sin(2.0 * math.pi * progress)
+        out_cosine[row] = math.cos(2.0 * math.pi * progress)
+        out_week_sine[row] = math.sin(2.0 * math.pi * week)
+        out_week_cosine[row] = math.cos(2.0 * math.pi * week)
+
+
+@njit(cache=True, nogil=True)
+def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
+    """The session so far: move from its open and range, both in ATRs of as many bars; place in the range less 1/2.
+
+    And how long ago its high and its low stood, as a share of its bars; the latest of equals.
+    """
+    opened, top, bottom, bars = state[0]
+    high_at, low_at = state[1, 0], state[1, 1]
+    for i in range(HISTORY, len(b.close)):
+        if b.session[i] != b.session[i - 1]:
+            opened, top, bottom, bars = b.open[i], b.high[i], b.low[i], 0.0
+            high_at, low_at = 0.0, 0.0
+        if b.high[i] >= top:
+            top, high_at = b.high[i], bars
+        if b.low[i] <= bottom:
+            bottom, low_at = b.low[i], bars
+        bars += 1.0
+        row, usual = i - HISTORY, b.atr[i] * math.sqrt(bars)
+        out_move[row] = (b.close[i] - opened) / usual
+        out_place[row] = ratio(b.close[i] - bottom, top - bottom, 0.5) - 0.5
+        out_range[row] = math.log((top - bottom) / usual + 0.01)
+        out_high[row] = (bars - 1.0 - high_at) / bars
+        out_low[row] = (bars - 1.0 - low_at) / bars
+    state[0, 0], state[0, 1], state[0, 2], state[0, 3] = opened, top, bottom, bars
+    state[1, 0], state[1, 1] = high_at, low_at
+
+
+@njit(cache=True, nogil=True)
+def overnight_gap(b, state, out):
+    """The session's first open less the close before it, in ATRs; nothing is known in the file's first session."""
+    gap = state[0] if b.t0 > 0 else math.nan
+    for i in range(HISTORY, len(b.close)):
+        if b.session[i] != b.session[i - 1]:
+            gap = b.open[i] - b.close[i - 1]
+        out[i - HISTORY] = gap / b.atr[i]
+    state[0] = gap
+
+
+def calendar(bars, market, coarse):
+    return columns("calendar", FAMILY, bars, market, coarse)

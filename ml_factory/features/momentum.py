@@ -140,9 +140,11 @@ def cci(high, low, close, n, t0, out):
     deviation = np.zeros(len(close))
     for i in range(HISTORY, len(close)):
         mean[i] /= n
+    middle, total = mean[HISTORY:], deviation[HISTORY:]
     for k in range(n):
-        for i in range(HISTORY, len(close)):
-            deviation[i] += abs(typical[i - k] - mean[i])
+        older = typical[HISTORY - k :]
+        for i in range(len(total)):
+            total[i] += abs(older[i] - middle[i])
     for i in range(HISTORY, len(close)):
         moved = deviation[i] / n
         # A third of a sum is rounded: prices that are equal may deviate by their last bits, and that is no move.

@@ -1,7 +1,8 @@
 """Regime: what kind of market this is. Fixed settings and forward filters only; nothing fitted, nothing smoothed.
 
-Sources: Hamilton (1989), section 4, for the two-state filter; Page (1954) for CUSUM; Lo and MacKinlay (1988) for the
-variance ratio; Bandt and Pompe (2002) for permutation entropy; Hosking (1981) for fractional differences.
+Sources: Hamilton (1989), section 4, for the filters of two and three states; Adams and MacKay (2007), algorithm 1, for
+the online change-point; Page (1954) for CUSUM; Lo and MacKinlay (1988) for the variance ratio. The filters read the
+surprise of a bar: its log return in deviations of the 96 bars before it.
 """
 
 import math
@@ -9,117 +10,194 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import rolling
-from ml_factory.features.rolling import lag, ratio
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import (
+    HISTORY,
+    deviation,
+    ratio,
+    window_covariance,
+    window_max,
+    window_min,
+)
+
+COARSE = ("wild_probability", "variance_ratio_4_48", "trend_probability")
+BASE = (
+    "variance_ratio_12_96", "deviation_place_192", "drawdown_192", "cusum", "change_probability", "run_length",
+)  # fmt: skip
 
 CALM, WILD, STAY = 0.7, 1.7, 0.95
 """Deviations of the two states in units of the usual one, and the chance to stay in a state for another bar."""
+DRIFT, TREND_STAY = 0.3, 0.98
+"""Mean surprise of the rising and of the falling state, and the chance to stay in one of the three."""
+RUNS, HAZARD = 12, 1.0 / 24.0
+"""Run lengths told apart (the longest means "as long or longer"), and the chance of a change before each bar."""
 
 
-def regime(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; the shorter list where `coarse`."""
-    close = bars.close
-    surprise = rolling.log_returns(close) / lag(rolling.deviation(close, 96), 1)
-    columns = {
-        "wild_probability": wild_probability(surprise),
-        "variance_ratio_4_48": variance_ratio(close, 4, 48),
-    }
+def _names(market, coarse):
+    return COARSE if coarse else COARSE + BASE
+
+
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    surprise = surprises(b)
+    wild_probability(surprise, state[0], out[0])
+    variance_ratio(b, 4, 48, out[1])
+    trend_probability(surprise, state[1], out[2])
     if coarse:
-        return columns
-    return columns | {
-        "variance_ratio_12_96": variance_ratio(close, 12, 96),
-        "deviation_rank_240": rolling.rolling_rank(rolling.deviation(close, 24), 240) - 0.5,
-        "cusum": cusum(surprise, 0.25, 12.0),
-        "entropy_48": permutation_entropy(close, 48),
-        "fractional_40": fractional_difference(close, 0.4, 96) / rolling.deviation(close, 96),
-    }
+        return
+    variance_ratio(b, 12, 96, out[3])
+    deviation_place(b, 24, 192, out[4])
+    drawdown(b, 192, out[5])
+    cusum(surprise, 0.25, 12.0, state[2], out[6])
+    change_point(surprise, state[3:], out[7], out[8])
 
 
-def variance_ratio(close: np.ndarray, q: int, n: int) -> np.ndarray:
+FAMILY = Family(names=_names, kernel=_kernel, recursions=3 + RUNS)
+
+
+@njit(cache=True, nogil=True)
+def surprises(b):
+    """Log returns in deviations of the 96 bars before each."""
+    spread = deviation(b.ret, 96, b.t0, HISTORY - 1)
+    out = np.full(len(spread), np.nan)
+    for i in range(HISTORY, len(spread)):
+        out[i] = b.ret[i] / spread[i - 1]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def variance_ratio(b, q, n, out):
     """Variance of the last n q-bar returns over q times that of the bars they cover, less 1; 0 where nothing moved.
 
     Below 0 moves revert, above 0 they go on.
     """
-    one, many = rolling.log_returns(close), rolling.log_returns(close, q)
+    many = np.full(len(b.ret), np.nan)
+    for i in range(q, len(many)):
+        many[i] = b.log_close[i] - b.log_close[i - q]
     covered = n + q - 1
-    spread = rolling.rolling_covariance(one, one, covered)
-    return ratio(rolling.rolling_covariance(many, many, n), q * spread, empty=1.0) - 1.0
+    variance = window_covariance(many, many, n, b.t0, HISTORY)
+    usual = window_covariance(b.ret, b.ret, covered, b.t0, HISTORY)
+    for i in range(HISTORY, len(many)):
+        still = usual[i] < 1e-24
+        out[i - HISTORY] = 0.0 if still else variance[i] / (q * usual[i]) - 1.0
 
 
-def fractional_weights(order: float, n: int) -> np.ndarray:
-    """Weights of (1 - L)^order, newest first, cut off after n terms (Hosking 1981, eq. 2.3)."""
-    weights = np.ones(n)
-    for k in range(1, n):
-        weights[k] = weights[k - 1] * (k - 1 - order) / k
-    return weights
+@njit(cache=True, nogil=True)
+def deviation_place(b, n, window, out):
+    """Place of the deviation of n bars between its own lowest and highest of `window` bars, less 1/2."""
+    spread = deviation(b.ret, n, b.t0, HISTORY - 2 * window)
+    bottom, top = window_min(spread, window, b.t0, HISTORY), window_max(spread, window, b.t0, HISTORY)
+    for i in range(HISTORY, len(spread)):
+        out[i - HISTORY] = ratio(spread[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
 
 
-def fractional_difference(close: np.ndarray, order: float, n: int) -> np.ndarray:
-    """(1 - L)^order of n log prices measured from the newest one.
-
-    The cut-off weights do not sum to 0, so the plain form would carry the price's level; from the newest price it
-    does not. Written over returns: the return k bars ago lies between the newest price and all older than k.
-    """
-    older = fractional_weights(order, n)[::-1].cumsum()[::-1][1:]  # sum of the weights of prices older than k bars
-    return rolling.weighted_sum(rolling.log_returns(close), -older)
+@njit(cache=True, nogil=True)
+def drawdown(b, n, out):
+    """Depth below the highest high of n bars, in ATRs of as many bars."""
+    top = window_max(b.high, n, b.t0, HISTORY)
+    for i in range(HISTORY, len(top)):
+        out[i - HISTORY] = (b.close[i] - top[i]) / (b.atr[i] * math.sqrt(n))
 
 
-@njit(cache=True)
-def wild_probability(surprise):
+@njit(cache=True, nogil=True)
+def wild_probability(surprise, state, out):
     """Probability of the wild of two states after each bar, by Hamilton's forward filter.
 
-    surprise : returns in units of the usual deviation, normal with deviation CALM or WILD. The filter works on log
-    odds, so that no move is too large for it; it starts at even odds at the first number.
+    The surprise is normal with deviation CALM or WILD. The filter works on log odds, so that no move is too large for
+    it; it starts at even odds at the first number.
     """
-    out = np.full(len(surprise), np.nan)
-    probability = 0.5
-    for i in range(len(surprise)):
+    probability = state[0] if state[1] else 0.5
+    for i in range(HISTORY, len(surprise)):
         z2 = surprise[i] * surprise[i]
         if math.isnan(z2):
+            out[i - HISTORY] = np.nan
             continue
+        state[1] = 1.0
         before = probability * STAY + (1.0 - probability) * (1.0 - STAY)
         evidence = math.log(CALM / WILD) + 0.5 * z2 * (1.0 / (CALM * CALM) - 1.0 / (WILD * WILD))
-        odds = math.log(before / (1.0 - before)) + evidence
-        probability = 1.0 / (1.0 + math.exp(-min(odds, 500.0)))
-        out[i] = probability
-    return out
+        odds = before / (1.0 - before) * math.exp(min(evidence, 500.0))
+        probability = odds / (1.0 + odds)
+        out[i - HISTORY] = probability
+    state[0] = probability
 
 
-@njit(cache=True)
-def cusum(surprise, allowance, limit):
-    """Page's upper minus lower CUSUM of standardised returns, each held between 0 and `limit`.
+@njit(cache=True, nogil=True)
+def trend_probability(surprise, state, out):
+    """Probability of the rising less that of the falling of three states, by Hamilton's forward filter.
+
+    The surprise is normal with deviation 1 and mean DRIFT, 0 or -DRIFT; even odds at the first number.
+    """
+    up, down = (state[0], state[1]) if state[2] else (1.0 / 3.0, 1.0 / 3.0)
+    leave = (1.0 - TREND_STAY) / 2.0
+    for i in range(HISTORY, len(surprise)):
+        if math.isnan(surprise[i]):
+            out[i - HISTORY] = np.nan
+            continue
+        state[2] = 1.0
+        push = DRIFT * min(max(surprise[i], -50.0), 50.0)
+        rise = (TREND_STAY * up + leave * (1.0 - up)) * math.exp(push - 0.5 * DRIFT * DRIFT)
+        fall = (TREND_STAY * down + leave * (1.0 - down)) * math.exp(-push - 0.5 * DRIFT * DRIFT)
+        flat = 1.0 - up - down
+        total = rise + fall + TREND_STAY * flat + leave * (1.0 - flat)
+        up, down = rise / total, fall / total
+        out[i - HISTORY] = up - down
+    state[0], state[1] = up, down
+
+
+@njit(cache=True, nogil=True)
+def cusum(surprise, allowance, limit, state, out):
+    """Page's upper minus lower CUSUM of surprises, each held between 0 and `limit`.
 
     Sums that rest at 0 forget the past, and sums that are held at the limit do too: no alarm needs a restart.
     """
-    out = np.full(len(surprise), np.nan)
-    up, down = 0.0, 0.0
-    for i in range(len(surprise)):
+    up, down = state[0], state[1]
+    for i in range(HISTORY, len(surprise)):
         if math.isnan(surprise[i]):
+            out[i - HISTORY] = np.nan
             continue
         up = min(max(up + surprise[i] - allowance, 0.0), limit)
         down = min(max(down - surprise[i] - allowance, 0.0), limit)
-        out[i] = up - down
-    return out
+        out[i - HISTORY] = up - down
+    state[0], state[1] = up, down
 
 
-@njit(cache=True)
-def permutation_entropy(close, n):
-    """Entropy of the orders of 3 successive closes among the last n such triples, 0 to 1 (equal counts as rising)."""
-    out = np.full(len(close), np.nan)
-    codes = np.zeros(len(close), np.int64)
-    counts = np.zeros(8, np.int64)
-    for i in range(2, len(close)):
-        a, b, c = close[i - 2], close[i - 1], close[i]
-        codes[i] = (a > b) + 2 * (b > c) + 4 * (a > c)
-        counts[codes[i]] += 1
-        if i >= n + 2:
-            counts[codes[i - n]] -= 1
-        if i >= n + 1:
-            entropy = 0.0
-            for count in counts:
-                if count > 0:
-                    entropy -= count / n * math.log(count / n)
-            out[i] = entropy / math.log(6.0)
-    return out
+@njit(cache=True, nogil=True)
+def change_point(surprise, state, out_change, out_run):
+    """(Probability that the mean surprise changed within the last 4 bars, mean run length as a share of RUNS less 1/2).
+
+    Adams and MacKay's recursion for normal surprises of deviation 1 whose mean is drawn from N(0, 1) at a change.
+    state : a row a run length r, (probability, sum of the run's surprises); of runs of RUNS - 1 bars and more one mean
+    sum is kept, shrunk to that many bars.
+    """
+    if state[:, 0].sum() == 0.0:
+        state[0, 0] = 1.0  # before the first number a run of length 0 is certain
+    width = np.array([1.0 + 1.0 / (r + 1.0) for r in range(RUNS)])
+    scale, factor = 1.0 / np.sqrt(width), -0.5 / width
+    for i in range(HISTORY, len(surprise)):
+        x = min(max(surprise[i], -8.0), 8.0)  # beyond that every run is as unlikely: the new one wins anyway
+        if math.isnan(surprise[i]):
+            out_change[i - HISTORY] = out_run[i - HISTORY] = np.nan
+            continue
+        total = 0.0
+        for r in range(RUNS):
+            miss = x - state[r, 1] / (r + 1.0)
+            state[r, 0] *= scale[r] * math.exp(factor[r] * miss * miss)
+            total += state[r, 0]
+        oldest = state[RUNS - 1, 0] + state[RUNS - 2, 0]
+        longest = state[RUNS - 1, 0] * state[RUNS - 1, 1] + state[RUNS - 2, 0] * state[RUNS - 2, 1]
+        longest = longest / oldest if oldest > 0.0 else 0.0
+        for r in range(RUNS - 2, 0, -1):
+            state[r, 0] = (1.0 - HAZARD) * state[r - 1, 0] / total
+            state[r, 1] = state[r - 1, 1] + x
+        state[RUNS - 1, 0] = (1.0 - HAZARD) * oldest / total
+        state[RUNS - 1, 1] = (longest + x) * (RUNS - 1.0) / RUNS
+        state[0, 0], state[0, 1] = HAZARD, 0.0
+        run = 0.0
+        for r in range(1, RUNS):
+            run += r * state[r, 0]
+        out_change[i - HISTORY] = state[0, 0] + state[1, 0] + state[2, 0] + state[3, 0] + state[4, 0]
+        out_run[i - HISTORY] = run / RUNS - 0.5
+
+
+def regime(bars, market, coarse):
+    return columns("regime", FAMILY, bars, market, coarse)

@@ -5,37 +5,54 @@ overlap) Haar transform, whose detail of a row looks back only. Differences of l
 the price does not enter.
 """
 
-import numpy as np
+import math
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import rolling
-from ml_factory.features.rolling import lag, ratio, rolling_mean, rolling_sum
+import numpy as np
+from numba import njit
+
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import HISTORY, deviation, ratio, window_sum
 
 SCALES = (2, 4, 8, 16)
 WINDOW = 96
 
 
-def wavelet(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; none where `coarse`: the scales cover those frames."""
+def _names(market, coarse):
+    """None where `coarse`: the scales cover those frames."""
+    return () if coarse else tuple(f"haar_{what}_{scale}" for scale in SCALES for what in ("share", "detail"))
+
+
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
     if coarse:
-        return {}
-    returns = rolling.log_returns(bars.close)
-    spread = rolling.deviation(bars.close, WINDOW)
-    columns = {}
-    for scale in SCALES:
-        detail = haar_detail(returns, scale)
-        covered = rolling_sum(returns * returns, WINDOW + scale - 1)  # the returns that WINDOW details look at
-        columns[f"haar_share_{scale}"] = ratio(rolling_sum(detail * detail, WINDOW), covered)
-        columns[f"haar_detail_{scale}"] = detail * np.sqrt(scale) / spread
-    return columns
+        return
+    spread = deviation(b.ret, WINDOW, b.t0, HISTORY)
+    squares = b.ret * b.ret
+    for place, scale in enumerate(SCALES):
+        detail = haar_detail(b.ret, scale, b.t0, HISTORY - 2 * WINDOW)
+        covered = window_sum(squares, WINDOW + scale - 1, b.t0, HISTORY)  # the returns that WINDOW details look at
+        energy = window_sum(detail * detail, WINDOW, b.t0, HISTORY)
+        for i in range(HISTORY, len(squares)):
+            out[2 * place, i - HISTORY] = ratio(energy[i], covered[i], 0.0)
+            out[2 * place + 1, i - HISTORY] = detail[i] * math.sqrt(scale) / spread[i]
 
 
-def haar_detail(x: np.ndarray, scale: int) -> np.ndarray:
+FAMILY = Family(names=_names, kernel=_kernel)
+
+
+@njit(cache=True, nogil=True)
+def haar_detail(x, scale, t0, first):
     """Mean of the newest scale / 2 values minus the mean of the scale / 2 before them, halved; `scale` is even.
 
     Of independent values with variance v it has variance v / scale.
     """
     half = scale // 2
-    newest = rolling_mean(x, half)
-    return 0.5 * (newest - lag(newest, half))
+    newest = window_sum(x, half, t0, first - half)
+    out = np.full(len(x), np.nan)
+    for i in range(first, len(x)):
+        out[i] = 0.5 * (newest[i] - newest[i - half]) / half
+    return out
+
+
+def wavelet(bars, market, coarse):
+    return columns("wavelet", FAMILY, bars, market, coarse)

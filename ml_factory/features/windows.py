@@ -64,50 +64,45 @@ def window_sum(x, n, t0, first):
     tail = np.empty(n + 1)
     tail[n] = 0.0
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
-        head, total = 0.0, 0.0
-        stop = min(n, size - start)
-        for k in range(stop):
-            head += x[start + k]
-            out[start + k] = head
-            total += x[start - 1 - k]
-            tail[n - 1 - k] = total
-        for k in range(stop, n):
-            total += x[start - 1 - k]
-            tail[n - 1 - k] = total
-        for k in range(stop):
-            out[start + k] += tail[k + 1]
+        # Slices, here and below: an index that might be negative keeps a loop off the vector registers.
+        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+        total = 0.0
+        for k in range(n - 1, 0, -1):
+            total += older[k]
+            tail[k] = total
+        total = 0.0
+        for k in range(len(row)):
+            total += newer[k]
+            row[k] = total + tail[k + 1]
     return out
 
 
 @njit(cache=True, nogil=True)
 def window_max(x, n, t0, first):
-    """Largest of the last n values; NaN where one is."""
+    """Largest of the last n values. Values may be missing before the first bar only: a window is NaN until past it."""
     size = len(x)
     out = np.empty(size)
     tail = np.empty(n + 1)
     tail[n] = -np.inf
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
-        head, best = -np.inf, -np.inf
-        stop = min(n, size - start)
-        for k in range(stop):
-            head = _larger(head, x[start + k])
-            out[start + k] = head
-        for k in range(n - 1):
-            best = _larger(best, x[start - 1 - k])
-            tail[n - 1 - k] = best
-        for k in range(stop):
-            out[start + k] = _larger(out[start + k], tail[k + 1])
+        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+        best = -np.inf
+        for k in range(n - 1, 0, -1):
+            best = max(best, older[k])
+            tail[k] = best
+        best = -np.inf
+        for k in range(len(row)):
+            best = max(best, newer[k])
+            row[k] = max(best, tail[k + 1])
+    oldest, rows = x[first - n + 1 :], out[first:]
+    for i in range(len(rows)):
+        rows[i] += 0.0 * oldest[i]
     return out
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _larger(a, b):
-    return a if a >= b or math.isnan(a) else b
 
 
 @njit(cache=True, nogil=True)
 def window_min(x, n, t0, first):
-    """Smallest of the last n values; NaN where one is."""
+    """Smallest of the last n values; missing values as in `window_max`."""
     return -window_max(-x, n, t0, first)
 
 
@@ -120,53 +115,53 @@ def window_covariance(x, y, n, t0, first):
     """
     size = len(x)
     out = np.empty(size)
-    tail = np.zeros((n + 1, 3))
+    tail_x, tail_y, tail_xy = np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        older_x, older_y = x[start - n : start], y[start - n : start]
+        newer_x, newer_y, row = x[start : start + n], y[start : start + n], out[start : start + n]
         x0, y0 = x[start], y[start]
         sx, sy, sxy = 0.0, 0.0, 0.0
-        for k in range(n - 1):
-            dx, dy = x[start - 1 - k] - x0, y[start - 1 - k] - y0
+        for k in range(n - 1, 0, -1):
+            dx, dy = older_x[k] - x0, older_y[k] - y0
             sx += dx
             sy += dy
             sxy += dx * dy
-            tail[n - 1 - k, 0] = sx
-            tail[n - 1 - k, 1] = sy
-            tail[n - 1 - k, 2] = sxy
+            tail_x[k], tail_y[k], tail_xy[k] = sx, sy, sxy
         sx, sy, sxy = 0.0, 0.0, 0.0
-        for k in range(min(n, size - start)):
-            dx, dy = x[start + k] - x0, y[start + k] - y0
+        for k in range(len(row)):
+            dx, dy = newer_x[k] - x0, newer_y[k] - y0
             sx += dx
             sy += dy
             sxy += dx * dy
-            a, b = sx + tail[k + 1, 0], sy + tail[k + 1, 1]
-            out[start + k] = (sxy + tail[k + 1, 2] - a * b / n) / n
+            row[k] = ((sxy + tail_xy[k + 1]) - (sx + tail_x[k + 1]) * (sy + tail_y[k + 1]) / n) / n
     return out
 
 
 @njit(cache=True, nogil=True)
 def window_std(x, n, t0, first):
-    """Population standard deviation of the last n values (TA-Lib STDDEV)."""
+    """Population standard deviation of the last n values (TA-Lib STDDEV), measured as `window_covariance` does."""
     size = len(x)
     out = np.empty(size)
-    tail = np.zeros((n + 1, 2))
+    tail, tail_2 = np.zeros(n + 1), np.zeros(n + 1)
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
         x0 = x[start]
         s1, s2 = 0.0, 0.0
-        for k in range(n - 1):
-            d = x[start - 1 - k] - x0
+        for k in range(n - 1, 0, -1):
+            d = older[k] - x0
             s1 += d
             s2 += d * d
-            tail[n - 1 - k, 0] = s1
-            tail[n - 1 - k, 1] = s2
+            tail[k], tail_2[k] = s1, s2
         s1, s2 = 0.0, 0.0
-        for k in range(min(n, size - start)):
-            d = x[start + k] - x0
+        for k in range(len(row)):
+            d = newer[k] - x0
             s1 += d
             s2 += d * d
-            a = s1 + tail[k + 1, 0]
-            out[start + k] = (s2 + tail[k + 1, 1] - a * a / n) / n
-    for i in range(first, size):
-        out[i] = math.sqrt(0.0 if out[i] < 0.0 else out[i])
+            total = s1 + tail[k + 1]
+            row[k] = (s2 + tail_2[k + 1] - total * total / n) / n
+    rows = out[first:]
+    for i in range(len(rows)):
+        rows[i] = math.sqrt(0.0 if rows[i] < 0.0 else rows[i])
     return out
 
 
@@ -196,10 +191,13 @@ def weighted_sum(x, weights, first):
     weights : their number is a multiple of 4, newest first.
     """
     out = np.zeros(len(x))
+    rows = len(x) - first
+    total = out[first:]
     for k in range(0, len(weights), 4):
         a, b, c, d = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
-        for i in range(first, len(x)):
-            out[i] += (a * x[i - k] + b * x[i - k - 1]) + (c * x[i - k - 2] + d * x[i - k - 3])
+        x0, x1, x2, x3 = x[first - k :], x[first - k - 1 :], x[first - k - 2 :], x[first - k - 3 :]
+        for j in range(rows):
+            total[j] += (a * x0[j] + b * x1[j]) + (c * x2[j] + d * x3[j])
     return out
 
 
@@ -230,11 +228,13 @@ def window_rank(x, n, first):
     """Share of the last n values below the newest, ties counted half: from 1 / 2n to 1 - 1 / 2n."""
     size = len(x)
     out = np.zeros(size)
+    newest, oldest, rows = x[first:], x[first - n + 1 :], out[first:]
     for k in range(n):
-        for i in range(first, size):
-            out[i] += np.float64(x[i - k] < x[i]) + np.float64(x[i - k] <= x[i])
-    for i in range(first, size):
-        out[i] = 0.5 * out[i] / n + 0.0 * x[i - n + 1]
+        older = x[first - k :]
+        for i in range(len(rows)):
+            rows[i] += np.float64(older[i] < newest[i]) + np.float64(older[i] <= newest[i])
+    for i in range(len(rows)):
+        rows[i] = 0.5 * rows[i] / n + 0.0 * oldest[i]
     return out
 
 

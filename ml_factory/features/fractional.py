@@ -1,0 +1,62 @@
+"""Fractional differentiation at given orders: between the price's level, which never forgets, and its return.
+
+Sources: Hosking (1981), eq. 2.3, for the weights; Lopez de Prado, Advances in Financial Machine Learning (2018), 5.5,
+for a window of fixed width.
+"""
+
+import numpy as np
+from numba import njit
+
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import HISTORY, deviation, weighted_sum
+
+ORDERS = (0.2, 0.4, 0.6, 0.8)
+WINDOW = 96
+
+
+def _names(market, coarse):
+    """None where `coarse`: the window of the base frame covers those frames."""
+    return () if coarse else tuple(f"fractional_{round(100 * order)}" for order in ORDERS)
+
+
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    if coarse:
+        return
+    spread = deviation(b.ret, WINDOW, b.t0, HISTORY)
+    for place, order in enumerate(ORDERS):
+        difference = weighted_sum(b.ret, return_weights(order, WINDOW), HISTORY)
+        for i in range(HISTORY, len(difference)):
+            out[place, i - HISTORY] = difference[i] / spread[i]
+
+
+FAMILY = Family(names=_names, kernel=_kernel)
+
+
+@njit(cache=True, nogil=True)
+def fractional_weights(order, n):
+    """Weights of (1 - L)^order, newest first, cut off after n terms (Hosking 1981, eq. 2.3)."""
+    weights = np.ones(n)
+    for k in range(1, n):
+        weights[k] = weights[k - 1] * (k - 1 - order) / k
+    return weights
+
+
+@njit(cache=True, nogil=True)
+def return_weights(order, n):
+    """Weights of the newest n returns in (1 - L)^order of n + 1 log prices measured from the newest one.
+
+    The cut-off weights do not sum to 0, so the plain form would carry the price's level; from the newest price it
+    does not. The return k bars ago lies between the newest price and all older than k: it weighs minus their sum.
+    """
+    prices = fractional_weights(order, n + 1)
+    older = np.empty(n)
+    total = 0.0
+    for k in range(n, 0, -1):
+        total += prices[k]
+        older[k - 1] = -total
+    return older
+
+
+def fractional(bars, market, coarse):
+    return columns("fractional", FAMILY, bars, market, coarse)
