@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ml_factory import __version__, pipeline
 from ml_factory.data.bars import BarSpec
+from ml_factory.data.contracts import RollSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
@@ -77,15 +78,18 @@ def prepare(
     decimal: Decimal = None,
     calendar: Annotated[str | None, typer.Option(help="cme, us_equity, fx or 24h; empty: by symbol.")] = None,
     tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
+    roll: Annotated[str | None, typer.Option(help="Join the contracts in --data: volume or date.")] = None,
+    adjust: Annotated[str, typer.Option(help="Prices at a roll: ratio, difference or none.")] = "ratio",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
     settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
+    rolled = RollSpec(by=roll, adjust=adjust) if roll else None
     with _working(f"preparing {symbol}", as_json):
         result = pipeline.prepare(
-            Workspace(workspace), symbol, horizon or DEFAULT_HORIZONS, data=data, settings=settings
+            Workspace(workspace), symbol, horizon or DEFAULT_HORIZONS, data=data, settings=settings, roll=rolled
         )
     _tell(result, as_json)
 

@@ -5,19 +5,23 @@ import difflib
 import gzip
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow
 
-from ml_factory.data.bars import BarSpec, check_bars
-from ml_factory.data.findings import BarReport
-from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.bars import BarSpec, check_bars, read_columns
+from ml_factory.data.contracts import RollSpec, continuous
+from ml_factory.data.findings import BarReport, Finding, refuse
+from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.runs.storage import replace_file, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
 
 DELIMITERS = (",", ";", "\t", "|")
+CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _HEAD_BYTES = 65_536
 # Until 3.1 pandas reads decimals a last bit off unless told otherwise; since then it warns when told.
@@ -48,11 +52,16 @@ def import_bars(
     *,
     market: MarketSpec | None = None,
     delimiter: str | None = None,
+    roll: RollSpec | None = None,
+    calendar: str | None = None,
 ) -> BarReport:
     """Check bars and put them at data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
 
     source : a file, or a table already read. Bars of other content that were there are kept once more beside the
     new ones, as {SYMBOL}_1m.previous.parquet.
+    roll : joins bars of several contracts to one series (`contracts.continuous`); the file then also has `contract`,
+    `factor` and `shift`, which give the contracts' own prices back.  calendar : whose sessions the rolls follow, if
+    it is not to be looked up by symbol.
     """
     spec = spec or BarSpec()
     path = workspace.raw_bars(symbol)
@@ -61,7 +70,11 @@ def import_bars(
         raise SettingsError("The workspace keeps 1-minute bars", where="minutes", got=spec.minutes, next_step=step)
     where = "bars" if isinstance(source, pd.DataFrame) else source
     raw = source if isinstance(source, pd.DataFrame) else read_table(source, delimiter=delimiter)
-    bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+    if roll is None:
+        bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+    else:
+        known = market or (market_for(symbol, calendar=calendar) if calendar else None)
+        bars, report = _join_contracts(raw, roll, spec, where, known, symbol)
     if path.exists():
         if not isinstance(source, pd.DataFrame) and os.path.samefile(source, path):
             return report
@@ -70,6 +83,49 @@ def import_bars(
         _keep_previous(path)
     write_bars(path, bars)
     return report
+
+
+def _join_contracts(
+    raw: pd.DataFrame, roll: RollSpec, spec: BarSpec, where: object, market: MarketSpec | None, symbol: str
+) -> tuple[pd.DataFrame, BarReport]:
+    """Checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
+    plain = {str(name).strip().lower(): name for name in raw.columns}
+    named = next((plain[name] for name in CONTRACT_COLUMNS if name in plain), None)
+    if named is None:
+        got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
+        raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
+    start_ns, values, findings = read_columns(raw, spec, where)
+    refuse([finding for finding in findings if finding.severity == "refused"], where)
+    index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
+    table = pd.DataFrame({"contract": raw[named].astype(str).to_numpy()} | values, index=index)
+    table = table[~table.reset_index().duplicated().to_numpy()].sort_index(kind="stable")
+    joined, rolls = continuous(table, roll, market or market_for(symbol, table))
+    if not len(joined):
+        step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
+        raise BarsError("The first session decides the first contract, and no other came", where=where, next_step=step)
+    own = [name for name in joined.columns if name not in ("factor", "shift")]
+    # joined bars are in the contract's form: nothing is to be shifted or translated again
+    bars, report = check_bars(
+        joined[own].reset_index(), BarSpec(strict=spec.strict), where=where, market=market, symbol=symbol
+    )
+    told = [finding for finding in findings if finding.severity != "refused"] + _told_rolls(rolls, table, joined)
+    report = replace(report, findings=(*told, *report.findings))
+    return bars.join(joined[["factor", "shift"]]), report
+
+
+def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
+    """What was joined to what, and where two contracts never traded in one minute."""
+    count = table["contract"].nunique()
+    message = f"{len(table):,} bars of {count} contracts joined into {len(joined):,}; rows of what follows count these"
+    told = [Finding("contracts", "mapped", np.empty(0, np.int64), message)]
+    for one in rolls.itertuples():
+        row = np.array([joined.index.searchsorted(one.at)], np.int64)
+        begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
+        told.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
+        if one.previous and pd.isna(one.common):
+            message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
+            told.append(Finding("unjoined_roll", "reported", row, message))
+    return told
 
 
 def raw_bars_of(workspace: Workspace, symbol: str) -> Path:

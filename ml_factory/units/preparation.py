@@ -3,25 +3,28 @@
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.bars import BarSpec
+from ml_factory.data.contracts import RollSpec
 from ml_factory.data.findings import BarReport
 from ml_factory.data.resample import asof_rows, base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
-from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.mapped import content_hash
+from ml_factory.datasets.scaling import scaler_class
 from ml_factory.datasets.store import Store
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
-from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
-from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.runs.ownership import exclusive
+from ml_factory.runs.storage import file_hash, fingerprint, plain, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import holdout
@@ -39,6 +42,7 @@ def prepare(
     *,
     data: str | Path | None = None,
     settings: DataSpec | None = None,
+    roll: RollSpec | None = None,
 ) -> PrepareResult:
     """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
 
@@ -47,6 +51,7 @@ def prepare(
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
     data : a file to bring into `data/raw` first.  settings : everything that decides what is written; a calendar or
         tick given once for this symbol holds until another is given.
+    roll : how the contracts in `data` become one series, where it holds several.
 
     Raises
     ------
@@ -61,24 +66,29 @@ def prepare(
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
         before = raw.read_bytes() if raw.is_file() else None
-        _tell(symbol, import_bars(data, workspace, symbol, settings.bars), "mapped")
+        told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+        _tell(symbol, told, "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
         settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
+    elif roll is not None:
+        raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     elif symbol == DEMO:
         ensure_demo_market(workspace, symbol)
     settings = _with_given_facts(settings, workspace.processed(symbol))
     key = data_fingerprint(workspace, symbol, settings)
-    store = Store.find(workspace.processed(symbol), key)
-    missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
-    if missing:
-        try:
-            store = _write(Store.begin(workspace.processed(symbol), key), workspace, symbol, settings, missing)
-        except FactoryError:
-            if data is not None and before is not None:  # what was prepared before belongs to the bars before
-                write_bytes_atomic(raw, before)
-            raise
-    else:
-        store.make_current()
+    processed = workspace.processed(symbol)
+    with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
+        store = Store.find(processed, key)
+        missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
+        if missing:
+            try:
+                store = _write(store or Store.begin(processed, key), workspace, symbol, settings, missing)
+            except FactoryError:
+                if data is not None and before is not None:  # what was prepared before belongs to the bars before
+                    write_bytes_atomic(raw, before)
+                raise
+        else:
+            store.make_current()
     return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
 
 
@@ -199,36 +209,62 @@ def _tell(symbol: str, report: BarReport, severity: str) -> None:
 
 def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int]) -> Store:
     bars, market, report = read_market(workspace, symbol, settings)
-    matrix = build_features(bars, market, settings.features)
-    if not store.committed:
-        store.write_features(matrix)
+    made = {
+        "symbol": symbol,
+        "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars), "bars": bars_hash(bars)},
+        "settings": settings.to_dict(),
+        "sources": source_hash(DATA_ROOMS),
+        "market": market.to_dict(),
+        "bars": report.to_dict(),
+    }
+    if store.committed:
+        base, rows = base_frame(bars, market, settings.features.base_minutes), _Rows(store.facts["first"], store.values)
+    else:
+        matrix = build_features(bars, market, settings.features)
+        store.write_features(matrix, _grown_from(store, bars, made))
+        made |= {"first": matrix.first, "staleness": matrix.frame_staleness}
+        base, rows = matrix.base, _Rows(matrix.first, matrix.values)
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
-    facts = {}
-    for horizon in horizons:
-        facts[str(horizon)] = _write_horizon(store, matrix, fine, settings, market, horizon)
-    store.commit(
-        {
-            "symbol": symbol,
-            "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars)},
-            "settings": settings.to_dict(),
-            "market": market.to_dict(),
-            "bars": report.to_dict(),
-            "staleness": matrix.frame_staleness,
-            "horizons": facts,
-        }
-    )
+    facts = {str(h): _write_horizon(store, base, fine, rows, settings, market, h) for h in horizons}
+    store.commit(made | {"horizons": facts})
     return store
 
 
-def _write_horizon(store: Store, matrix: FeatureMatrix, fine, settings: DataSpec, market: MarketSpec, horizon: int):
+def _grown_from(store: Store, bars: pd.DataFrame, made: dict) -> Store | None:
+    """The symbol's current data set, when it was made in the same way of the first of these bars."""
+    try:
+        before = Store.current(store.folder.parent)
+    except NotPreparedError:
+        return None
+    same = all(before.facts[name] == plain(made[name]) for name in ("settings", "sources", "market"))
+    raw = before.facts["raw"]
+    grown = same and raw["rows"] <= len(bars) and raw["bars"] == bars_hash(bars.iloc[: raw["rows"]])
+    return before if grown else None
+
+
+def bars_hash(bars: pd.DataFrame) -> str:
+    """Hex digest of checked bars: their moments, the columns' names and numbers."""
+    columns = {name: content_hash(np.ascontiguousarray(column)) for name, column in bars.items()}
+    return fingerprint({"start": content_hash(bars.index.as_unit("ns").asi8), "columns": columns})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Feature rows: row i of `values` (N, F) is base bar `first + i`."""
+
+    first: int
+    values: np.ndarray
+
+
+def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
-    labels = triple_barrier(matrix.base, fine, settings.labels_for(horizon), market)
-    labels = labels[labels["entry_bar"] >= matrix.first]
+    labels = triple_barrier(base, fine, settings.labels_for(horizon), market)
+    labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
-    rows = labels["entry_bar"].to_numpy() - matrix.first
+    teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
-    store.write_scaler(horizon, RobustScaler.fit(matrix.values[rows[splits["train"]]]))
+    store.write_scaler(horizon, scaler_class(settings.scaler).fit(rows.values, teachers))
     clear = labels["barrier"] != "ambiguous"
     sides = {"short": -1, "neutral": 0, "long": 1}
     balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}
@@ -253,7 +289,7 @@ def _result(store: Store, symbol: str, horizons: tuple[int, ...], *, reused: boo
         fingerprint=store.fingerprint,
         folder=store.folder,
         market=store.facts["market"],
-        rows=len(store.known_at),
+        rows=store.rows,
         features=store.feature_names,
         horizons=list(horizons),
         label_balance=balance,

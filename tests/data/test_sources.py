@@ -3,11 +3,13 @@
 import gzip
 import time
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import ml_factory.data.sources as sources
 from ml_factory.data.bars import BarSpec
+from ml_factory.data.contracts import RollSpec, unadjusted
 from ml_factory.data.sources import import_bars, load_bars, read_table, write_bars
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.runs.workspace import Workspace
@@ -218,3 +220,60 @@ def test_a_workbook_is_told_to_be_saved_as_csv(tmp_path):
     (tmp_path / "bars.xlsx").write_bytes(b"PK\x03\x04" + bytes(200))
     with pytest.raises(BarsError, match="save the sheet"):
         read_table(tmp_path / "bars.xlsx")
+
+
+@pytest.fixture
+def two_contracts(make_raw) -> pd.DataFrame:
+    """ESH4 and the same prices 5 % higher as ESM4, naive local times; ESM4 leads from the second day on."""
+    near = make_raw(3000, "2024-03-05 00:00").assign(expiry="ESH4")
+    far = near.assign(expiry="ESM4", volume=np.where(np.arange(3000) < 1320, 1.0, 999.0))
+    far[["open", "high", "low", "close"]] *= 1.05
+    both = pd.concat([far, near, near.iloc[:5]])  # out of order, a few rows twice
+    return both.assign(timestamp=both["timestamp"].dt.tz_convert("America/Chicago").dt.tz_localize(None))
+
+
+def test_contracts_are_joined_when_asked(two_contracts, workspace, tmp_path):
+    two_contracts.to_csv(tmp_path / "es.csv", index=False)
+    spec = BarSpec(zone="America/Chicago")
+    with pytest.raises(BarsError, match=r"several values of 'expiry'.*--roll volume"):
+        import_bars(tmp_path / "es.csv", workspace, "ES", spec)
+    assert not workspace.raw_bars("ES").exists()
+    report = import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
+    kinds = [finding.kind for finding in report.findings]
+    assert kinds.count("rolled") == 2 and "unjoined_roll" not in kinds and "text_time" in kinds
+    bars, again = load_bars(workspace, "ES")
+    assert again.fingerprint == report.fingerprint and again.rows == 3000
+    assert bars["contract"].unique().tolist() == [202403, 202406] and bars["contract"].dtype == np.int32
+    near = two_contracts.iloc[3000:6000]
+    assert np.allclose(bars["close"], near["close"], rtol=1e-12)
+    stored = pd.read_parquet(workspace.raw_bars("ES")).set_index("timestamp")
+    later = stored["contract"] == 202406
+    assert np.allclose(unadjusted(stored)["close"][later], 1.05 * near["close"][later.to_numpy()], rtol=1e-12)
+    before = workspace.raw_bars("ES").read_bytes()
+    import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
+    assert workspace.raw_bars("ES").read_bytes() == before and len(list(workspace.raw.iterdir())) == 1
+
+
+def test_a_join_that_cannot_be(two_contracts, make_raw, workspace):
+    spec = BarSpec(zone="America/Chicago")
+    with pytest.raises(BarsError, match=r"name no contract.*leave --roll out"):
+        import_bars(make_raw(), workspace, "ES", roll=RollSpec())
+    with pytest.raises(BarsError, match="first session decides"):
+        import_bars(
+            two_contracts[two_contracts["timestamp"] < "2024-03-05 12:00"], workspace, "ES", spec, roll=RollSpec()
+        )
+    broken = two_contracts.reset_index(drop=True)
+    broken.loc[7, "high"] = 1.0
+    with pytest.raises(BarsError, match="row 7"):
+        import_bars(broken, workspace, "ES", spec, roll=RollSpec())
+    with pytest.raises(SettingsError, match="did you mean .cme."):
+        import_bars(two_contracts, workspace, "ES", spec, roll=RollSpec(), calendar="cmee")
+    assert not list(workspace.raw.iterdir())
+
+
+def test_contracts_that_never_met_are_named(two_contracts, workspace):
+    early = two_contracts["timestamp"] < "2024-03-05 17:00"
+    apart = two_contracts[early == (two_contracts["expiry"] == "ESH4")]
+    report = import_bars(apart, workspace, "ES", BarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
+    told = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
+    assert len(told) == 1 and told[0].severity == "reported" and "ESH4 and ESM4 never traded" in told[0].message
