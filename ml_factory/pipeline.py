@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from ml_factory.data.bars import BarSpec
@@ -22,7 +21,15 @@ from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units import forecasts, pages
 from ml_factory.units.dataset import Dataset, with_baselines
-from ml_factory.units.folds import fold_metrics, fold_plan, out_of_fold_predictions
+from ml_factory.units.folds import (
+    SchemeSpec,
+    fold_metrics,
+    fold_plan,
+    gain_over_blocks,
+    judged_folds,
+    out_of_fold_predictions,
+    path_metrics,
+)
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import fit_holdout
 from ml_factory.units.preparation import (
@@ -91,38 +98,45 @@ def train(
 
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
-    seed: int = 0, quick: bool = False, fresh: bool = False, model_settings: Mapping | None = None,
+    test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
+    model_settings: Mapping | None = None,
 ) -> CrossValidateResult:  # fmt: skip
-    """Purged and embargoed folds over everything before the test rows, which stay untouched."""
+    """Purged and embargoed folds over everything before the test rows, which stay untouched.
+
+    scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
+    folds, test_blocks, window : as of `units.folds.SchemeSpec`.
+    A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
+    """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     spec_of(model)
-    if scheme != "purged_kfold":
-        raise SettingsError("Unknown scheme of folds", where="scheme", got=repr(scheme), wanted="'purged_kfold'")
+    cut = SchemeSpec(scheme, folds, test_blocks, window)
     data = load_dataset(workspace, symbol, horizon)
-    settings = {"folds": folds, **_for_the_model(model_settings)}
+    settings = cut.to_dict() | _for_the_model(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
     run = open_run(workspace.results, symbol, spec, fresh)
-    fitted_with = {name: value for name, value in spec.settings if name != "folds"}
-    plan = fold_plan(data, data.development(), folds, build_model(model, **fitted_with).lookback, quick)
+    fitted_with = {name: value for name, value in spec.settings if name not in cut.to_dict()}
+    plan = fold_plan(data, data.development(), cut, build_model(model, **fitted_with).lookback, quick)
     elsewhere = run.begin(spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
         outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with)
-    inexact = [*outcome.inexact, *(elsewhere if outcome.found < folds else ())]
-    table = fold_metrics(data, plan, outcome.p_N3, model)
-    gains = table.loc[table["name"] == model, "log_loss_gain"]
+    inexact = [*outcome.inexact, *(elsewhere if outcome.found < len(plan.folds) else ())]
+    judged = judged_folds(data, outcome, model)
+    table, paths = fold_metrics(data, judged), path_metrics(data, plan, judged)
+    mean, error = gain_over_blocks(table, model)
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
-    path = run.folder / "folds.parquet"
+    path, paths_path = run.folder / "folds.parquet", run.folder / "paths.parquet" if paths is not None else None
     forecasts.write_frame(path, table)
+    if paths is not None:
+        forecasts.write_frame(paths_path, paths)
     return CrossValidateResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, folds=table, fold_table=plan.table(),
-        gain_mean=float(gains.mean()), gain_se=float(gains.std(ddof=1) / np.sqrt(len(gains))), path=path,
-        resumed_from=outcome.found or None, exact=not inexact, inexact_because=inexact,
-        limited=plan.limited | limits if quick else {},
-        seconds=time.perf_counter() - started,
-        draw=lambda: figures.fold_scores(table),
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, scheme=scheme, folds=table,
+        fold_table=plan.table(), paths=paths, gain_mean=mean, gain_se=error, untaught=outcome.untaught,
+        path=path, paths_path=paths_path, resumed_from=outcome.found or None, exact=not inexact,
+        inexact_because=inexact, limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
+        draw=lambda: figures.fold_scores(table) if paths is None else figures.path_scores(paths),
     )  # fmt: skip
 
 
@@ -232,7 +246,7 @@ def _store(workspace: Workspace, symbol: str) -> Store:
 
 def _for_the_model(settings: Mapping | None) -> dict:
     """The model's own settings; what is asked of the run has an argument of its own and only that one."""
-    for name in ("seed", "folds"):
+    for name in ("seed", "folds", "scheme", "test_blocks", "window"):
         if name in (settings or {}):
             raise SettingsError(
                 "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"

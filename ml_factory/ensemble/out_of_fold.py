@@ -41,6 +41,31 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
 
 
 def out_of_fold(
+    make_model: Callable[[int], object], inputs: Inputs, labels: pd.DataFrame, folds: Sequence[Fold], **how
+) -> np.ndarray:
+    """Train one model per fold and predict the fold's test rows; arguments as of `fold_forecasts`.
+
+    Returns
+    -------
+    float64 (N, 3), NaN in rows that no fold predicts.
+
+    Raises
+    ------
+    SettingsError when two folds predict the same row, and those of `fold_forecasts`.
+    """
+    _check_once(folds, len(labels))
+    return together(len(labels), folds, fold_forecasts(make_model, inputs, labels, folds, **how))
+
+
+def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
+    """float64 (n, 3): each fold's forecasts at the rows it tests, NaN elsewhere; the folds test different rows."""
+    p_N3 = np.full((n, 3), np.nan)
+    for (_, test), p in zip(folds, forecasts, strict=True):
+        p_N3[test] = p
+    return p_N3
+
+
+def fold_forecasts(
     make_model: Callable[[int], object],
     inputs: Inputs,
     labels: pd.DataFrame,
@@ -51,15 +76,15 @@ def out_of_fold(
     fit_options: Callable[[int], dict] = lambda fold: {},
     checkpoints=None,
     on_fold: Callable[[int, object], None] = lambda fold, result: None,
-) -> np.ndarray:
-    """Train one model per fold and predict the fold's test rows.
+) -> list[np.ndarray]:
+    """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
 
     Parameters
     ----------
     make_model : fold number → a fresh estimator (derive its seed from the fold).
     inputs : training positions → (positions → model input); whatever is fitted there, is fitted on those only.
     labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
-    folds : (train, test) positions into `labels`, already purged and embargoed, as from `purged_kfold`.
+    folds : (train, test) positions into `labels`, already purged and embargoed, as from `targets.splits`.
     usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
@@ -67,43 +92,53 @@ def out_of_fold(
 
     Returns
     -------
-    float64 (N, 3), NaN in rows that no fold predicts.
+    For each fold float64 (test rows, 3), NaN in rows that are not usable, and in all of them where the rows to fit on
+    are of one class: there is nothing to tell apart, and the other folds go on.
 
     Raises
     ------
-    SettingsError when two folds predict the same row, or a fold trains on a row it predicts.
+    SettingsError when a fold trains on a row it predicts.
     """
-    _check_folds(folds, len(labels))
+    _check_apart(folds, len(labels))
     usable = np.ones(len(labels), dtype=bool) if usable is None else np.asarray(usable, dtype=bool)
-    y, p_N3 = labels["label"].to_numpy(), np.full((len(labels), 3), np.nan)
-    finished = 0
+    y, forecasts = labels["label"].to_numpy(), []
     if checkpoints is not None and (found := checkpoints.load()) is not None:
-        finished, p_N3 = int(found["state"]["finished"]), np.array(found["state"]["p"], dtype=np.float64)
-    for number in range(finished, len(folds)):
-        train, test = (rows[usable[rows]] for rows in folds[number])
+        forecasts = [np.array(p, dtype=np.float64) for p in found["state"]["p"]]
+    for number in range(len(forecasts), len(folds)):
+        train, test = folds[number]
+        train, said = train[usable[train]], usable[test]
+        forecasts.append(np.full((len(test), 3), np.nan))
         fit, validation = inner_validation(labels, train, validation_share)
         w_fit = training_weights(labels.iloc[fit])  # of the fold's own rows alone
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
-        take, held_out = inputs(fit), None
-        if len(validation):
-            held_out = (take(validation), y[validation], training_weights(labels.iloc[validation]))
-        model = make_model(number)
-        result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
-        if len(test):
-            p_N3[test] = model.predict_proba(take(test))
-        del model, take, held_out  # one fold's memory at a time
-        on_fold(number, result)
+        if len(np.unique(y[fit])) > 1:
+            take, held_out = inputs(fit), None
+            if len(validation):
+                held_out = (take(validation), y[validation], training_weights(labels.iloc[validation]))
+            model = make_model(number)
+            result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
+            if said.any():
+                forecasts[number][said] = model.predict_proba(take(test[said]))
+            del model, take, held_out  # one fold's memory at a time
+            on_fold(number, result)
         if checkpoints is not None:
-            checkpoints.save({"finished": number + 1, "p": p_N3}, force=True)
-    return p_N3
+            checkpoints.save({"finished": number + 1, "p": forecasts}, force=True)
+    return forecasts
 
 
-def _check_folds(folds: Sequence[Fold], n: int) -> None:
-    """Each row predicted at most once, never by a model trained on it."""
-    predicted = np.zeros(n, dtype=np.int64)
+def _check_apart(folds: Sequence[Fold], n: int) -> None:
+    """No fold predicts a row it is trained on."""
     for number, (train, test) in enumerate(folds):
-        if np.intersect1d(train, test).size:
+        taught = np.zeros(n, dtype=bool)
+        taught[train] = True
+        if taught[test].any():
             raise SettingsError("A fold trains on rows it predicts", where=f"fold {number}")
+
+
+def _check_once(folds: Sequence[Fold], n: int) -> None:
+    """Each row predicted at most once."""
+    predicted = np.zeros(n, dtype=np.int64)
+    for _, test in folds:
         predicted[test] += 1
     if (predicted > 1).any():
         raise SettingsError(

@@ -175,7 +175,17 @@ def learning_curves(
     return figure
 
 
-def fold_scores(folds: pd.DataFrame, title: str = "Gain over the class prior, fold by fold") -> Figure:
+def path_scores(paths: pd.DataFrame) -> Figure:
+    """`fold_scores` of whole paths; they share rows and folds, so their spread is no standard error."""
+    return fold_scores(paths.rename(columns={"path": "fold"}), "Gain over the class prior, path by path", unit="path")
+
+
+def fold_scores(
+    folds: pd.DataFrame,
+    title: str = "Gain over the class prior, fold by fold",
+    *,
+    unit: str = "fold (in time order)",
+) -> Figure:
     """Gain in log loss of each fold with its 95 % interval, and their mean; positive beats the prior.
 
     folds : a row per fold (and `name`, where several forecasts are compared): fold, log_loss_gain, gain_se.
@@ -196,7 +206,7 @@ def fold_scores(folds: pd.DataFrame, title: str = "Gain over the class prior, fo
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.margins(x=0.08, y=0.12)
     ax.yaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, "fold (in time order)", "nats per row")
+    axis_labels(ax, unit, "nats per row")
     name_lines(ax, len(names))
     return figure
 

@@ -206,27 +206,30 @@ def mean_with_error(values, w=None, horizon: int = 1) -> tuple[float, float, flo
 
 
 def metrics_table(
-    probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", horizon: int = 1
-) -> pd.DataFrame:
+    probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", horizon: int = 1,
+    effective_rows: float | None = None,
+) -> pd.DataFrame:  # fmt: skip
     """All metrics of all forecasts on the same rows, and each one's gain in log loss over the reference.
 
     Parameters
     ----------
     probabilities : name -> (N, 3), all on the rows of `y`, in time order.
     horizon : rows over which one label reaches; see `mean_with_error`.
+    effective_rows : what `targets.weights.effective_rows` says of these rows; default: as if no two labels overlapped.
 
     Returns
     -------
     DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (reference minus this one:
     positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `direction_gain`, the part of it that is about
-    the side (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`
-    (Kish 1965: (Σw)²/Σw²).
+    the side (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
     if reference not in probabilities:
         raise SettingsError(
             "Nothing to compare with", got=reference, next_step=did_you_mean(reference, probabilities or ["prior"])
         )
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
+    if effective_rows is None:
+        effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
     base, base_side = row_log_loss(y, probabilities[reference]), row_direction_loss(y, probabilities[reference])
     table = {}
     for name, p_N3 in probabilities.items():
@@ -237,6 +240,6 @@ def metrics_table(
         gain, error, factor = mean_with_error(base_side - row_direction_loss(y, p_N3), weights, horizon)
         row |= {"direction_gain": gain, "direction_low": gain - factor * error, "direction_high": gain + factor * error}
         row["rows"] = int((weights > 0).sum())
-        row["effective_rows"] = float(weights.sum() ** 2 / (weights**2).sum())
+        row["effective_rows"] = effective_rows
         table[name] = row
     return pd.DataFrame.from_dict(table, orient="index").rename_axis("name")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
-from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.scaling import Scaler
 from ml_factory.evaluation.metrics import (
     last_move_probabilities,
     metrics_table,
@@ -20,7 +20,7 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.experiment import QuickLimits
-from ml_factory.targets.weights import training_weights
+from ml_factory.targets.weights import effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
 
@@ -42,7 +42,7 @@ class Dataset:
     close: np.ndarray
     labels: pd.DataFrame
     splits: dict[str, np.ndarray]
-    scaler: RobustScaler
+    scaler: Scaler
     settings: dict
 
     @cached_property
@@ -93,7 +93,7 @@ class Dataset:
 Take = Callable[[np.ndarray], object]
 
 
-def model_inputs(data: Dataset, scaler: RobustScaler, lookback: int) -> Take:
+def model_inputs(data: Dataset, scaler: Scaler, lookback: int) -> Take:
     """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
     scaled_NF = scaler.transform(data.x_NF)
     if lookback <= 1:
@@ -122,17 +122,29 @@ def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, foreca
     """Metrics of `forecasts` on `rows` beside the class prior and the last move, both counted on `teachers`.
 
     teachers, rows : positions that every one of the forecasts can read, so that a baseline is of the same population.
-    The baselines count rows as they are judged, each clear row once. With the training weights, under which long
+    """
+    return verdicts(data, rows, forecasts | baselines(data, teachers, rows))
+
+
+def baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """What the class prior and the last move of `teachers` say of `rows`: name -> (len(rows), 3).
+
+    They count rows as they are judged, each clear row once. With the training weights, under which long
     neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
     teachers = teachers[data.clear[teachers]]
     y = data.y[teachers]
-    table = {
-        **forecasts,
+    return {
         "prior": prior_probabilities(y, None, len(rows)),
         "last_move": last_move_probabilities(data.last_move[teachers], y, data.last_move[rows]),
     }
-    return metrics_table(table, data.y[rows], data.clear[rows].astype(float), horizon=data.horizon)
+
+
+def verdicts(data: Dataset, rows: np.ndarray, forecasts: dict[str, np.ndarray]) -> pd.DataFrame:
+    """Metrics of each forecast on `rows`, each clear row once; `effective_rows` counts how far their labels overlap."""
+    clear = data.clear[rows].astype(float)
+    effective = effective_rows(data.labels.iloc[rows], clear)
+    return metrics_table(forecasts, data.y[rows], clear, horizon=data.horizon, effective_rows=effective)
 
 
 def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> float:

@@ -1,34 +1,96 @@
-"""Purged folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
+"""Folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.ensemble.out_of_fold import out_of_fold
+from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.experiment import RunSpec
 from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.seeding import derive_seed
+from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_purged
 from ml_factory.targets.splits import purged_kfold
-from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, with_baselines
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import effective_rows
+from ml_factory.units.dataset import Dataset, baselines, limit_rows, model_inputs, verdicts
+
+# scheme -> what its folds are called
+SCHEMES = {
+    "purged_kfold": "purged folds",
+    "walk_forward_expanding": "folds that walk forward on all that came before",
+    "walk_forward_rolling": "folds that walk forward on a rolling window",
+    "combinatorial": "combinatorial purged folds",
+}
+
+
+@dataclass(frozen=True)
+class SchemeSpec:
+    """How rows are cut into folds.
+
+    name : one of SCHEMES.  folds : blocks that judge; of "combinatorial" the blocks to choose from.
+    test_blocks : of "combinatorial", how many of them one fold judges.
+    window : of "walk_forward_rolling", rows trained on; None: as many as the first fold has.
+    """
+
+    name: str = "purged_kfold"
+    folds: int = 5
+    test_blocks: int = 2
+    window: int | None = None
+
+    def __post_init__(self):
+        if self.name not in SCHEMES:
+            raise SettingsError(
+                "Unknown scheme of folds",
+                where="scheme",
+                got=repr(self.name),
+                next_step=did_you_mean(self.name, SCHEMES),
+            )
+
+    def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
+        """(train, test) positions into `labels` of each fold. SettingsError when the rows cannot be cut like this."""
+        if self.name == "purged_kfold":
+            return purged_kfold(labels, self.folds, embargo)
+        if self.name == "walk_forward_expanding":
+            return walk_forward_expanding(labels, self.folds)
+        if self.name == "walk_forward_rolling":
+            return walk_forward_rolling(labels, self.folds, self.window)
+        return combinatorial_purged(labels, self.folds, self.test_blocks, embargo)
+
+    def to_dict(self) -> dict:
+        """What decides the folds, for a run's settings."""
+        own = {"walk_forward_rolling": {"window": self.window}, "combinatorial": {"test_blocks": self.test_blocks}}
+        return {"scheme": self.name, "folds": self.folds} | own.get(self.name, {})
 
 
 @dataclass(frozen=True)
 class FoldPlan:
     """Which rows are folded, and how.
 
-    rows : positions into the labels' rows.  folds : (train, test) positions into `rows`, purged and embargoed.
+    rows : positions into the labels' rows.  labels : the labels of these rows.
+    folds : (train, test) positions into `rows`, purged and embargoed.  usable : bool, rows the model can read.
+    block : int64, the block each row is judged in, -1 for none.
+    paths : int64[paths, blocks], the fold whose forecast of each block a path takes; None: each row is judged once.
     limited : what QUICK limits.
     """
 
     rows: np.ndarray
-    folds: list[tuple[np.ndarray, np.ndarray]]
+    labels: pd.DataFrame
+    folds: Sequence[Fold]
+    usable: np.ndarray
+    block: np.ndarray
+    paths: np.ndarray | None
     limited: dict
 
     def table(self) -> pd.DataFrame:
-        """Per fold: rows trained on, judged, and left out by purge and embargo (or by QUICK)."""
+        """Per fold: rows trained on, judged, and neither (purged, embargoed, out of sight, or left out by QUICK).
+
+        effective_train, effective_test : how many rows without overlap would tell as much.
+        """
         return pd.DataFrame(
             [
                 {
@@ -36,69 +98,152 @@ class FoldPlan:
                     "train": len(train),
                     "test": len(test),
                     "left_out": len(self.rows) - len(train) - len(test),
+                    "effective_train": effective_rows(self.labels.iloc[train]),
+                    "effective_test": effective_rows(self.labels.iloc[test]),
                 }
                 for number, (train, test) in enumerate(self.folds)
             ]
         )
 
 
-def fold_plan(data: Dataset, rows: np.ndarray, folds: int, lookback: int, quick: bool) -> FoldPlan:
-    """`folds` contiguous test blocks of `rows`; the embargo is at least the model's input window."""
-    embargo = max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)
-    plan, limited = [], {}
-    for train, test in purged_kfold(data.labels.iloc[rows], folds, embargo):
-        kept, said = limit_rows(train, quick)
-        limited |= {"rows of a fold": said["training rows"]} if said else {}
-        plan.append((kept, test))
-    return FoldPlan(rows, plan, limited)
+def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback: int, quick: bool) -> FoldPlan:
+    """`rows` cut into folds; the embargo is at least the model's input window.
+
+    folds : a number of purged folds, or the whole scheme.
+    """
+    scheme = folds if isinstance(folds, SchemeSpec) else SchemeSpec(folds=folds)
+    labels = data.labels.iloc[rows]
+    cut = scheme.cut(labels, max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback))
+    block, paths = np.full(len(rows), -1), None
+    if isinstance(cut, CombinatorialFolds):
+        block, paths = np.repeat(np.arange(len(cut.edges) - 1), np.diff(cut.edges)), cut.paths
+    else:
+        for number, (_, test) in enumerate(cut):
+            block[test] = number
+    limited = {}
+    if quick:
+        kept = [(*limit_rows(train, quick), test) for train, test in cut]
+        said = [limit["training rows"] for _, limit, _ in kept if limit]
+        limited = {"rows of a fold": said[-1]} if said else {}
+        cut = [(train, test) for train, _, test in kept]
+    return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, limited)
 
 
 @dataclass(frozen=True)
 class FoldOutcome:
-    """p_N3 : probabilities of the plan's rows, NaN where none.  found : folds that were done before.
+    """What the folds of `plan` forecast.
 
+    forecasts : for each fold float64 (test rows, 3), NaN where none.  found : folds that were done before.
     inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
     """
 
-    p_N3: np.ndarray
+    plan: FoldPlan
+    forecasts: list[np.ndarray]
     found: int
     inexact: tuple[str, ...]
+
+    @property
+    def p_N3(self) -> np.ndarray:
+        """Probabilities of the plan's rows, NaN where none; of folds that judge each row once."""
+        return together(len(self.plan.rows), self.plan.folds, self.forecasts)
+
+    @property
+    def untaught(self) -> list[int]:
+        """Folds that forecast nothing, since their training rows were of one class."""
+        return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
 
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict
 ) -> FoldOutcome:
-    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's."""
+    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's.
+
+    Raises FactoryError when no fold had rows of two classes to learn from.
+    """
     inexact: dict[str, None] = {}
     lookback = build_model(model, **settings).lookback
     phase = manager.phase(f"folds_{model}")
     before = phase.load()
-    usable = data.usable(lookback)[plan.rows] if lookback > 1 else None
 
     def inputs(fit: np.ndarray):
         scaler = RobustScaler.fit(data.x_NF[data.row[plan.rows[fit]]])
         take = model_inputs(data, scaler, lookback)
         return lambda positions: take(plan.rows[positions])
 
-    p_N3 = out_of_fold(
+    forecasts = fold_forecasts(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),
         inputs,
-        data.labels.iloc[plan.rows],
+        plan.labels,
         plan.folds,
-        usable=usable,
+        usable=plan.usable,
         fit_options=lambda fold: {"checkpoints": manager.phase(f"folds_{model}_{fold}")},
         checkpoints=phase,
         on_fold=lambda fold, result: inexact.update(dict.fromkeys(result.inexact)),
     )
-    return FoldOutcome(p_N3, int(before["state"]["finished"]) if before else 0, tuple(inexact))
+    outcome = FoldOutcome(plan, forecasts, int(before["state"]["finished"]) if before else 0, tuple(inexact))
+    if len(outcome.untaught) == len(plan.folds):
+        raise FactoryError(
+            "No fold has training rows of two classes",
+            where=f"{len(plan.folds)} folds of {len(plan.rows)} rows",
+            got=f"nothing that {model} could learn",
+            next_step="bring more bars, or set barriers that are reached: a smaller k_up, k_down",
+        )
+    return outcome
 
 
-def fold_metrics(data: Dataset, plan: FoldPlan, p_N3: np.ndarray, name: str) -> pd.DataFrame:
-    """A row per fold and forecast: the model beside the baselines of that fold's own training rows."""
+@dataclass(frozen=True)
+class Judged:
+    """Rows one fold has judged: positions into the labels, their blocks, and forecasts, name -> (rows, 3)."""
+
+    rows: np.ndarray
+    block: np.ndarray
+    forecasts: dict[str, np.ndarray]
+
+    def part(self, block: int) -> "Judged":
+        """Those of one block."""
+        at = self.block == block
+        return Judged(self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()})
+
+
+def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]:
+    """Per fold the model's forecasts beside the baselines of that fold's own training rows."""
+    plan, found = outcome.plan, []
+    for (train, test), p in zip(plan.folds, outcome.forecasts, strict=True):
+        said = np.isfinite(p).all(axis=1)
+        rows, teachers = plan.rows[test[said]], plan.rows[train[plan.usable[train]]]
+        beside = baselines(data, teachers, rows) if len(rows) else {}
+        found.append(Judged(rows, plan.block[test[said]], {name: p[said], **beside}))
+    return found
+
+
+def fold_metrics(data: Dataset, judged: Sequence[Judged]) -> pd.DataFrame:
+    """A row per fold, block and forecast; a fold that forecast nothing has none."""
     tables = []
-    readable = np.isfinite(p_N3).all(axis=1)
-    for number, (train, test) in enumerate(plan.folds):
-        train, test = train[readable[train]], test[readable[test]]
-        table = with_baselines(data, plan.rows[train], plan.rows[test], {name: p_N3[test]})
-        tables.append(table.reset_index().assign(fold=number))
+    for number, one in enumerate(judged):
+        for block in np.unique(one.block):
+            part = one.part(block)
+            table = verdicts(data, part.rows, part.forecasts)
+            tables.append(table.reset_index().assign(fold=number, block=block))
     return pd.concat(tables, ignore_index=True)
+
+
+def path_metrics(data: Dataset, plan: FoldPlan, judged: Sequence[Judged]) -> pd.DataFrame | None:
+    """A row per path and forecast: the whole of the rows as one backtest (AFML 12.4); None without paths."""
+    if plan.paths is None:
+        return None
+    tables = []
+    for number, taken in enumerate(plan.paths):
+        parts = [part for g, fold in enumerate(taken) if len((part := judged[fold].part(g)).rows)]
+        rows = np.concatenate([part.rows for part in parts])
+        forecasts = {name: np.concatenate([part.forecasts[name] for part in parts]) for name in parts[0].forecasts}
+        tables.append(verdicts(data, rows, forecasts).reset_index().assign(path=number))
+    return pd.concat(tables, ignore_index=True)
+
+
+def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
+    """Mean gain of `name` in log loss over the blocks, and its standard error.
+
+    A block that several folds judged counts once, with the mean of their gains: those folds share what they learnt.
+    """
+    gains = table[table["name"] == name].groupby("block")["log_loss_gain"].mean()
+    return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))

@@ -102,28 +102,49 @@ class TrainResult(Result):
 
 @dataclass(frozen=True)
 class CrossValidateResult(Result):
+    """`folds` has a row per fold, block and forecast, `paths` one per path and forecast of combinatorial folds.
+
+    gain_mean, gain_se : over the blocks.  untaught : folds whose training rows were of one class.
+    """
+
     symbol: str
     horizon: int
     model: str
     run_id: str
+    scheme: str
     folds: pd.DataFrame
     fold_table: pd.DataFrame
+    paths: pd.DataFrame | None
     gain_mean: float
     gain_se: float
+    untaught: list[int]
     resumed_from: int | None
     exact: bool
     inexact_because: list[str]
     limited: dict
     path: Path
+    paths_path: Path | None
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
         first = (
-            f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} purged folds{resumed}: "
-            f"log loss below the prior's by {self.gain_mean:+.4f} (standard error over folds {self.gain_se:.4f}), "
-            f"{self.seconds:.1f} s"
+            f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} folds "
+            f"({self.scheme}){resumed}: log loss below the prior's by {self.gain_mean:+.4f} "
+            f"(standard error over blocks {self.gain_se:.4f}), {self.seconds:.1f} s"
         )
-        return "\n".join([first, *_marks(self)])
+        return "\n".join([first, *self._paths_said(), *self._untaught_said(), *_marks(self)])
+
+    def _paths_said(self) -> list[str]:
+        if self.paths is None:
+            return []
+        gains = self.paths.loc[self.paths["name"] == self.model, "log_loss_gain"]
+        return [
+            f"  {len(gains)} paths: from {gains.min():+.4f} to {gains.max():+.4f}, {(gains > 0).mean():.0%} above 0"
+        ]
+
+    def _untaught_said(self) -> list[str]:
+        names = ", ".join(map(str, self.untaught))
+        return [f"  forecast nothing, their training rows are of one class: fold {names}"] if self.untaught else []
 
 
 @dataclass(frozen=True)
