@@ -27,35 +27,41 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
     rounds : outwards to the tick, on rows whose own bar stands on it (a back-adjusted bar does not).
     """
     n = len(close)
-    up, down = np.full(n, np.nan), np.full(n, np.nan)
+    up, down = np.empty(n), np.empty(n)
     decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
+    per_tick = 1.0 / tick if rounds and tick > 0.0 else 0.0
     squares, weight, seen = 0.0, 0.0, 0
     for i in range(n):
         # A jump over a session edge or a hole is no bar's return.
         if i > 0 and segment[i] == segment[i - 1]:
             r = math.log(close[i] / close[i - 1])
             squares, weight, seen = decay * squares + r * r, decay * weight + 1.0, seen + 1
+        up[i] = down[i] = np.nan
         if seen < span:
             continue
         scale = math.sqrt(squares / weight) * root
-        least = math.log1p(max(1.0, cost_ticks) * tick / close[i])
-        far, near = max(k_up * scale, least), max(k_down * scale, least)
+        far, near = k_up * scale, k_down * scale
+        least = max(1.0, cost_ticks) * tick / close[i]
+        if min(far, near) < least:  # log1p(x) <= x: taken only where it may matter
+            least = math.log1p(least)
+            far, near = max(far, least), max(near, least)
         if far <= 0.0 or near <= 0.0:
             continue  # a market without a tick that did not move: no distance to ask about
-        up[i], down[i] = close[i] * math.exp(far), close[i] * math.exp(-near)
-        if rounds and tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], tick):
-            up[i] = math.ceil(up[i] / tick - SLACK) * tick
-            down[i] = math.floor(down[i] / tick + SLACK) * tick
+        up[i] = close[i] * math.exp(far)
+        down[i] = close[i] * math.exp(-near)
+        if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
+            up[i] = math.ceil(up[i] * per_tick - SLACK) * tick
+            down[i] = math.floor(down[i] * per_tick + SLACK) * tick
     return up, down
 
 
 @njit(cache=True, nogil=True)
-def _on_grid(open_, high, low, close, tick):
+def _on_grid(open_, high, low, close, per_tick):
+    apart = 0.0
     for price in (open_, high, low, close):
-        steps = price / tick
-        if abs(steps - math.floor(steps + 0.5)) > ON_TICK:
-            return False
-    return True
+        steps = price * per_tick
+        apart = max(apart, abs(steps - math.floor(steps + 0.5)))
+    return apart <= ON_TICK
 
 
 @njit(cache=True, nogil=True)
@@ -147,7 +153,7 @@ def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, 
     """What becomes of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
     up, down : float64[N], barrier prices of every bar; infinity and 0 where there are none.
-    f_* : the finer bars, and int64[N] where those of each bar begin and stop.
+    f_* : the finer bars, and int64[N] where those of each bar begin and stop; both empty where there are none.
     Returns barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
     float64[R] (log returns as a long sees them).
     """
@@ -155,26 +161,34 @@ def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, 
     barrier, exit_bar = np.empty(count, np.int8), np.empty(count, np.int64)
     ret, mae, mfe = np.empty(count), np.empty(count), np.empty(count)
     blocks, begins = block_extremes(high, low)
-    for r in range(count):
-        i = entry[r]
+    after, j, top, bottom = -1, 0, 0.0, 0.0
+    for r in range(count - 1, -1, -1):  # backwards, since the row after has seen nearly all of this row's bars
+        i, stop = entry[r], end[r] + 1
         above, below = up[i], down[i]
-        j, best, worst = _stride(
-            high, low, blocks, begins, i + 1, end[r] + 1, above - slack, below + slack, close[i], close[i]
-        )
+        inside = max(top, high[i + 1]) < above - slack and min(bottom, low[i + 1]) > below + slack
+        # One bar more than this row has, at its end, does no harm where neither extreme is its own.
+        spare = j == stop + 1 and high[stop] < top and low[stop] > bottom
+        if after == i + 1 and inside and (j <= stop or spare):
+            j, top, bottom = min(j, stop), max(top, high[i + 1], close[i]), min(bottom, low[i + 1], close[i])
+        else:
+            j, top, bottom = i + 1, close[i], close[i]
+        j, top, bottom = _stride(high, low, blocks, begins, j, stop, above - slack, below + slack, top, bottom)
+        after, leaves, best, worst = i, min(j, end[r]), top, bottom
         if j > end[r]:
-            j = end[r]
-            side, price = (VERTICAL if j == i + horizon else SESSION), close[j]
+            side, price = (VERTICAL if leaves == i + horizon else SESSION), close[leaves]
         else:
             side, price = _touch(open_[j], high[j], low[j], above, below, slack)
-            finer, fine_price, f, fine_best, fine_worst = _walk(
-                f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
-            )
+            finer, fine_price, f = NONE, np.nan, 0
+            if len(f_first):
+                finer, fine_price, f, fine_best, fine_worst = _walk(
+                    f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
+                )
             if finer == NONE:  # a fine feed that does not show the touch settles nothing
                 best, worst = _leave(side, price, open_[j], high[j], low[j], above, below, best, worst)
             else:
                 side, price = finer, fine_price
                 best, worst = _leave(side, price, f_open[f], f_high[f], f_low[f], above, below, fine_best, fine_worst)
-        barrier[r], exit_bar[r] = side, j
+        barrier[r], exit_bar[r] = side, leaves
         ret[r] = math.log(price / close[i])
         mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
     return barrier, exit_bar, ret, mae, mfe

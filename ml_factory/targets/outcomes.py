@@ -54,17 +54,17 @@ def rows_with_bars_left(base: Frame, asked: np.ndarray | None = None) -> tuple[n
     going_on[:-1] = base.segment[1:] == base.segment[:-1]
     ends = np.flatnonzero(~going_on)
     entry = np.flatnonzero(going_on if asked is None else going_on & asked)
-    return entry, ends[np.searchsorted(ends, entry)]
+    return entry, np.repeat(ends, np.diff(ends, prepend=-1))[entry]
 
 
 def lives(
     base: Frame, fine: Frame | None, entry: np.ndarray, last: np.ndarray, end: np.ndarray, up, down, market, horizon
 ) -> Lives:
     """The rows `entry` on bars entry + 1 to `end`, between the barrier prices up and down (float64[N])."""
-    finest, first, stop = _bars_inside(base, fine)
+    finer, first, stop = _bars_inside(base, fine)
     barrier, exit_bar, ret, mae, mfe = scan(
         base.open, base.high, base.low, base.close, entry, end, up, down, float(market.tick or 0.0) * SLACK,
-        int(horizon), finest.open, finest.high, finest.low, first, stop,
+        int(horizon), finer.open, finer.high, finer.low, first, stop,
     )  # fmt: skip
     return Lives(entry, exit_bar, last, barrier, ret, mae, mfe)
 
@@ -120,9 +120,9 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
 
 
 def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
-    """The finest frame, and int64[N] first and stop positions of each base bar's bars in it."""
+    """The finer frame, and int64[N] first and stop positions of each base bar's bars in it; none without one."""
     if fine is None:
-        return base, np.arange(len(base)), np.arange(1, len(base) + 1)
+        return base, np.empty(0, np.int64), np.empty(0, np.int64)
     first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
     return fine, first.astype(np.int64), stop.astype(np.int64)
 

@@ -47,11 +47,17 @@ def test_a_stride_sees_what_steps_see(width, jump):
     n, horizon = 20_000, 9_000
     bars = market(n, seed=3, jump=jump)
     rng = np.random.default_rng(4)
-    entry = np.unique(np.r_[rng.integers(0, n - 1, 150), np.arange(100, 130), 4095, 4096, 8191])
-    end = np.minimum(entry + rng.integers(1, horizon, len(entry)), n - 1)
-    up, down = bars[3] * np.exp(width * rng.uniform(0.2, 1, n)), bars[3] * np.exp(-width * rng.uniform(0.2, 1, n))
-    each = np.arange(n)
-    found = scan(*bars, entry, end, up, down, 0.0, horizon, *bars[:3], each, each + 1)
+    lone, neighbours = rng.integers(0, n - 1, 100), np.arange(100, 400)
+    entry = np.unique(np.r_[lone, neighbours, 4095, 4096, 8191])
+    far = rng.integers(1, horizon, len(entry))
+    end = np.minimum(entry + np.where(np.isin(entry, neighbours[:250]), far[7] % 500 + 40, far), n - 1)
+    ups, downs = rng.uniform(0.2, 1, (2, n))
+    ups[100:350] = downs[100:350] = (
+        0.6  # neighbours as they are in a market, and neighbours that have nothing in common
+    )
+    up, down = bars[3] * np.exp(width * ups), bars[3] * np.exp(-width * downs)
+    none = (np.empty(0, np.int64), np.empty(0, np.int64))
+    found = scan(*bars, entry, end, up, down, 0.0, horizon, *bars[:3], *none)
     for r, i in enumerate(entry):
         barrier, j, price, worst, best = stepped(bars, i, end[r], up[i], down[i])
         name = BARRIERS[found[0][r]]
