@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ml_factory.data.bars import BarSpec
+from ml_factory.datasets.scaling import scaler_class
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.contract import cores, differences, environment
@@ -29,14 +30,21 @@ DEFAULT_HORIZONS = (5, 10, 15, 20)
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Everything that decides what `prepare` writes. Labels take their horizon from the call."""
+    """Everything that decides what `prepare` writes. Labels take their horizon from the call.
+
+    scaler : a name out of `SCALERS`.
+    """
 
     bars: BarSpec = field(default_factory=BarSpec)
     features: FeatureSpec = field(default_factory=FeatureSpec)
     labels: LabelSpec = field(default_factory=LabelSpec)
     splits: SplitSpec = field(default_factory=SplitSpec)
+    scaler: str = "robust"
     calendar: str | None = None
     tick: float | None = None
+
+    def __post_init__(self):
+        scaler_class(self.scaler)
 
     def labels_for(self, horizon: int) -> LabelSpec:
         return replace(self.labels, horizon=horizon)

@@ -23,7 +23,7 @@ features.rolling features.windows features.engine features.momentum features.vol
 features.wavelet features.fractional features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap
 targets.splits targets.walk_forward targets.combinatorial
-datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.store datasets.windows
+datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.layers models.sequence models.transformer models.registry

@@ -131,7 +131,7 @@ def test_raw_bars_changed_since_the_last_prepare(replacement, prepared):
 def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
     folder = pipeline.prepare(prepared, "DEMO", (H,)).folder
     whole = content(folder)
-    file = folder / "features.parquet"
+    (file,) = (folder.parent / "parts").glob("*-features.npy")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

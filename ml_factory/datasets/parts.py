@@ -1,6 +1,7 @@
 """One part of a prepared data set as a file: how it is put down, and how it comes back the same.
 
-Times are int64 ns UTC in Arrow timestamps, splits are runs of positions in JSON, everything else is plain columns.
+Labels are plain Arrow columns (times int64 ns UTC), splits are runs of positions in JSON; features and the facts of
+their rows are arrays (`mapped`).
 """
 
 import json
@@ -15,22 +16,15 @@ from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.targets.labels import BARRIERS
 
-
-def features_table(matrix: FeatureMatrix) -> pa.Table:
-    """known_at, then one float32 column for each feature."""
-    columns = [pa.array(np.ascontiguousarray(column, np.float32)) for column in np.asarray(matrix.values).T]
-    return pa.table([time_column(matrix.known_at), *columns], names=["known_at", *matrix.names])
+ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
 
 
-def rows_table(matrix: FeatureMatrix) -> pa.Table:
-    """known_at, session, segment, close."""
-    columns = {
-        "known_at": time_column(matrix.known_at),
-        "session": pa.array(np.asarray(matrix.session, np.int32)),
-        "segment": pa.array(np.asarray(matrix.segment, np.int32)),
-        "close": pa.array(np.asarray(matrix.close, np.float64)),
-    }
-    return pa.table(columns)
+def row_facts(matrix: FeatureMatrix) -> np.ndarray:
+    """known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
+    facts = np.empty(len(matrix.known_at), ROW_FACTS)
+    for name in ROW_FACTS.names:
+        facts[name] = getattr(matrix, name)
+    return facts
 
 
 def labels_table(labels: pd.DataFrame) -> pa.Table:
@@ -74,9 +68,13 @@ def time_column(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
     return pa.array(np.asarray(moments, np.int64)).cast(pa.timestamp("ns", tz="UTC"))
 
 
+def utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeIndex:
+    """int64 ns as a DatetimeIndex in UTC."""
+    return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name=name)
+
+
 def time_index(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
-    moments = np.array(table.column(name).cast(pa.int64()).to_numpy())
-    return pd.DatetimeIndex(moments.view("M8[ns]"), tz="UTC", name=name)
+    return utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
 
 
 def moment(text: object, where: str) -> pd.Timestamp:

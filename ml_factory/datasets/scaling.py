@@ -182,6 +182,14 @@ def scaler_class(kind: object) -> type:
     return SCALERS[kind]
 
 
+def scaler_from_dict(stored: dict) -> Scaler:
+    """The scaler whose `to_dict` this is. Raises FactoryError."""
+    kind = stored.get("kind") if isinstance(stored, dict) else None
+    if kind not in SCALERS:
+        raise unreadable(stored, f"kind: one of {', '.join(SCALERS)}")
+    return SCALERS[kind].from_dict(stored)
+
+
 def unreadable(stored: object, wanted: str) -> FactoryError:
     """The error for what was stored in another form than `to_dict` gives."""
     return FactoryError(

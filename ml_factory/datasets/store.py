@@ -1,17 +1,17 @@
 """What `prepare` made, on disk: part files that never change, and a manifest written last that vouches for them.
 
 processed/{SYMBOL}/current.json                    which fingerprint the next step reads
-processed/{SYMBOL}/{fingerprint12}/features.parquet    known_at and float32 columns, before scaling
-                                   rows.parquet        known_at, session, segment, close of each feature row
-                                   labels_h20.parquet  splits_h20.json  scaler_h20.json
+processed/{SYMBOL}/parts/{made by}-{first}-{stop}-features.npy    float32 (rows, features), before scaling
+                         {made by}-{first}-{stop}-rows.npy        known_at, session, segment, close of each row
+processed/{SYMBOL}/{fingerprint12}/labels_h20.parquet  splits_h20.json  scaler_h20.json
                                    manifest.json       hash and size of every file above, and its own hash
 
-A folder without a sound manifest, or with a file that is not what the manifest says, is not there: it is rebuilt.
+Data sets share parts: bars that only grew give a data set with the parts there were and one more for the new rows. A
+folder without a sound manifest, or with a file that is not what the manifest says, is not there: it is rebuilt.
 """
 
 import json
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +19,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ml_factory.datasets import parts
-from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets import mapped, parts
+from ml_factory.datasets.scaling import Scaler, scaler_from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.runs import storage
 
-FORMAT = 1
-MANIFEST, CURRENT = "manifest.json", "current.json"
+FORMAT = 2
+MANIFEST, CURRENT, PARTS = "manifest.json", "current.json", "parts"
+MOST_PARTS = 8
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
@@ -37,6 +38,7 @@ class Store:
         self.folder, self.fingerprint = Path(folder), fingerprint
         self._manifest = manifest
         self._written: dict[str, dict] = {}
+        self._rows: dict | None = None  # names and parts of the features, when this store has written them
 
     # -- which data set ------------------------------------------------------------------------------------------
 
@@ -52,8 +54,6 @@ class Store:
         folder = _folder(processed, fingerprint)
         with storage.disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            # Without its manifest nothing here is believed, also if we die before the next one is written.
-            (folder / MANIFEST).unlink(missing_ok=True)
         return cls(folder, fingerprint, None)
 
     @classmethod
@@ -102,10 +102,39 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write_features(self, matrix: FeatureMatrix) -> None:
-        """features.parquet and rows.parquet."""
-        self._write_table("features.parquet", parts.features_table(matrix))
-        self._write_table("rows.parquet", parts.rows_table(matrix))
+    def write_features(self, matrix: FeatureMatrix, before: "Store | None" = None) -> None:
+        """A part for the rows; where `before` holds the first of them to the bit, its parts and one for the rest."""
+        facts = parts.row_facts(matrix)
+        standing = self._standing(matrix, facts, before)
+        first = sum(part["rows"] for part in standing)
+        if first < len(facts):
+            name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{len(facts)}"
+            new = {"rows": len(facts) - first, "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
+            for key, array in (("features", np.asarray(matrix.values, np.float32)), ("facts", facts)):
+                self._written[new[key]] = mapped.write_part(self.folder / new[key], array[first:])
+            standing = [*standing, new]
+        self._rows = {"names": list(matrix.names), "parts": standing}
+
+    def _standing(self, matrix: FeatureMatrix, facts: np.ndarray, before: "Store | None") -> list[dict]:
+        """The parts of `before` that hold the first rows of this matrix to the bit and are sound."""
+        found, row = [], 0
+        if before is None or before.feature_names != list(matrix.names):
+            return found
+        for part in before.parts:
+            rows = slice(row, row + part["rows"])
+            arrays = {"features": np.asarray(matrix.values, np.float32)[rows], "facts": facts[rows]}
+            same = all(
+                not before.problem(part[key]) and mapped.content_hash(array) == before.files[part[key]]["hash"]
+                for key, array in arrays.items()
+            )
+            if rows.stop > len(facts) or not same:
+                break
+            found, row = [*found, part], rows.stop
+        # Few files: the smallest parts at the end are written once more, together with the new rows.
+        while len(found) >= MOST_PARTS and found[-1]["rows"] <= len(facts) - row:
+            row -= found.pop()["rows"]
+        self._written |= {part[key]: before.files[part[key]] for part in found for key in ("features", "facts")}
+        return found
 
     def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
         """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
@@ -116,7 +145,7 @@ class Store:
         runs = {name: parts.to_runs(rows) for name, rows in splits.items()}
         self._write(f"splits_h{horizon}.json", lambda aside: parts.write_plain(runs, aside))
 
-    def write_scaler(self, horizon: int, scaler: RobustScaler) -> None:
+    def write_scaler(self, horizon: int, scaler: Scaler) -> None:
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
 
@@ -125,27 +154,46 @@ class Store:
 
         facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
         """
-        standing = _read_manifest(self.folder)  # another process may have added a horizon meanwhile
-        if standing is None or standing["fingerprint"] != self.fingerprint:
-            standing = {"files": {}, "facts": {}}
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
-            "files": standing["files"] | self._written,
-            "facts": _merged(standing["facts"], facts),
+            "features": self._rows or self._of_standing("features"),
+            "files": dict(sorted((self._sound_of_standing() | self._written).items())),
+            "facts": _merged(self._of_standing("facts"), facts),
         }
         # As it will be read: JSON turns number keys into text, and the hash must be of that.
         manifest = json.loads(json.dumps(manifest, allow_nan=False))
         manifest["hash"] = storage.fingerprint(manifest)
         storage.write_json(self.folder / MANIFEST, manifest)
-        self._manifest, self._written = manifest, {}
+        self._manifest, self._written, self._rows = manifest, {}, None
         self.make_current()
+
+    def _of_standing(self, key: str) -> dict:
+        """What the manifest on disk says: another process may have added a horizon meanwhile."""
+        standing = _read_manifest(self.folder)
+        if standing is None or standing["fingerprint"] != self.fingerprint:
+            standing = self._manifest or {}
+        return standing.get(key, {})
+
+    def _sound_of_standing(self) -> dict[str, dict]:
+        """Committed files that go on being vouched for; damaged ones, and parts written anew, are not."""
+        there = Store(self.folder, self.fingerprint, {"files": self._of_standing("files")})
+        return {
+            name: file
+            for name, file in there.files.items()
+            if not (self._rows and name.startswith("..")) and not there.problem(name)
+        }
 
     def make_current(self) -> None:
         """Let the next steps read this data set."""
         path = self.folder.parent / CURRENT
         pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
-        storage.write_json(path, pointer)
+        try:
+            standing = storage.read_json(path)
+        except WorkspaceError:
+            standing = None
+        if standing != pointer:
+            storage.write_json(path, pointer)
 
     def _write_table(self, name: str, table: pa.Table) -> None:
         self._write(name, lambda aside: parts.write_table(table, aside))
@@ -155,7 +203,7 @@ class Store:
             raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
         path = self.folder / name
         storage.replace_file(path, writer)
-        self._written[name] = {"hash": storage.file_hash(path), "bytes": path.stat().st_size}
+        self._written[name] = {"hash": mapped.file_state_hash(path), "bytes": path.stat().st_size}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -181,7 +229,17 @@ class Store:
 
     @property
     def feature_names(self) -> list[str]:
-        return pq.read_schema(self._checked("features.parquet")).names[1:]
+        return self._manifest["features"]["names"]
+
+    @property
+    def parts(self) -> list[dict]:
+        """{"rows", "features", "facts"} of each part, in the order of the rows."""
+        return self._manifest["features"]["parts"]
+
+    @property
+    def rows(self) -> int:
+        """How many feature rows there are."""
+        return sum(part["rows"] for part in self.parts)
 
     def load_features(
         self, columns: Iterable[str] | None = None, start: object = None, end: object = None
@@ -194,16 +252,26 @@ class Store:
         first = 0 if start is None else time.searchsorted(parts.moment(start, "start"), side="left")
         stop = len(time) if end is None else time.searchsorted(parts.moment(end, "end"), side="right")
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
-        return pd.DataFrame(self._values(names, rows), index=time[rows], columns=names, copy=False)
+        values = self.values[rows]
+        if names != self.feature_names:
+            values = values[:, [self.feature_names.index(name) for name in names]]
+        return pd.DataFrame(values, index=time[rows], columns=names, copy=False)
+
+    @property
+    def values(self) -> np.ndarray:
+        """float32 (rows, features), C-contiguous: mapped into memory, read-only, nothing copied."""
+        return self._array("features")
 
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """When each feature row is known, UTC."""
-        return parts.time_index(self._table("features.parquet", ["known_at"]))
+        return parts.utc_index(self._array("facts")["known_at"])
 
     def load_rows(self) -> pd.DataFrame:
         """session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
-        return parts.frame(self._table("rows.parquet"))
+        facts = self._array("facts")
+        columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
+        return pd.DataFrame(columns, index=parts.utc_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """The labels as they were written, index known_at (UTC). Raises NotPreparedError naming the horizons there."""
@@ -214,32 +282,47 @@ class Store:
         stored = storage.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
         return {name: parts.from_runs(runs) for name, runs in stored.items()}
 
-    def load_scaler(self, horizon: int) -> RobustScaler:
+    def load_scaler(self, horizon: int) -> Scaler:
         """The scaler fitted on this horizon's training rows."""
-        return RobustScaler.from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+        return scaler_from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
 
     def verify(self) -> list[str]:
-        """What is wrong, in words, every file read anew; empty when each has its size and hash."""
+        """What is wrong, in words; empty when each file has its size and hash.
+
+        Sizes are looked at every time, content once in a process for each state of a file that the disk tells apart.
+        """
         if not self.committed:
             return [f"{self.folder}: not committed"]
-        _hash_of.cache_clear()
-        return [problem for name in self.files if (problem := self._problem(name))]
+        return [problem for name in self.files if (problem := self.problem(name))]
 
-    def _problem(self, name: str) -> str:
+    def problem(self, name: str) -> str:
+        """What is wrong with one committed file, in words; empty when nothing is."""
         path, wanted = self.folder / name, self.files[name]
         try:
-            found = path.stat()
+            size = path.stat().st_size
+            if size != wanted["bytes"]:
+                return f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
+            same = mapped.file_state_hash(self._mappable(name)) == wanted["hash"]
         except OSError as error:
-            return f"{name}: {error.strerror}"
-        if found.st_size != wanted["bytes"]:
-            return f"{name}: {found.st_size:,} bytes, not {wanted['bytes']:,}"
-        same = _hash_of(str(path), found.st_size, found.st_mtime_ns, found.st_ino) == wanted["hash"]
-        return "" if same else f"{name}: its content has changed"
+            return f"{path.name}: {error.strerror or error}"
+        except ValueError:  # no header of an array
+            same = False
+        return "" if same else f"{path.name}: its content has changed"
+
+    def _mappable(self, name: str) -> Path:
+        path = self.folder / name
+        return mapped.local(path, self.files[name]["hash"]) if path.suffix == ".npy" else path
+
+    def _array(self, key: str) -> np.ndarray:
+        names = [part[key] for part in self.parts]
+        for name in names:
+            self._checked(name)
+        return mapped.joined([self._mappable(name) for name in names], [self.files[name]["hash"] for name in names])
 
     def _checked(self, name: str) -> Path:
         if name not in self.files:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
-        problem = self._problem(name)
+        problem = self.problem(name)
         if problem:
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
         return self.folder / name
@@ -256,15 +339,8 @@ class Store:
             )
         return name
 
-    def _table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        return pq.read_table(self._checked(name), columns=columns)
-
-    def _values(self, names: list[str], rows: slice) -> np.ndarray:
-        table = self._table("features.parquet", names).slice(rows.start, rows.stop - rows.start)
-        values = np.empty((rows.stop - rows.start, len(names)), np.float32)
-        for position, name in enumerate(names):
-            values[:, position] = table.column(name).to_numpy()
-        return values
+    def _table(self, name: str) -> pa.Table:
+        return pq.read_table(self._checked(name))
 
     def _known_columns(self, columns: Iterable[str] | None) -> list[str]:
         names = self.feature_names
@@ -275,12 +351,6 @@ class Store:
                     "There is no such feature", where=self.folder, got=repr(name), next_step=did_you_mean(name, names)
                 )
         return wanted
-
-
-@lru_cache(maxsize=256)
-def _hash_of(path: str, size: int, changed: int, inode: int) -> str:
-    """The file's hash, computed once for each state of the file that the file system tells apart."""
-    return storage.file_hash(path)
 
 
 def _folder(processed: Path, fingerprint: str) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.rows import rows_with_window
-from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.scaling import scaler_from_dict
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -50,7 +50,7 @@ def predict_features(
                 next_step="pass the segments stored beside the features",
             )
         rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
-    scaled = RobustScaler.from_dict(bundle.scaler).transform(features.to_numpy(dtype=np.float32))
+    scaled = scaler_from_dict(bundle.scaler).transform(features.to_numpy(dtype=np.float32))
     model, temperature = load_model(bundle.model_state), Temperature.from_dict(bundle.temperature)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):

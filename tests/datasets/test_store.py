@@ -1,19 +1,21 @@
 """The store: whole or not there, found again by fingerprint, damage never trusted."""
 
 import json
+import mmap
 import os
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets import mapped
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
+from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.runs import storage
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -21,6 +23,7 @@ from ml_factory.targets.splits import SplitSpec, holdout
 
 PRINT = storage.fingerprint({"bars": 1})
 OTHER = storage.fingerprint({"bars": 2})
+CUT = ("values", "known_at", "session", "segment", "close")
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +36,8 @@ def matrix(base):
     values = np.random.default_rng(0).standard_normal((len(base), 6)).astype(np.float32)
     values[3, 2] = np.nan
     names = ["rsi_14", "rsi_14@60m", "atr", "roc", "hour_sin", "amihud"]
-    return SimpleNamespace(
-        values=values, names=names, known_at=base.known_at, session=base.session, segment=base.segment, close=base.close
-    )
+    facts = {name: getattr(base, name) for name in ("known_at", "session", "segment", "close")}
+    return SimpleNamespace(values=values, names=names, **facts)
 
 
 def labels_of(base, horizon: int) -> pd.DataFrame:
@@ -79,11 +81,142 @@ def test_everything_comes_back_as_it_went(processed, base, matrix):
     assert store.horizons == (10,) and store.facts["horizons"]["10"]["rows"] == len(labels)
 
 
-def test_the_file_is_plain_uncompressed_float32(processed):
-    facts = pq.ParquetFile(processed / PRINT[:12] / "features.parquet").metadata
-    column = facts.row_group(0).column(1)
-    assert column.physical_type == "FLOAT" and column.compression == "UNCOMPRESSED"
-    assert "PLAIN_DICTIONARY" not in column.encodings and "RLE_DICTIONARY" not in column.encodings
+def part_files(processed) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (processed / "parts").iterdir()}
+
+
+def test_the_rows_are_plain_arrays_mapped_and_never_copied(processed, matrix):
+    (path,) = (processed / "parts").glob("*-features.npy")
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), matrix.values)
+    store = Store.current(processed)
+    values, features = store.values, store.load_features()
+    assert values.flags.c_contiguous and not values.flags.writeable and values.dtype == np.float32
+    assert isinstance(values.base, mmap.mmap | np.memmap)
+    whole = features.to_numpy()
+    assert np.shares_memory(whole, features.iloc[10:].to_numpy()) and not whole.flags.owndata
+    assert np.shares_memory(whole, features["atr"].to_numpy())
+    windows = Windows(whole, np.array([20, 50]), 8)
+    assert np.shares_memory(windows.x_NF.numpy(), whole)
+    assert np.shares_memory(windows._all_STF[50 - 7].numpy(), whole[43:51])
+
+
+def rows_until(matrix, stop: int):
+    return SimpleNamespace(names=matrix.names, **{name: getattr(matrix, name)[:stop] for name in CUT})
+
+
+def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path):
+    """Grown in steps: the parts there were are not touched, and all rows come back as from the whole at once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, before = tmp_path / "grown", None
+    for number, stop in enumerate((700, 1000, 1001, len(base))):
+        store = Store.begin(folder, storage.fingerprint(stop))
+        kept = part_files(folder) if before else {}
+        store.write_features(rows_until(matrix, stop), before)
+        add_horizon(store, base, 5)
+        before = Store.current(folder)
+        after = part_files(folder)
+        assert {name: after[name] for name in kept} == kept and len(after) == len(kept) + 2
+        assert len(before.parts) == number + 1 and before.rows == stop
+        np.testing.assert_array_equal(before.load_features(), matrix.values[:stop])
+        assert before.load_rows().equals(Store.current(processed).load_rows().iloc[:stop])
+        assert before.values.flags.c_contiguous and not before.values.flags.owndata
+    assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
+    first = Store.find(folder, storage.fingerprint(700))
+    np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
+
+
+def test_rows_that_are_not_the_same_to_the_bit_are_no_beginning(processed, base, matrix, tmp_path):
+    changed = SimpleNamespace(**vars(matrix))
+    changed.close = matrix.close.copy()
+    changed.close[5] += 1e-9
+    renamed = SimpleNamespace(**vars(matrix) | {"names": [*matrix.names[1:], "other"]})
+    for other, matrix_now in ((OTHER, changed), (OTHER[::-1], renamed)):
+        store = Store.begin(processed, other)
+        store.write_features(matrix_now, Store.find(processed, PRINT))
+        add_horizon(store, base, 5)
+        assert [part["rows"] for part in store.parts] == [len(base)] and store.fingerprint[:12] in store.parts[0][
+            "facts"
+        ]
+        assert (store.load_rows()["close"].to_numpy() == matrix_now.close).all()
+
+
+def test_a_damaged_part_is_no_beginning(processed, base, matrix):
+    damage_byte(next((processed / "parts").glob("*-features.npy")))
+    store = Store.begin(processed, OTHER)
+    store.write_features(matrix, Store.current(processed))
+    add_horizon(store, base, 5)
+    assert store.verify() == [] and store.fingerprint[:12] in store.parts[0]["features"]
+
+
+def test_many_small_additions_stay_few_files(base, matrix, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before, written = None, 0
+    for stop in range(600, 1100, 10):
+        store = Store.begin(tmp_path / "grown", storage.fingerprint(stop))
+        store.write_features(rows_until(matrix, stop), before)
+        store.commit({})
+        written += sum(part["rows"] for part in store.parts if store.fingerprint[:12] in part["features"])
+        before = store
+    assert len(before.parts) <= 12 and written < 600 + 4 * 500
+    np.testing.assert_array_equal(before.load_features(), matrix.values[:stop])
+
+
+def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mapped, "on_mount", lambda path: str(path).startswith(str(processed)))
+    copied = []
+    monkeypatch.setattr(mapped, "_copy", lambda a, b, real=mapped._copy: copied.append(a) or real(a, b))
+    store = Store.current(processed)
+    for _ in range(2):
+        np.testing.assert_array_equal(store.load_features(), matrix.values)
+    assert len(copied) == 2  # the features and the facts of their rows
+    copy = mapped.local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
+    damage_byte(copy)
+    np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
+    assert len(copied) == 3
+    copy.unlink()
+    damage_byte(next((processed / "parts").glob("*-features.npy")))
+    with pytest.raises(WorkspaceError, match="content has changed"):
+        store.load_features()
+    assert Store.find(processed, PRINT) is None
+
+
+def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = None
+    for stop in (600, 800, len(base)):
+        store = Store.begin(tmp_path / "grown", storage.fingerprint(stop))
+        store.write_features(rows_until(matrix, stop), before)
+        store.commit({})
+        before = store
+    store.load_features()
+    files = list((tmp_path / "cache").rglob("*.rows"))
+    for damage in (damage_silently, cut_short, os.unlink):
+        for path in files:
+            damage(path)
+        np.testing.assert_array_equal(store.load_features(), matrix.values)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mapped, "_joined_file", full)
+    np.testing.assert_array_equal(store.load_features(), matrix.values)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "path", "remote"),
+    [
+        ("/dev/sda / ext4 rw", "/content/drive/MyDrive/x", False),
+        ("/dev/sda / ext4 rw\ndrive /content/drive fuse.drive rw", "/content/drive/MyDrive/x", True),
+        ("/dev/sda / ext4 rw\ndrive /content/drive fuse.drive rw", "/content/drives/x", False),
+        ("host:/ /mnt/my\\040disk nfs4 rw\n/dev/sda / ext4 rw", "/mnt/my disk/x", True),
+        ("over / fuse.fuse-overlayfs rw", "/x", False),
+    ],
+)
+def test_what_is_a_mount(mounts, path, remote, monkeypatch, tmp_path):
+    (tmp_path / "mounts").write_text("".join(f"{line} 0 0\n" for line in mounts.splitlines()))
+    monkeypatch.setattr(mapped, "MOUNTS", tmp_path / "mounts")
+    assert mapped.on_mount(path) is remote
 
 
 def test_a_part_of_the_features(processed, base, matrix):
@@ -159,6 +292,11 @@ def cut_short(path):
     path.write_bytes(path.read_bytes()[:-7])
 
 
+def file_of(processed, part: str):
+    (path,) = (*(processed / PRINT[:12]).glob(f"{part}.*"), *(processed / "parts").glob(f"*-{part}.npy"))
+    return path
+
+
 DAMAGES = [damage_byte, damage_silently, cut_short, os.unlink, lambda path: path.write_bytes(b"")]
 
 
@@ -166,12 +304,10 @@ DAMAGES = [damage_byte, damage_silently, cut_short, os.unlink, lambda path: path
 @pytest.mark.parametrize("part", ["features", "rows", "labels_h10", "splits_h10", "scaler_h10", "manifest"])
 def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
     Store.current(processed).load_features()
-    damage(next((processed / PRINT[:12]).glob(f"{part}.*")))
+    damage(file_of(processed, part))
     assert Store.find(processed, PRINT) is None
     store = Store.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
-    with pytest.raises(NotPreparedError, match="run prepare again"):
-        Store.current(processed)  # nothing is trusted from here on, whatever was sound
     store.write_features(matrix)
     add_horizon(store, base, 10)
     assert Store.find(processed, PRINT).verify() == []
@@ -236,7 +372,7 @@ def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
     with pytest.raises(WorkspaceError, match="No space"):
         Store.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()
-    assert Store.current(processed).fingerprint == PRINT and not (processed / OTHER[:12] / "features.parquet").exists()
+    assert Store.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
 
 
 def test_nothing_prepared_says_what_to_do(tmp_path):
@@ -257,6 +393,7 @@ def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix
     again.write_features(matrix)
     add_horizon(again, base, 10)
     assert again.files == Store.current(processed).files
+    assert part_files(tmp_path / "again") == part_files(processed)
 
 
 def test_an_empty_split_and_scattered_positions_come_back(processed):
