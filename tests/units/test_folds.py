@@ -1,0 +1,180 @@
+"""Schemes of folds end to end: who trains on what, what a path is made of, and folds that have nothing to learn."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.sources import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.metrics import row_log_loss
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.weights import effective_rows
+from ml_factory.units import folds
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
+from ml_factory.units.preparation import load_dataset
+
+HORIZON = 10
+SMALL = {"rounds": 10, "depth": 2, "threads": 1}
+SCHEMES = tuple(folds.SCHEMES)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
+    workspace = Workspace(tmp_path_factory.mktemp("folds"))
+    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (HORIZON,))
+    return workspace, load_dataset(workspace, "MES", HORIZON)
+
+
+def plan_of(data: Dataset, scheme: str, count: int = 4, lookback: int = 1, quick: bool = False, **more):
+    return fold_plan(data, data.development(), SchemeSpec(scheme, count, **more), lookback, quick)
+
+
+def made_up(plan: folds.FoldPlan, seed: int = 0) -> FoldOutcome:
+    """Forecasts that differ from fold to fold; a row in ten has none."""
+    rng, forecasts = np.random.default_rng(seed), []
+    for _, test in plan.folds:
+        p = rng.dirichlet(np.ones(3), len(test))
+        p[rng.random(len(test)) < 0.1] = np.nan
+        forecasts.append(p)
+    return FoldOutcome(plan, forecasts, 0, ())
+
+
+@pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
+def test_the_table_tells_rows_and_what_they_amount_to(prepared, scheme, count):
+    data = prepared[1]
+    plan = plan_of(data, scheme)
+    table = plan.table()
+    assert len(table) == count == len(plan.folds)
+    for number, (train, _) in enumerate(plan.folds):
+        row = table.loc[number]
+        assert row["train"] + row["test"] + row["left_out"] == len(plan.rows)
+        assert row["effective_train"] == effective_rows(data.labels.iloc[plan.rows[train]]) < row["train"] / 2
+        assert 0 < row["effective_test"] < row["test"] / 2
+
+
+@pytest.mark.parametrize("lookback", [1, 100])
+def test_every_scheme_keeps_the_window_clear_of_what_it_is_judged_on(prepared, lookback):
+    data = prepared[1]
+    known = data.labels.index.as_unit("ns").asi8
+    ends = pd.DatetimeIndex(data.labels["label_end"]).as_unit("ns").asi8
+    embargo = max(64, lookback)
+    for scheme in SCHEMES:
+        plan = plan_of(data, scheme, lookback=lookback)
+        known_at, label_end = known[plan.rows], ends[plan.rows]
+        for train, test in plan.folds:
+            for block in np.unique(plan.block[test]):
+                judged = np.flatnonzero(plan.block == block)
+                before, after = train[train < judged[0]], train[train > judged[-1]]
+                assert (label_end[before] < known_at[judged[0]]).all()
+                assert (known_at[after - embargo] > label_end[judged].max()).all()
+                assert scheme.startswith(("purged", "comb")) or not len(after)
+
+
+def test_a_rolling_window_is_as_long_as_asked(prepared):
+    data = prepared[1]
+    whole = plan_of(data, "walk_forward_expanding")
+    plan = plan_of(data, "walk_forward_rolling", window=300)
+    for (train, test), (all_before, same) in zip(plan.folds, whole.folds, strict=True):
+        assert train.tolist() == all_before[-300:].tolist() and test.tolist() == same.tolist()
+
+
+def test_quick_limits_what_each_fold_trains_on_and_nothing_else(prepared, monkeypatch):
+    data = prepared[1]
+    monkeypatch.setattr(folds, "limit_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"}))
+    for scheme in SCHEMES:
+        whole, plan = plan_of(data, scheme), plan_of(data, scheme, quick=True)
+        assert plan.limited == {"rows of a fold": "50 of more"} and not whole.limited
+        for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
+            assert train.tolist() == all_train[:50].tolist() and test.tolist() == all_test.tolist()
+
+
+def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared):
+    data = prepared[1]
+    plan = plan_of(data, "combinatorial")
+    outcome = made_up(plan)
+    judged = judged_folds(data, outcome, "made_up")
+    table = folds.path_metrics(data, plan, judged).set_index(["path", "name"])
+    assert plan.paths.shape == (3, 4) and len(table) == 9
+    for path, taken in enumerate(plan.paths):
+        losses, prior = [], []
+        for block, fold in enumerate(taken):
+            train, test = plan.folds[fold]
+            clear = data.clear[plan.rows]
+            share = np.array([np.mean(data.y[plan.rows[train[clear[train]]]] == side) for side in (-1, 0, 1)])
+            for row, p in zip(test, outcome.forecasts[fold], strict=True):
+                if plan.block[row] == block and np.isfinite(p).all() and clear[row]:
+                    losses.append(row_log_loss(data.y[plan.rows[[row]]], p[None])[0])
+                    prior.append(row_log_loss(data.y[plan.rows[[row]]], share[None])[0])
+        row = table.loc[(path, "made_up")]
+        assert row["rows"] == len(losses) and row["log_loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+        assert row["log_loss_gain"] == pytest.approx(np.mean(prior) - np.mean(losses), rel=1e-9)
+        assert 0 < row["effective_rows"] < row["rows"] / 2
+
+
+def test_a_block_counts_once_however_many_folds_judged_it(prepared):
+    data = prepared[1]
+    table = fold_metrics(data, judged_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
+    own = table[table["name"] == "made_up"]
+    assert len(own) == 12 and own.groupby("block").size().tolist() == [3, 3, 3, 3]
+    means = [own.loc[own["block"] == block, "log_loss_gain"].mean() for block in range(4)]
+    wanted = (np.mean(means), np.std(means, ddof=1) / 2)
+    assert gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_cross_validation_by_every_scheme(prepared, scheme):
+    workspace, _ = prepared
+    ask = {"scheme": scheme, "folds": 3, "model_settings": SMALL}
+    result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
+    again = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
+    assert again.resumed_from == 3 and again.run_id == result.run_id and scheme in result.summary()
+    pd.testing.assert_frame_equal(again.folds, result.folds)
+    assert {"log_loss_gain", "effective_rows", "block"} < set(result.folds.columns) and not result.untaught
+    assert np.isfinite(result.folds["log_loss"]).all() and np.isfinite([result.gain_mean, result.gain_se]).all()
+    if scheme == "combinatorial":
+        pd.testing.assert_frame_equal(pd.read_parquet(result.paths_path), result.paths)
+        assert result.paths["path"].nunique() == 2 and "2 paths: from" in result.summary()
+    else:
+        assert result.paths is None and result.paths_path is None
+    assert result.plot().axes
+
+
+def of_one_class(data: Dataset, rows: np.ndarray) -> Dataset:
+    """The same data, but these rows of the labels were all long."""
+    labels = data.labels.copy()
+    labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
+    return replace(data, labels=labels)
+
+
+def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, monkeypatch):
+    data = prepared[1]
+    first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
+    monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, data.development()[first]))
+    ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
+    result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
+    assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
+    assert "one class: fold 0" in result.summary() and len(result.fold_table) == 3
+    assert result.to_dict()["untaught"] == [0]
+
+
+def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
+    data = prepared[1]
+    monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
+    with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
+        pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", folds=3, model_settings=SMALL)
+
+
+def test_what_is_asked_of_the_run_is_no_setting_of_the_model(prepared):
+    workspace, _ = prepared
+    for name in ("scheme", "test_blocks", "window"):
+        with pytest.raises(SettingsError, match=name):
+            pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", model_settings={name: 2})
+    with pytest.raises(SettingsError, match="combinatorial"):
+        pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", scheme="combinatoral")
