@@ -1,0 +1,111 @@
+"""Weights of overlapping labels: ours beside the forms of the book and of NumPy, interleaved in one run.
+
+    python benchmarks/weights.py [--rows 3500000] [--labels 100000] [--horizons 20 240 2000] [--repeats 3]
+
+One JSON line a measurement, best of the repeats, one thread. Labels start at random bars and live up to the horizon.
+  uniqueness  ours      average_uniqueness: a difference array, then one compiled pass over the lives
+              prefix    NumPy: the same array, then differences of prefix sums of 1/concurrency
+              snippet   AFML snippets 4.1 and 4.2, pandas `.loc` label by label; on --few labels, since it takes so long
+  effective   ours      effective_rows of as many rows
+  bootstrap   ours      sequential_bootstrap of --labels labels, and of --few
+              snippet   AFML snippet 4.5 with NumPy, every label anew after each draw; on --few labels
+Before the clock runs, all forms must agree: uniqueness to 1e-9, the draws one by one.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.targets.bootstrap import ONE, sequential_bootstrap
+from ml_factory.targets.weights import average_uniqueness, concurrency, effective_rows
+
+
+def labels(n: int, horizon: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n] first and last bar of labels on n bars and what follows."""
+    rng = np.random.default_rng(seed)
+    start = np.sort(rng.integers(0, n, n))
+    return start, start + rng.integers(0, horizon, n)
+
+
+def ours(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    return average_uniqueness(start, end, int(end.max()) + 1)
+
+
+def prefix(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    share = 1.0 / np.maximum(concurrency(start, end, int(end.max()) + 1), 1)
+    lived = np.concatenate([[0.0], np.cumsum(share)])
+    return (lived[end + 1] - lived[start]) / (end - start + 1)
+
+
+def snippet(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """AFML 4.1 and 4.2: count on the bars of each label, then average on them."""
+    alive = pd.Series(0, index=np.arange(end.max() + 1))
+    for first, last in zip(start, end, strict=True):
+        alive.loc[first:last] += 1
+    return np.array([(1.0 / alive.loc[first:last]).mean() for first, last in zip(start, end, strict=True)])
+
+
+def snippet_draws(start: np.ndarray, end: np.ndarray, seed: int) -> np.ndarray:
+    """AFML 4.5 in whole shares of 2^-40, as ours counts them."""
+    bars = np.arange(end.max() + 1)
+    lives = (bars >= start[:, None]) & (bars <= end[:, None])
+    length, taken, drawn = lives.sum(axis=1), np.zeros(len(bars), np.int64), []
+    for chance in np.random.default_rng(seed).random(len(start)):
+        total = np.cumsum((lives * (ONE // (1 + taken))).sum(axis=1) // length)
+        point = min(int(chance * int(total[-1])), int(total[-1]) - 1)
+        drawn.append(int(np.searchsorted(total, point, side="right")))
+        taken += lives[drawn[-1]]
+    return np.array(drawn)
+
+
+def measure(forms: dict[str, tuple[int, Callable[[], object]]], repeats: int, **facts) -> None:
+    """One line a form: `name -> (labels, call)`, the forms in turn within each repeat."""
+    best = dict.fromkeys(forms, np.inf)
+    for _ in range(repeats):
+        for name, (_, call) in forms.items():
+            began = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - began)
+    for name, (n, _) in forms.items():
+        seconds = best[name]
+        line = {"form": name, "labels": n, "seconds": round(seconds, 5), "us_per_label": round(seconds / n * 1e6, 4)}
+        print(json.dumps(facts | line), flush=True)
+
+
+def main() -> None:
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("--rows", type=int, default=3_500_000)
+    ask.add_argument("--labels", type=int, default=100_000)
+    ask.add_argument("--few", type=int, default=500)
+    ask.add_argument("--horizons", type=int, nargs="+", default=[20, 240, 2000])
+    ask.add_argument("--repeats", type=int, default=3)
+    asked = ask.parse_args()
+    for horizon in asked.horizons:
+        many, drawn_from, few = (labels(n, horizon) for n in (asked.rows, asked.labels, asked.few))
+        np.testing.assert_allclose(ours(*few), snippet(*few), rtol=1e-9)
+        np.testing.assert_allclose(ours(*many), prefix(*many), rtol=1e-9)
+        np.testing.assert_array_equal(sequential_bootstrap(*few, seed=1), snippet_draws(*few, 1))
+        rows = pd.DataFrame({"barrier": "upper", "entry_bar": many[0] - 1, "exit_bar": many[1]})
+        effective_rows(rows.iloc[:10])
+        uniqueness = {
+            "ours": (asked.rows, lambda many=many: ours(*many)),
+            "prefix": (asked.rows, lambda many=many: prefix(*many)),
+            "snippet": (asked.few, lambda few=few: snippet(*few)),
+        }
+        measure(uniqueness, asked.repeats, what="uniqueness", horizon=horizon)
+        measure({"ours": (asked.rows, lambda rows=rows: effective_rows(rows))}, asked.repeats,
+                what="effective", horizon=horizon)  # fmt: skip
+        draws = {
+            "ours": (asked.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),
+            "ours on few": (asked.few, lambda few=few: sequential_bootstrap(*few)),
+            "snippet": (asked.few, lambda few=few: snippet_draws(*few, 0)),
+        }
+        measure(draws, asked.repeats, what="bootstrap", horizon=horizon)
+
+
+if __name__ == "__main__":
+    main()
