@@ -27,6 +27,7 @@ BUCKET = np.dtype(
     + [(name, "i4") for name in ("session", "segment", "live")]
 )
 
+SESSIONS_AT_ONCE = 8  # about 500 kB of bars: the second-level cache
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
@@ -80,10 +81,9 @@ def runs_of(
 
 @njit(cache=True, nogil=True)
 def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
-    now = place[0]
-    clock, previous, close = now.clock, now.previous, now.close
-    count, k = 0, 0
-    for row in range(len(start)):
+    now, count, k, row = place[0], 0, 0, 0
+    clock, previous, close, has_contract = now.clock, now.previous, now.close, len(contract) > 0
+    while row < len(start):
         t = start[row]
         if t < clock:
             return count, row
@@ -91,23 +91,37 @@ def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
         while k < len(stretches) and t >= stretches[k].close:
             k += 1
         if k == len(stretches) or t < stretches[k].begin:
+            row += 1
             continue  # the halt, a weekend, after hours
-        rolled = len(contract) > 0 and contract[row] != now.contract
-        if count == 0 or rolled or stretches[k].close != close or t - previous > silence_ns:
-            another = rolled or stretches[k].close != close or t - previous > silence_ns
-            now.segment += another
-            run, stretch = runs[count], stretches[k]
-            run.first, run.open, run.begin, run.close = row, stretch.open, stretch.begin, stretch.close
-            run.session, run.segment, run.rolled = stretch.session, now.segment, rolled
-            run.final = k + 1 == len(stretches) or stretches[k + 1].begin != stretch.close
-            if rolled:
-                now.contract = contract[row]
-            close = stretch.close
-            count += 1
-        runs[count - 1].last = row + 1
-        previous = t
+        run, stretch = runs[count], stretches[k]
+        rolled = has_contract and contract[row] != now.contract
+        now.segment += rolled or stretch.close != close or t - previous > silence_ns
+        run.first, run.open, run.begin, run.close = row, stretch.open, stretch.begin, stretch.close
+        run.session, run.segment, run.rolled = stretch.session, now.segment, rolled
+        run.final = k + 1 == len(stretches) or stretches[k + 1].begin != stretch.close
+        if has_contract:
+            now.contract = contract[row]
+        count, close = count + 1, stretch.close
+        row = run_end(start, contract, row, bar_ns, silence_ns, close)
+        run.last, previous = row, start[row - 1]
+        clock = previous + bar_ns
     now.clock, now.previous, now.close = clock, previous, close
     return count, -1
+
+
+@njit(cache=True, nogil=True)
+def run_end(start, contract, first, bar_ns, silence_ns, close):
+    """The first row after `first` that begins another run, or that overlaps the row before it."""
+    row, previous = np.uint64(first + 1), start[first]  # numba asks of no unsigned position whether it is negative
+    while row < np.uint64(len(start)):
+        step = start[row] - previous
+        if step < bar_ns or step > silence_ns or start[row] >= close:
+            break
+        if len(contract) > 0 and contract[row] != contract[first]:
+            break
+        previous = start[row]
+        row += np.uint64(1)
+    return np.int64(row)
 
 
 def most_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
@@ -119,6 +133,23 @@ def most_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, prices, marks):
+    """`fill_buckets` for F lengths; frame f fills the columns from begins[f] on. Gives int64[F], where each ends.
+
+    Some sessions at a time for all lengths: bars then come from memory once, not once a frame.
+    """
+    ends = begins.copy()
+    for first in range(0, len(runs), SESSIONS_AT_ONCE):
+        some = runs[first : first + SESSIONS_AT_ONCE]
+        for f in range(len(widths_ns)):
+            out, bucket = ends[f], buckets[f : f + 1]
+            ends[f] += fill_buckets(
+                start, bars, some, widths_ns[f], bar_ns, bucket, times[:, out:], prices[:, out:], marks[:, out:]
+            )
+    return ends
+
+
+@njit(cache=True, nogil=True)
 def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
     """How many buckets came to their end; they fill the columns of times, prices and marks from 0 on.
 
@@ -127,37 +158,47 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
     times : int64[2, M] start, known_at.  prices : float64[5, M].  marks : int32[2, M] session, segment.
     """
     opens, highs, lows, closes, volumes = bars
-    has_volume = len(volumes) > 0
     now, done = bucket[0], 0
+    until, high, low, volume = now.until, now.high, now.low, now.volume
     for r in range(len(runs)):
-        run = runs[r]
-        row = run.first
+        run, row, grid = runs[r], runs[r].first, runs[r].open
         while row < run.last:
             t = start[row]
-            cut = run.rolled == 1 and row == run.first
-            if now.live == 0 or cut or t >= now.until:
-                nominal = run.open + (t - run.open) // width_ns * width_ns
-                until = min(nominal + width_ns, run.close)
-                inside = now.live == 1 and t < now.until  # only a roll ends a bucket before its time
+            if now.live == 0 or t >= until or (run.rolled == 1 and row == run.first):
+                inside = now.live == 1 and t < until  # only a roll ends a bucket before its time
+                if t - grid >= width_ns:
+                    grid += (t - grid) // width_ns * width_ns
+                until = min(grid + width_ns, run.close)
                 if inside:
                     now.known_at = t + bar_ns  # the other contract's first bar, once complete, proves it is over
                 if now.live == 1 and not (inside and until <= now.known_at):
+                    now.high, now.low, now.volume = high, low, volume
                     done = put_bucket(bucket, times, prices, marks, done)
-                now.start = t if inside else max(nominal, run.begin)
-                now.until, now.known_at, now.live = until, until, 1
-                now.open, now.high, now.low, now.volume = opens[row], highs[row], lows[row], 0.0
+                now.start = t if inside else max(grid, run.begin)
+                now.known_at, now.live, now.open = until, 1, opens[row]
                 now.session, now.segment = run.session, run.segment
-            until, high, low, volume = now.until, now.high, now.low, now.volume
-            while row < run.last and start[row] < until:
-                high = max(high, highs[row])
-                low = min(low, lows[row])
-                if has_volume:
-                    volume += volumes[row]
-                row += 1
-            now.high, now.low, now.close, now.volume = high, low, closes[row - 1], volume
+                high, low, volume = highs[row], lows[row], 0.0
+                grid += width_ns
+            row, high, low, volume = add_bars(start, highs, lows, volumes, row, run.last, until, high, low, volume)
+            now.close = closes[row - 1]
             if run.final == 0:  # a bar that reaches over the close holds what traded after it
                 now.known_at = max(now.known_at, start[row - 1] + bar_ns)
+    now.until, now.high, now.low, now.volume = until, high, low, volume
     return done
+
+
+@njit(cache=True, nogil=True)
+def add_bars(start, highs, lows, volumes, first, last, until, high, low, volume):
+    """The rows from `first` on, before `last`, that start before `until`: the row after them, and their extremes."""
+    row = np.uint64(first)
+    while row < np.uint64(last) and start[row] < until:
+        top, bottom = highs[row], lows[row]  # read first: then a comparison is no branch to guess
+        high = top if top > high else high
+        low = bottom if bottom < low else low
+        if len(volumes) > 0:
+            volume += volumes[row]
+        row += np.uint64(1)
+    return np.int64(row), high, low, volume
 
 
 @njit(cache=True, nogil=True)
@@ -183,9 +224,13 @@ def own_bars(start, runs, bar_ns, known_at, session, segment):
             if t - previous != bar_ns and (t - previous) % bar_ns != 0:
                 return False
             previous = t
-            known_at[row] = min(t + bar_ns, run.close) if run.final == 1 else t + bar_ns
-            session[row] = run.session
-            segment[row] = run.segment
+        starts, known = start[run.first : run.last], known_at[run.first : run.last]
+        for i in range(len(starts)):
+            known[i] = starts[i] + bar_ns
+        if run.final == 1:
+            known[-1] = min(known[-1], run.close)
+        session[run.first : run.last] = run.session
+        segment[run.first : run.last] = run.segment
     return True
 
 
@@ -212,5 +257,6 @@ def spread(known_at_base, known_at_coarse, columns, out):
                 i += 1
         for k in range(len(columns)):
             value = columns[k, j] if j >= 0 else np.nan
-            for row in range(begin, i):
-                out[k, row] = value
+            part = out[k, begin:i]
+            for row in range(len(part)):
+                part[row] = value

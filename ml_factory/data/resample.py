@@ -76,18 +76,25 @@ def frames_of(
     runs, wrong = frames.runs_of(start, contract, table, bar_ns, silence_ns, frames.first_place())
     refuse_overlap(bars, wrong, bar_minutes)
 
-    def make(length: int) -> Frame:
-        frame = _bars_themselves(start, columns, runs, length, market.has_volume) if length == bar_minutes else None
-        if frame is None:
-            feed_end = int(start[-1]) + bar_ns if len(start) else 0
-            bucket = np.zeros(1, frames.BUCKET)
-            frame = next_buckets(start, columns, runs, length, bar_ns, bucket, feed_end, market.has_volume)
-        return frame
+    feed_end = int(start[-1]) + bar_ns if len(start) else 0
 
-    if threads == 1 or len(lengths) == 1:
-        return {length: make(length) for length in lengths}
-    with ThreadPoolExecutor(threads) as pool:
-        return dict(zip(lengths, pool.map(make, lengths), strict=True))
+    def make(some: tuple[int, ...]) -> list[Frame]:
+        own = _bars_themselves(start, columns, runs, bar_minutes, market.has_volume) if some == (bar_minutes,) else None
+        if own is not None:
+            return [own]
+        buckets = np.zeros(len(some), frames.BUCKET)
+        return next_buckets(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
+
+    longer = sorted(set(lengths) - {bar_minutes})
+    jobs = [tuple(longer[k::threads]) for k in range(min(threads, len(longer)))]
+    jobs += [(bar_minutes,)] * (bar_minutes in lengths)
+    if threads == 1 or len(jobs) == 1:
+        done = [make(job) for job in jobs]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            done = list(pool.map(make, jobs))
+    made = {frame.minutes: frame for part in done for frame in part}
+    return {length: made[length] for length in lengths}
 
 
 def check_length(minutes: int, bar_minutes: int) -> None:
@@ -137,24 +144,28 @@ def next_buckets(
     start: np.ndarray,
     columns: tuple,
     runs: np.ndarray,
-    minutes: int,
+    lengths: tuple[int, ...],
     bar_ns: int,
-    bucket: np.ndarray,
+    buckets: np.ndarray,
     clock: int,
     has_volume: bool,
-) -> Frame:
-    """The buckets of `minutes` that these runs complete, the last one too if `clock` (ns) reaches its `known_at`.
+) -> list[Frame]:
+    """For each length the buckets that these runs complete, and the last one if `clock` (ns) reaches its `known_at`.
 
-    bucket : frames.BUCKET[1], the unfinished one before these bars, and after them.
+    buckets : frames.BUCKET[F], the unfinished one of each length before these bars, and after them.
     """
-    width_ns = minutes * MINUTE_NS
-    most = frames.most_buckets(start, runs, width_ns)
-    times, prices, marks = np.empty((2, most), np.int64), np.empty((5, most)), np.empty((2, most), np.int32)
-    done = frames.fill_buckets(start, columns, runs, width_ns, bar_ns, bucket, times, prices, marks)
-    if bucket["live"][0] and bucket["known_at"][0] <= clock:
-        done = frames.put_bucket(bucket, times, prices, marks, done)
-    volume = prices[4, :done] if has_volume else None
-    return Frame(minutes, *times[:, :done], *prices[:4, :done], volume, *marks[:, :done])
+    widths_ns = np.array(lengths, np.int64) * MINUTE_NS
+    begins = np.cumsum([0] + [frames.most_buckets(start, runs, width) for width in widths_ns.tolist()])
+    times, prices = np.empty((2, begins[-1]), np.int64), np.empty((5, begins[-1]))
+    marks = np.empty((2, begins[-1]), np.int32)
+    ends = frames.fill_frames(start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks)
+    found = []
+    for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
+        if buckets["live"][f] and buckets["known_at"][f] <= clock:
+            end = frames.put_bucket(buckets[f : f + 1], times, prices, marks, end)
+        volume = prices[4, begin:end] if has_volume else None
+        found.append(Frame(lengths[f], *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end]))
+    return found
 
 
 def _bars_themselves(

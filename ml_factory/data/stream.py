@@ -102,7 +102,8 @@ class FrameStream:
     def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
         clock = max(self._now, int(self._place["clock"][0]))
         has_volume = self.market.has_volume
-        return next_buckets(start, columns, runs, self.minutes, self._bar_ns, self._bucket, clock, has_volume)
+        lengths = (self.minutes,)
+        return next_buckets(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]
 
     def _stretches_for(self, start: np.ndarray) -> np.ndarray:
         """The calendar around these bars, looked up for some days ahead so that the next bars find it there."""

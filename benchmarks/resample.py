@@ -1,0 +1,143 @@
+"""Five frames out of one-minute bars, joined to the base rows as of `known_at`: ours, polars, numpy and pandas.
+
+    python benchmarks/resample.py [--rows 3500000] [--repeats 7]
+
+Prints one JSON line a side: wall and CPU seconds (the best of interleaved repeats), rows a second, and how many times
+our wall and CPU time it took. Every side gets two threads and starts from float64 columns in memory; the result is 25
+float64 columns of as many rows. All are compared with ours first, bit for bit. Needs polars beside the project.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+os.environ.setdefault("POLARS_MAX_THREADS", "2")
+
+import numpy as np
+import pandas as pd
+import polars as pl
+
+from ml_factory.data.resample import asof_join, frames_of
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+
+FRAMES = (5, 15, 30, 60, 240)
+COLUMNS = ("open", "high", "low", "close", "volume")
+THREADS = 2
+
+
+def market_bars(rows: int, seed: int = 0) -> pd.DataFrame:
+    """A 24-hour market with one minute in twenty missing, and some hours."""
+    rng = np.random.default_rng(seed)
+    minute = np.cumsum(1 + (rng.random(rows) < 0.05) + 300 * (rng.random(rows) < 1e-5))
+    close = np.round(20_000 * np.exp(np.cumsum(rng.normal(0, 2e-4, rows))), 2)
+    opens = np.concatenate([close[:1], close[:-1]])
+    spread = np.round(rng.exponential(2, (2, rows)), 2)
+    prices = opens, np.maximum(opens, close) + spread[0], np.minimum(opens, close) - spread[1], close
+    start = np.datetime64("2015-01-01", "ns").astype(np.int64) + minute * MINUTE_NS
+    table = dict(zip(COLUMNS, (*prices, rng.integers(1, 500, rows).astype(float)), strict=True))
+    return pd.DataFrame(table, index=pd.DatetimeIndex(start.astype("datetime64[ns]"), tz="UTC", name="timestamp"))
+
+
+def ours(bars: pd.DataFrame) -> list[np.ndarray]:
+    frames = frames_of(bars, MarketSpec("BTC", "24h", None, True), (1, *FRAMES), threads=THREADS)
+    base = frames[1]
+
+    def join(minutes: int) -> np.ndarray:
+        frame = frames[minutes]
+        return asof_join(base.known_at, frame.known_at, np.stack([getattr(frame, name) for name in COLUMNS]))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [column for block in pool.map(join, FRAMES) for column in block]
+
+
+def with_polars(bars: pl.DataFrame) -> list[np.ndarray]:
+    whole = bars.lazy().with_columns(known=pl.col("timestamp") + pl.duration(minutes=1))
+    for minutes in FRAMES:
+        column = {name: pl.col(name) for name in COLUMNS}
+        grouped = bars.lazy().group_by_dynamic("timestamp", every=f"{minutes}m").agg(
+            column["open"].first(), column["high"].max(), column["low"].min(), column["close"].last(),
+            column["volume"].sum(),
+        )  # fmt: skip
+        known = (pl.col("timestamp") + pl.duration(minutes=minutes)).alias("known").set_sorted()
+        coarse = grouped.select(known, *(pl.col(name).alias(f"{name}@{minutes}") for name in COLUMNS))
+        whole = whole.join_asof(coarse, on="known", strategy="backward")
+    table = whole.select(f"{name}@{minutes}" for minutes in FRAMES for name in COLUMNS).collect()
+    return table.get_columns()
+
+
+def with_numpy(bars: pd.DataFrame) -> list[np.ndarray]:
+    start = bars.index.asi8
+    source = {name: bars[name].to_numpy() for name in COLUMNS}
+
+    def join(minutes: int) -> list[np.ndarray]:
+        bucket = start // (minutes * MINUTE_NS)
+        first = np.flatnonzero(np.diff(bucket, prepend=-1))
+        last = np.append(first[1:], len(start)) - 1
+        known_at = (bucket[first] + 1) * (minutes * MINUTE_NS)
+        coarse = [
+            source["open"][first],
+            np.maximum.reduceat(source["high"], first),
+            np.minimum.reduceat(source["low"], first),
+            source["close"][last],
+            np.add.reduceat(source["volume"], first),
+        ]
+        rows = np.searchsorted(known_at, start + MINUTE_NS, side="right")
+        return [np.concatenate([[np.nan], column])[rows] for column in coarse]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [column for block in pool.map(join, FRAMES) for column in block]
+
+
+def with_pandas(bars: pd.DataFrame) -> list[np.ndarray]:
+    known = pd.DataFrame({"known": bars.index + pd.Timedelta(minutes=1)})
+    rules = dict(zip(COLUMNS, ("first", "max", "min", "last", "sum"), strict=True))
+    out = []
+    for minutes in FRAMES:
+        coarse = bars.resample(f"{minutes}min", origin="epoch").agg(rules).dropna()
+        coarse = coarse.set_axis(coarse.index + pd.Timedelta(minutes=minutes)).rename_axis("known").reset_index()
+        joined = pd.merge_asof(known, coarse, on="known")
+        out += [joined[name].to_numpy() for name in COLUMNS]
+    return out
+
+
+def clocked(side: Callable, data: object) -> tuple[float, float]:
+    """Wall and CPU seconds of one run; the result is freed outside the clock."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = side(data)
+    seconds = time.perf_counter() - wall, time.process_time() - cpu
+    del result
+    return seconds
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rows", type=int, default=3_500_000)
+    options.add_argument("--repeats", type=int, default=7)
+    chosen = options.parse_args()
+    bars = market_bars(chosen.rows)
+    table = pl.DataFrame({"timestamp": bars.index.asi8} | {name: bars[name].to_numpy() for name in COLUMNS})
+    table = table.with_columns(pl.col("timestamp").cast(pl.Datetime("ns")).set_sorted())
+    sides = {"ours": (ours, bars), "polars": (with_polars, table), "numpy": (with_numpy, bars)}
+    sides["pandas"] = (with_pandas, bars)
+    wanted = ours(bars)
+    for name, (side, data) in sides.items():  # also the warm-up
+        for got, want in zip(side(data), wanted, strict=True):
+            np.testing.assert_array_equal(np.asarray(got, float), want, err_msg=name)
+    del wanted, got, want
+    taken: dict[str, list] = {name: [] for name in sides}
+    for _ in range(chosen.repeats):
+        for name, (side, data) in sides.items():
+            taken[name].append(clocked(side, data))
+    best = {name: (min(wall for wall, _ in runs), min(cpu for _, cpu in runs)) for name, runs in taken.items()}
+    for name, (wall, cpu) in best.items():
+        line = {"bench": "resample_join", "side": name, "rows": chosen.rows, "frames": FRAMES, "threads": THREADS}
+        line |= {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4), "rows_per_s": round(chosen.rows / wall)}
+        line |= {"times_ours_wall": round(wall / best["ours"][0], 2), "times_ours_cpu": round(cpu / best["ours"][1], 2)}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
