@@ -1,120 +1,317 @@
 """Volatility: how far prices swing, and in which manner.
 
-Sources: Wilder (1978) for ATR; Bollinger; Parkinson (1980); Garman and Klass (1980); Rogers and Satchell (1991); Yang
-and Zhang (2000); Barndorff-Nielsen and Shephard (2004) for the jump share; Dreiss for choppiness. Range estimators of
-one window say nearly the same thing, so each is stored as the logarithm of its ratio to a simpler one.
+Sources: Wilder (1978) for ATR; Bollinger; Donchian; Carter (2005) for the squeeze; Dreiss for choppiness; Parkinson
+(1980); Garman and Klass (1980); Rogers and Satchell (1991); Yang and Zhang (2000); RiskMetrics (1996) for the
+exponential variance; Barndorff-Nielsen and Shephard (2004) and Andersen, Dobrev and Schaumburg (2012) for shares of
+jumps; Barndorff-Nielsen, Kinnebrock and Shephard (2010) for the semivariance; Black (1976) for the leverage effect;
+Ding, Granger and Engle (1993) for clustering. Estimators of one window say nearly the same thing, so each is stored
+as the logarithm of its ratio to a simpler one.
 """
 
 import math
 
 import numpy as np
+from numba import njit
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import rolling
-from ml_factory.features.rolling import FLOOR, lag, log, ratio, rolling_max, rolling_mean, rolling_min, rolling_sum
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import (
+    FLOOR,
+    HISTORY,
+    deviation,
+    ratio,
+    recursive_means,
+    window_correlation,
+    window_max,
+    window_min,
+    window_std,
+    window_sum,
+)
+
+COARSE = (
+    "natr_14", "bollinger_place_20", "bollinger_width_20", "choppiness_14", "downside_share_48", "parkinson_ratio_24",
+    "deviation_ratio_6_48",
+)  # fmt: skip
+BASE = (
+    "garman_klass_ratio_24", "rogers_satchell_ratio_24", "yang_zhang_ratio_24", "deviation_ratio_24_96",
+    "jump_share_48", "range_surprise_14", "range_dispersion_48", "skew_48", "kurtosis_48", "median_jump_share_48",
+    "downside_share_12", "ewma_ratio_48", "deviation_dispersion_12_48", "squeeze_20", "channel_width_48",
+    "range_asymmetry_24", "atr_place_96", "leverage_48", "clustering_48",
+)  # fmt: skip
+
+DECAY = 0.94
+"""Weight of yesterday's variance in RiskMetrics' (1996) daily model; kept for bars of any length."""
+_PARKINSON, _GARMAN_KLASS, _ROGERS_SATCHELL = range(3)
 
 
-def volatility(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; the shorter list where `coarse`."""
-    high, low, close = bars.high, bars.low, bars.close
-    place, width = bollinger(close, 20)
-    plain = rolling.deviation(close, 24)
-    parkinson_24 = parkinson(high, low, 24)
-    columns = {
-        "natr_14": 100.0 * rolling.wilder(rolling.true_range(high, low, close), 14) / close,
-        "bollinger_place_20": place,
-        "bollinger_width_20": width,
-        "choppiness_14": choppiness(high, low, close, 14),
-        "downside_share_48": downside_share(close, 48),
-        "parkinson_ratio_24": log(parkinson_24 / plain),
-        "deviation_ratio_6_48": log(rolling.deviation(close, 6) / rolling.deviation(close, 48)),
-    }
+def _names(market, coarse):
+    return COARSE if coarse else COARSE + BASE
+
+
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    plain_24, plain_48 = deviation(b.ret, 24, b.t0, HISTORY), deviation(b.ret, 48, b.t0, HISTORY)
+    variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), np.abs(b.ret)
+    squares = size * size
+    realised = window_sum(squares, 48, b.t0, HISTORY)
+    spread_20 = window_std(b.close, 20, b.t0, HISTORY)
+    parkinson = root_mean(variances[_PARKINSON], 24, b.t0)
+    natr(b.atr, b.close, out[0])
+    bollinger(b, 20, spread_20, out[1], out[2])
+    choppiness(b, 14, out[3])
+    downside_share(b.ret, realised, 48, b.t0, out[4])
+    log_ratio(parkinson, plain_24, out[5])
+    log_ratio(deviation(b.ret, 6, b.t0, HISTORY), plain_48, out[6])
     if coarse:
-        return columns
-    skewness, kurtosis = shape(close, 48)
-    span = rolling.true_range(high, low, close)
-    garman_klass_24 = garman_klass(bars.open, high, low, close, 24)
-    return columns | {
-        "garman_klass_ratio_24": log(garman_klass_24 / parkinson_24),
-        "rogers_satchell_ratio_24": log(rogers_satchell(bars.open, high, low, close, 24) / garman_klass_24),
-        "yang_zhang_ratio_24": log(yang_zhang(bars.open, high, low, close, 24) / plain),
-        "deviation_ratio_24_96": log(plain / rolling.deviation(close, 96)),
-        "jump_share_48": jump_share(close, 48),
-        "range_surprise_14": ratio(span, lag(rolling.average_true_range(high, low, close), 1)) - 1.0,
-        "range_dispersion_48": ratio(rolling.rolling_std(span, 48), rolling_mean(span, 48)),
-        "skew_48": skewness,
-        "kurtosis_48": kurtosis,
-    }
+        return
+    garman_klass = root_mean(variances[_GARMAN_KLASS], 24, b.t0)
+    log_ratio(garman_klass, parkinson, out[7])
+    log_ratio(root_mean(variances[_ROGERS_SATCHELL], 24, b.t0), garman_klass, out[8])
+    log_ratio(yang_zhang(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
+    log_ratio(plain_24, deviation(b.ret, 96, b.t0, HISTORY), out[10])
+    jump_share(size, realised, 48, b.t0, out[11])
+    surprise(b, out[12])
+    dispersion(b.span, 48, b.t0, out[13])
+    shape(b.ret, 48, b.t0, out[14], out[15])
+    median_jump_share(size, realised, 48, b.t0, out[16])
+    downside_share(b.ret, window_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
+    ewma_ratio(squares, plain_48, 48, state[:1], out[18])
+    dispersion(deviation(b.ret, 12, b.t0, HISTORY - 96), 48, b.t0, out[19])
+    reach(b, 48, spread_20, out[20], out[21])
+    range_asymmetry(b, 24, out[22])
+    place(b.atr, 96, b.t0, out[23])
+    before = lag(b.ret)
+    out[24] = window_correlation(before, size, 48, b.t0, HISTORY)[HISTORY:]
+    out[25] = window_correlation(np.abs(before), size, 48, b.t0, HISTORY)[HISTORY:]
 
 
-def bollinger(close: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+FAMILY = Family(names=_names, kernel=_kernel, recursions=1)
+
+
+@njit(cache=True, nogil=True)
+def lag(x):
+    """x one row earlier; NaN in the first row."""
+    out = np.empty(len(x))
+    out[0] = np.nan
+    out[1:] = x[:-1]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def log_ratio(a, b, out):
+    """log(a / b) of two deviations, each at least FLOOR."""
+    a, b = a[HISTORY:], b[HISTORY:]
+    for i in range(len(out)):
+        out[i] = math.log(a[i] / b[i])
+
+
+@njit(cache=True, nogil=True)
+def natr(atr, close, out):
+    """ATR in percent of the price (TA-Lib NATR)."""
+    atr, close = atr[HISTORY:], close[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 100.0 * atr[i] / close[i]
+
+
+@njit(cache=True, nogil=True)
+def bollinger(b, n, spread, out_place, out_width):
     """(%b - 1/2, band width over the middle) for bands of 2 deviations (TA-Lib BBANDS); 0 where the bands meet."""
-    middle, deviation = rolling_mean(close, n), rolling.rolling_std(close, n)
-    return ratio(close - middle, 4.0 * deviation), 4.0 * deviation / middle
+    total, close, spread = window_sum(b.close, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY:], spread[HISTORY:]
+    for i in range(len(close)):
+        out_place[i] = ratio(close[i] - total[i] / n, 4.0 * spread[i], 0.0)
+        out_width[i] = 4.0 * n * spread[i] / total[i]
 
 
-def choppiness(high: np.ndarray, low: np.ndarray, close: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def choppiness(b, n, out):
     """log(sum of true ranges / range of the n bars) / log(n): 0 in one straight move, 1 going nowhere."""
-    path = rolling_sum(rolling.true_range(high, low, close), n)
-    reach = np.maximum(rolling_max(high, n), lag(close, n)) - np.minimum(rolling_min(low, n), lag(close, n))
-    return log(ratio(path, reach, empty=1.0)) / math.log(n)
+    path, before = window_sum(b.span, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY - n :]
+    top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
+    scale = 1.0 / math.log(n)
+    for i in range(len(path)):
+        out[i] = ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
+    for i in range(len(path)):
+        out[i] = scale * math.log(out[i])
 
 
-def downside_share(close: np.ndarray, n: int) -> np.ndarray:
-    """Share of squared returns that came from falls, less 1/2; 0 where nothing moved."""
-    returns = rolling.log_returns(close)
-    falls = np.minimum(returns, 0.0)
-    return ratio(rolling_sum(falls * falls, n), rolling_sum(returns * returns, n), empty=0.5) - 0.5
+@njit(cache=True, nogil=True)
+def downside_share(ret, realised, n, t0, out):
+    """Share of squared returns that came from falls, less 1/2; 0 where nothing moved.
+
+    realised : sum of n squared returns. Barndorff-Nielsen, Kinnebrock and Shephard (2010): RS- / RV.
+    """
+    falls = np.empty(len(ret))
+    for i in range(len(ret)):
+        falls[i] = 0.0 if ret[i] > 0.0 else ret[i] * ret[i]
+    falls, realised = window_sum(falls, n, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(falls[i], realised[i], 0.5) - 0.5
 
 
-def _root_mean(variance: np.ndarray, n: int) -> np.ndarray:
-    """Deviation from n bars' variances, at least FLOOR; rounding may leave a variance a hair below 0."""
-    return np.maximum(np.sqrt(np.maximum(rolling_mean(variance, n), 0.0)), FLOOR)
+@njit(cache=True, nogil=True)
+def bar_variances(log_open, log_high, log_low, log_close):
+    """float64[3, M]: what each bar alone says of the variance of a bar, by the three range estimators.
+
+    Parkinson (1980), eq. 4: log(h/l)^2 / (4 log 2). Garman and Klass (1980), eq. 20: log(h/l)^2 / 2 -
+    (2 log 2 - 1) log(c/o)^2. Rogers and Satchell (1991), free of drift: u (u - c) + d (d - c).
+    """
+    out = np.empty((3, len(log_open)))
+    for i in range(len(log_open)):
+        up, down, body = log_high[i] - log_open[i], log_low[i] - log_open[i], log_close[i] - log_open[i]
+        span = log_high[i] - log_low[i]
+        out[_PARKINSON, i] = span * span / (4.0 * math.log(2.0))
+        out[_GARMAN_KLASS, i] = 0.5 * span * span - (2.0 * math.log(2.0) - 1.0) * body * body
+        out[_ROGERS_SATCHELL, i] = up * (up - body) + down * (down - body)
+    return out
 
 
-def parkinson(high: np.ndarray, low: np.ndarray, n: int) -> np.ndarray:
-    """Parkinson (1980), eq. 4: sqrt(mean log(high / low)^2 / (4 log 2)); per bar, at least FLOOR."""
-    return _root_mean(log(high / low) ** 2 / (4.0 * math.log(2.0)), n)
+@njit(cache=True, nogil=True)
+def root_mean(variance, n, t0):
+    """Deviation per bar from n bars' variances, at least FLOOR; rounding may leave a variance a hair below 0."""
+    out = window_sum(variance, n, t0, HISTORY)
+    rows = out[HISTORY:]
+    for i in range(len(rows)):
+        rows[i] = _root(rows[i] / n)
+    return out
 
 
-def garman_klass(open_: np.ndarray, high: np.ndarray, low: np.ndarray, close: np.ndarray, n: int) -> np.ndarray:
-    """Garman and Klass (1980), eq. 20: log(h/l)^2 / 2 - (2 log 2 - 1) log(c/o)^2; per bar, at least FLOOR."""
-    return _root_mean(0.5 * log(high / low) ** 2 - (2.0 * math.log(2.0) - 1.0) * log(close / open_) ** 2, n)
+@njit(cache=True, nogil=True, inline="always")
+def _root(variance):
+    return math.sqrt(FLOOR * FLOOR if variance < FLOOR * FLOOR else variance)
 
 
-def _rogers_satchell_variance(open_, high, low, close):
-    up, down, body = log(high / open_), log(low / open_), log(close / open_)
-    return up * (up - body) + down * (down - body)
-
-
-def rogers_satchell(open_: np.ndarray, high: np.ndarray, low: np.ndarray, close: np.ndarray, n: int) -> np.ndarray:
-    """Rogers and Satchell (1991), free of drift: mean of u (u - c) + d (d - c); per bar, at least FLOOR."""
-    return _root_mean(_rogers_satchell_variance(open_, high, low, close), n)
-
-
-def yang_zhang(open_: np.ndarray, high: np.ndarray, low: np.ndarray, close: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def yang_zhang(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
-    k = 0.34 / (1.34 + (n + 1.0) / (n - 1.0))
-    jump, body = log(open_ / lag(close, 1)), log(close / open_)
-    unbiased = n / (n - 1.0)
-    variance = unbiased * (rolling.rolling_covariance(jump, jump, n) + k * rolling.rolling_covariance(body, body, n))
-    variance += (1.0 - k) * rolling_mean(_rogers_satchell_variance(open_, high, low, close), n)
-    return np.maximum(np.sqrt(np.maximum(variance, 0.0)), FLOOR)
+    body, before = b.log_close - b.log_open, lag(b.log_close)
+    body = window_std(body, n, b.t0, HISTORY)[HISTORY:]
+    jump = window_std(b.log_open - before, n, b.t0, HISTORY)[HISTORY:]
+    k, unbiased = 0.34 / (1.34 + (n + 1.0) / (n - 1.0)), n / (n - 1.0)
+    out = window_sum(inner, n, b.t0, HISTORY)
+    rows = out[HISTORY:]
+    for i in range(len(rows)):
+        rows[i] = _root(unbiased * (jump[i] * jump[i] + k * body[i] * body[i]) + (1.0 - k) * rows[i] / n)
+    return out
 
 
-def jump_share(close: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def jump_share(size, realised, n, t0, out):
     """1 - bipower over realised variance: near 0 in a diffusion, near 1 after one jump; 0 where nothing moved."""
-    size = np.abs(rolling.log_returns(close))
-    bipower = (math.pi / 2.0) * (n / (n - 1.0)) * rolling_sum(size * lag(size, 1), n - 1)
-    return 1.0 - ratio(bipower, rolling_sum(size * size, n), empty=1.0)
+    bipower, realised = window_sum(size * lag(size), n - 1, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 1.0 - ratio((math.pi / 2.0) * (n / (n - 1.0)) * bipower[i], realised[i], 1.0)
 
 
-def shape(close: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(skewness, excess kurtosis) of n log returns, population moments; 0 where nothing moved."""
-    returns = rolling.log_returns(close)
-    mean, spread = rolling_mean(returns, n), rolling.rolling_std(returns, n)
-    second, third, fourth = (rolling_mean(returns**power, n) for power in (2, 3, 4))
-    about3 = third - 3.0 * mean * second + 2.0 * mean**3
-    about4 = fourth - 4.0 * mean * third + 6.0 * mean**2 * second - 3.0 * mean**4
-    return ratio(about3, spread**3), ratio(about4, spread**4, empty=3.0) - 3.0
+@njit(cache=True, nogil=True)
+def median_jump_share(size, realised, n, t0, out):
+    """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012), eq. 2: it bears two jumps in a row."""
+    middle = np.full(len(size), np.nan)
+    oldest, older, rows = size[:-2], size[1:-1], middle[2:]
+    newest = size[2:]
+    for i in range(len(rows)):
+        a, b, c = oldest[i], older[i], newest[i]
+        median = max(min(a, b), min(max(a, b), c)) + 0.0 * a  # a missing value stays missing
+        rows[i] = median * median
+    middle, realised = window_sum(middle, n - 2, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    scale = math.pi / (6.0 - 4.0 * math.sqrt(3.0) + math.pi) * n / (n - 2.0)
+    for i in range(len(out)):
+        out[i] = 1.0 - ratio(scale * middle[i], realised[i], 1.0)
+
+
+@njit(cache=True, nogil=True)
+def surprise(b, out):
+    """True range over the ATR before it, less 1."""
+    span, usual = b.span[HISTORY:], b.atr[HISTORY - 1 :]
+    for i in range(len(out)):
+        out[i] = span[i] / usual[i] - 1.0
+
+
+@njit(cache=True, nogil=True)
+def dispersion(x, n, t0, out):
+    """Deviation over mean of the last n values of what is never negative; 0 where all are 0."""
+    spread, total = window_std(x, n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(n * spread[i], total[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def shape(x, n, t0, out_skewness, out_kurtosis):
+    """(skewness, excess kurtosis) of the last n values, population moments; 0 where nothing moved."""
+    first, second, third, fourth = _power_sums(x, n, t0)
+    for i in range(len(out_skewness)):
+        m1, m2, m3, m4 = first[i] / n, second[i] / n, third[i] / n, fourth[i] / n
+        square = m1 * m1
+        variance = m2 - square
+        variance = 0.0 if variance < 0.0 else variance
+        about3 = m3 - 3.0 * m1 * m2 + 2.0 * square * m1
+        about4 = m4 - 4.0 * m1 * m3 + 6.0 * square * m2 - 3.0 * square * square
+        out_skewness[i] = ratio(about3, variance * math.sqrt(variance), 0.0)
+        out_kurtosis[i] = ratio(about4, variance * variance, 3.0) - 3.0
+
+
+@njit(cache=True, nogil=True)
+def _power_sums(x, n, t0):
+    """Sums over n values of the first four powers, measured from the aligned block's first, as in `window_std`."""
+    out = np.empty((4, len(x)))
+    tail_1, tail_2, tail_3, tail_4 = np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
+    for start in range(HISTORY - t0 % n, len(x), n):
+        older, newer, rows, origin = x[start - n : start], x[start : start + n], out[:, start : start + n], x[start]
+        row_1, row_2, row_3, row_4 = rows[0], rows[1], rows[2], rows[3]
+        s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0
+        for k in range(n - 1, 0, -1):
+            d = older[k] - origin
+            s1, s2, s3, s4 = s1 + d, s2 + d * d, s3 + d * d * d, s4 + d * d * d * d
+            tail_1[k], tail_2[k], tail_3[k], tail_4[k] = s1, s2, s3, s4
+        s1, s2, s3, s4 = 0.0, 0.0, 0.0, 0.0
+        for k in range(len(newer)):
+            d = newer[k] - origin
+            s1, s2, s3, s4 = s1 + d, s2 + d * d, s3 + d * d * d, s4 + d * d * d * d
+            row_1[k], row_2[k] = s1 + tail_1[k + 1], s2 + tail_2[k + 1]
+            row_3[k], row_4[k] = s3 + tail_3[k + 1], s4 + tail_4[k + 1]
+    return out[0, HISTORY:], out[1, HISTORY:], out[2, HISTORY:], out[3, HISTORY:]
+
+
+@njit(cache=True, nogil=True)
+def ewma_ratio(squares, plain, n, state, out):
+    """log of RiskMetrics' exponential deviation, started at the mean of n squared returns, over the plain one."""
+    x = np.empty((1, len(squares)))
+    x[0, HISTORY:] = squares[HISTORY:]
+    recursive_means(x, np.full(1, float(n)), np.full(1, 1.0 - DECAY), state)
+    rows = x[0, HISTORY:]
+    for i in range(len(rows)):
+        rows[i] = _root(rows[i])
+    log_ratio(x[0], plain, out)
+
+
+@njit(cache=True, nogil=True)
+def reach(b, n, spread, out_squeeze, out_channel):
+    """(Bollinger over Keltner width less 1, Donchian width over sqrt(bars) ATRs less 1).
+
+    Carter's bands: 2 deviations of 20 closes, `spread`, against 1.5 ATRs.
+    """
+    top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
+    spread, atr, path = spread[HISTORY:], b.atr[HISTORY:], math.sqrt(n)
+    for i in range(len(atr)):
+        out_squeeze[i] = 2.0 * spread[i] / (1.5 * atr[i]) - 1.0
+        out_channel[i] = (top[i] - bottom[i]) / (path * atr[i]) - 1.0
+
+
+@njit(cache=True, nogil=True)
+def range_asymmetry(b, n, out):
+    """How much farther n bars went above their opens than below: (sum up - sum down) / sum of ranges, -1 to 1."""
+    both, more = b.high - b.low, (b.high - b.open) - (b.open - b.low)
+    both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(more[i], both[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def place(x, n, t0, out):
+    """Place of x in the range of its last n values, less 1/2; 0 where it did not move."""
+    top, bottom = window_max(x, n, t0, HISTORY)[HISTORY:], window_min(x, n, t0, HISTORY)[HISTORY:]
+    x = x[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(x[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
+
+
+def volatility(bars, market, coarse):
+    return columns("volatility", FAMILY, bars, market, coarse)

@@ -1,13 +1,13 @@
 """Volatility against TA-Lib and against the papers' formulas written out row by row."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import talib
 
-from ml_factory.features import volatility as room
-from ml_factory.features.volatility import volatility
+from ml_factory.features.volatility import bar_variances, volatility
 
 UNSTABLE = 600
 KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
@@ -109,6 +109,60 @@ def moment(power, centre):
     return twin
 
 
+def median_jump_share(frame, i):
+    size = np.abs(returns(frame, i, 48))
+    middle = [sorted(size[k - 1 : k + 2])[1] ** 2 for k in range(1, 47)]
+    return 1 - math.pi / (6 - 4 * 3**0.5 + math.pi) * 48 / 46 * sum(middle) / (size**2).sum() if size.any() else 0.0
+
+
+def downside_12(frame, i):
+    moves = returns(frame, i, 12)
+    return (moves[moves < 0] ** 2).sum() / (moves**2).sum() - 0.5 if moves.any() else 0.0
+
+
+def ewma_ratio(frame, i):
+    squares = returns(frame, i, i) ** 2
+    variance = squares[:48].mean()
+    for square in squares[48:]:
+        variance = 0.94 * variance + 0.06 * square
+    return math.log(max(math.sqrt(variance), FLOOR) / deviation(frame, i, 48))
+
+
+def of_deviations(frame, i):
+    spreads = np.array([deviation(frame, k, 12) for k in range(i - 47, i + 1)])
+    return spreads.std() / spreads.mean()
+
+
+def atr(frame, i):
+    value = true_ranges(frame, 14, 14).mean()
+    values = [value]
+    for span in true_ranges(frame, i, i - 14):
+        values.append((13 * values[-1] + span) / 14)
+    return np.maximum(values, FLOOR * frame.close[14 : i + 1])
+
+
+def atr_place(frame, i):
+    window = atr(frame, i)[-96:]
+    return (window[-1] - window.min()) / np.ptp(window) - 0.5 if np.ptp(window) else 0.0
+
+
+def channel_width(frame, i):
+    return (frame.high[i - 47 : i + 1].max() - frame.low[i - 47 : i + 1].min()) / atr(frame, i)[-1] / 48**0.5 - 1
+
+
+def range_asymmetry(frame, i):
+    o, h, low = (x[i - 23 : i + 1] for x in (frame.open, frame.high, frame.low))
+    return (h + low - 2 * o).sum() / (h - low).sum() if (h - low).any() else 0.0
+
+
+def next_size_and(of):
+    def twin(frame, i):
+        size, before = np.abs(returns(frame, i, 48)), of(returns(frame, i - 1, 48))
+        return np.corrcoef(before, size)[0, 1] if np.ptp(before) and np.ptp(size) else 0.0
+
+    return twin
+
+
 TWINS = {
     "choppiness_14": choppiness,
     "downside_share_48": downside,
@@ -123,6 +177,16 @@ TWINS = {
     "range_dispersion_48": dispersion,
     "skew_48": moment(3, 0.0),
     "kurtosis_48": moment(4, 3.0),
+    "median_jump_share_48": median_jump_share,
+    "downside_share_12": downside_12,
+    "ewma_ratio_48": ewma_ratio,
+    "deviation_dispersion_12_48": of_deviations,
+    "squeeze_20": lambda f, i: 2 * f.close[i - 19 : i + 1].std() / (1.5 * atr(f, i)[-1]) - 1,
+    "channel_width_48": channel_width,
+    "range_asymmetry_24": range_asymmetry,
+    "atr_place_96": atr_place,
+    "leverage_48": next_size_and(lambda x: x),
+    "clustering_48": next_size_and(np.abs),
 }
 
 
@@ -131,14 +195,16 @@ def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns)
     check_columns(volatility, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
-def test_range_estimators_agree_on_a_walk_without_drift():
+def test_range_estimators_agree_on_a_walk_without_drift(markets, make_frame):
     """On many steps per bar each estimator finds the walk's deviation, so every ratio is near 0."""
     rng = np.random.default_rng(3)
     steps = np.cumsum(rng.normal(0, 1e-4, (4000, 400)).ravel()).reshape(4000, 400)
-    path = np.exp(steps)
-    bars = np.append(1.0, path[:-1, -1]), path.max(1), path.min(1), path[:, -1]
-    bars = bars[0], np.maximum(bars[1], bars[0]), np.minimum(bars[2], bars[0]), bars[3]
+    opens = np.append(0.0, steps[:-1, -1])
+    bars = opens, np.maximum(steps.max(1), opens), np.minimum(steps.min(1), opens), steps[:, -1]
     true = 1e-4 * 20
-    for found in (room.parkinson(bars[1], bars[2], 4000), room.garman_klass(*bars, 4000),
-                  room.rogers_satchell(*bars, 4000), room.yang_zhang(*bars, 3999)):  # fmt: skip
-        assert found[-1] == pytest.approx(true, rel=0.06)
+    np.testing.assert_allclose(np.sqrt(bar_variances(*bars).mean(axis=1)), true, rtol=0.06)
+    open_, high, low, close = np.exp(bars)
+    frame = replace(make_frame(close), open=open_, high=high, low=low)
+    columns = volatility(frame, markets["ES"], False)
+    for name in ("parkinson_ratio_24", "garman_klass_ratio_24", "rogers_satchell_ratio_24", "yang_zhang_ratio_24"):
+        assert columns[name][100:].mean() == pytest.approx(0.0, abs=0.06), name
