@@ -16,7 +16,8 @@ MAP_TEXT = """
 errors seeding
 runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking runs.session
-data.sessions data.findings data.stamps data.numbers data.blemishes data.bars data.expiry data.contracts data.sources
+data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
+data.repeats data.ticks data.blemishes data.bars data.expiry data.contracts data.sources
 data.synthetic data.frames
 data.resample data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime

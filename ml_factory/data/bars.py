@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.blemishes import find_blemishes
-from ml_factory.data.findings import BarReport, Finding, name_rows, refuse
+from ml_factory.data.blemishes import find_blemishes, merge_kinds
+from ml_factory.data.findings import BarReport, Finding, count_of, name_rows, refuse
+from ml_factory.data.habits import rows_of_runs
 from ml_factory.data.numbers import read_numbers
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.stamps import check_zone, combine_date_and_time, read_stamps
@@ -91,8 +92,10 @@ def check_bars(
     impossible += [finding for finding in found if finding.severity == "refused"]
     findings += [finding for finding in found if finding.severity != "refused"]
     impossible += _spacing_faults(start_ns[rows], rows, spec.minutes)
-    _refuse_all(impossible, where)
-    values, found = _settle_volume({name: column[rows] for name, column in values.items()}, rows, market)
+    refuse(impossible, where)
+    values = {name: column[rows] for name, column in values.items()}
+    known_volume = values.get("volume")
+    values, found = _settle_volume(values, rows, market)
     findings += found
     index = pd.DatetimeIndex(start_ns[rows].astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
@@ -100,11 +103,13 @@ def check_bars(
         bars["contract"] = contract_codes(contract.iloc[rows])
     market = market or market_for(symbol, bars)
     prices = {name: values[name] for name in PRICES}
-    found, facts = find_blemishes(start_ns[rows], prices, market, spec.minutes, spec.stamp)
+    volume = known_volume if "volume" in values else None
+    found, facts = find_blemishes(start_ns[rows], prices, volume, market, spec.minutes, spec.stamp)
+    found = merge_kinds([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
     if spec.strict:
-        _refuse_all([finding for finding in findings if finding.severity == "reported"], where)
+        refuse([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
@@ -135,6 +140,15 @@ def contract_codes(contract: pd.Series) -> np.ndarray:
     return pd.factorize(contract)[0].astype(np.int32)
 
 
+def _contract_rolls(contract: pd.Series) -> list[Finding]:
+    """Bars whose contract is not that of the bar before them; positions among the bars."""
+    names = contract.to_numpy()
+    rows = np.flatnonzero(names[1:] != names[:-1]) + 1
+    shown = ", ".join(map(str, names[rows[:3]])) + ", ..." * (len(rows) > 3)
+    message = f"the contract changes {count_of(len(rows), 'time')} (to {shown})"
+    return [Finding("roll", "reported", rows, message)] if len(rows) else []
+
+
 def _too_few(count: int) -> list[Finding]:
     message = f"{count} bars are less than a day of any market: too few to learn from"
     return [Finding("few_bars", "reported", _NONE, message)] if count < FEW_BARS else []
@@ -147,14 +161,6 @@ def bars_fingerprint(bars: pd.DataFrame) -> str:
     for name in bars.columns:
         digest.update(np.ascontiguousarray(bars[name].to_numpy(float)))
     return digest.hexdigest()
-
-
-def _refuse_all(found: list[Finding], where: object) -> None:
-    try:
-        refuse(found, where)
-    except BarsError as error:
-        error.findings = tuple(found)
-        raise
 
 
 def _plain(name: object) -> str:
@@ -291,7 +297,8 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
     at = pd.Timestamp(start_ns[first], tz="UTC")
     message = f"mixed spacing: from row {rows[first]} ({at}) on, {length[odd[0]]} steps of {steps[first]} minutes "
     message += f"among {minutes}-minute bars"
-    return [Finding("spacing", "refused", rows[edges[odd]], message, "give one spacing throughout")]
+    longer = rows[rows_of_runs(edges[odd], length[odd])]
+    return [Finding("spacing", "refused", longer, message, "give one spacing throughout")]
 
 
 def _settle_volume(

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.errors import BarsError
 
-SEVERITIES = ("mapped", "reported", "refused")
+SEVERITIES = ("info", "mapped", "reported", "refused")
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Finding:
     """One thing about the bars.
 
     kind : a stable name such as "hole" or "conflict".
-    severity : "mapped" (another spelling of the same bars, put right), "reported" (the run goes on, `strict`
-        refuses) or "refused".
+    severity : "info" (a legal gap), "mapped" (another spelling of the same bars, put right), "reported" (the run
+        goes on, `strict` refuses) or "refused".
     rows : int64, positions in the table as it was read, from 0; empty when the whole file is meant.
     message : a sentence for the user.
     """
@@ -31,8 +31,8 @@ class Finding:
     def __post_init__(self):
         assert self.severity in SEVERITIES, self.severity
 
-    def to_dict(self, limit: int = 20) -> dict:
-        """JSON-able, with the number of rows and the first `limit` of them."""
+    def to_dict(self, limit: int | None = 20) -> dict:
+        """JSON-able, with the number of rows and the first `limit` of them (None: all)."""
         facts = {"kind": self.kind, "severity": self.severity, "count": len(self.rows)}
         return facts | {"rows": [int(row) for row in self.rows[:limit]], "message": self.message}
 
@@ -59,13 +59,14 @@ class BarReport:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(finding.kind for finding in self.findings)
+        """What was found, legal gaps apart."""
+        return tuple(finding.kind for finding in self.findings if finding.severity != "info")
 
-    def to_dict(self) -> dict:
-        """JSON-able."""
+    def to_dict(self, limit: int | None = 20) -> dict:
+        """JSON-able; of each finding the first `limit` rows, or all of them (None)."""
         bounds = {name: None if when is None else when.isoformat() for name, when in self._bounds()}
         numbers = {"rows": self.rows, **bounds, "minutes": self.minutes, "fingerprint": self.fingerprint}
-        return numbers | {"facts": dict(self.facts), "findings": [finding.to_dict() for finding in self.findings]}
+        return numbers | {"facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings]}
 
     def to_frame(self) -> pd.DataFrame:
         """One line a finding, for a notebook: kind, severity, rows, message."""
@@ -82,13 +83,23 @@ class BarReport:
 
 
 def refuse(findings: Sequence[Finding], where: object) -> None:
-    """Raise one BarsError that tells every finding here, the first with its next step; nothing if there is none."""
+    """Raise one BarsError that tells every finding here, the first with its next step; nothing if there is none.
+
+    The error's `findings` holds them all.
+    """
     if not findings:
         return
     first, others = findings[0], findings[1:]
     what = first.message + "".join(f"; also: {finding.message}" for finding in others)
     step = first.next_step or "mend the file at its source and import it again"
-    raise BarsError(what, where=where or "bars", next_step=step)
+    error = BarsError(what, where=where or "bars", next_step=step)
+    error.findings = tuple(findings)
+    raise error
+
+
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """'1 run', '1,200 runs'."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def name_rows(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:

@@ -195,7 +195,8 @@ def for_bars(
     bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
     bars, report = check_bars(read_table(source), bars_spec, where=source, market=market)
     for finding in report.findings if data else ():
-        _log.warning("%s: %s", source, finding.message)
+        if finding.severity != "info":
+            _log.warning("%s: %s", source, finding.message)
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
     features = matrix.to_frame()
     close = pd.Series(matrix.close, index=features.index, name="close")

@@ -201,7 +201,7 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
         Section(
             "Bars",
             text=f"{store.facts['raw']['rows']:,} one-minute bars; {len(store.feature_names)} features."
-            + ("" if len(findings) else " Nothing strange was found in the bars."),
+            + ("" if (findings["severity"] != "info").any() else " Nothing strange was found in the bars."),
             tables=[("Findings", findings)] if len(findings) else [],
         ),
     ]

@@ -196,8 +196,10 @@ def test_mixed_spacing(make_raw):
     late = make_raw(50, "2024-03-05 12:00", minutes=5)
     with pytest.raises(
         BarsError, match=r"mixed spacing: from row 600 \(2024-03-05 12:00:00\+00:00\) on, 49 steps of 5"
-    ):
+    ) as caught:
         check(pd.concat([make_raw(), late], ignore_index=True))
+    found = caught.value.findings
+    assert [finding.kind for finding in found] == ["spacing"] and found[0].rows.tolist() == list(range(600, 649))
 
 
 def test_minutes_without_trades_are_legal(make_raw):
@@ -232,9 +234,10 @@ def test_no_rows_and_fifty_bars(make_raw):
 def test_strict_refuses_what_is_reported(make_raw):
     raw = make_raw(1200)
     raw = raw.drop(index=range(300, 400))
-    assert check(raw)[1].of("hole").rows.tolist() == [300]
-    with pytest.raises(BarsError, match="1 hole"):
+    assert check(raw)[1].of("missing").rows.tolist() == [300]
+    with pytest.raises(BarsError, match="1 silence longer") as caught:
         check(raw, strict=True)
+    assert [finding.kind for finding in caught.value.findings] == ["missing"]
 
 
 def test_settings_check_themselves():

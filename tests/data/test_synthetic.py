@@ -59,7 +59,7 @@ def test_same_arguments_same_bits():
 def test_bars_keep_the_contract(kind, calendar):
     bars = synthetic_bars(12, kind, 3, calendar)
     checked, report = check_bars(bars.reset_index(), market=market_for("FOO", bars))
-    assert report.findings == () and checked.equals(bars)
+    assert report.kinds == () and checked.equals(bars)
     assert ((bars / 0.25).drop(columns="volume") % 1 == 0).all(axis=None)
     sessions = sessions_of(bars.index.as_unit("ns").asi8, calendar)
     assert sessions.inside.all() and len(np.unique(sessions.id)) == 12

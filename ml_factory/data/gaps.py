@@ -1,0 +1,175 @@
+"""Every gap of a file, and the one reason for each.
+
+A gap is a place where the next bar does not begin when the last one ends; it is named by the row after it. The
+calendar says which of its minutes the market was open; the market's own habit says how many of these may pass
+without a trade. Nothing but the report reads this.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.findings import Finding, count_of
+from ml_factory.data.habits import surprise
+from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, Sessions, session_days, sessions_of
+
+LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
+KINDS = (*LEGAL, "missing", "download_hole")
+MISSING_NATS = 60.0  # a silence less likely than exp(-60) by this market's habit is not one of its own
+LARGE_SHARE = 0.5  # of a session's open minutes: no trading pause, a part of the file is absent
+PAGES = 4  # this many holes of one length at one distance are pages of a download
+PAGE_TOLERANCE = 0.05
+HALT_SHARE, HALT_DAYS = 0.5, 10  # a pause at one time of day on most days, and on ten at least, is a halt
+SPARSE_SHARE = 0.25  # more absent minutes than this, holes apart
+_NONE = np.empty(0, np.int64)
+_WORDS = {
+    "session": "over the daily close",
+    "weekend": "over a weekend",
+    "holiday": "over a day on which the exchange is closed",
+    "early_close": "after an early close",
+    "no_trade": "of {open} min in all without a trade, as this market has them",
+}
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The G gaps of a file.
+
+    row : int64[G], the bar after each.  length, open : int64[G], its minutes, and those the calendar calls open.
+    score : float64[G], nats by which the open ones surprise (`surprise`).  kind : str[G], one of KINDS.
+    paged : bool[G], part of a series of holes of one length at one distance.
+    """
+
+    row: np.ndarray
+    length: np.ndarray
+    open: np.ndarray
+    score: np.ndarray
+    kind: np.ndarray
+    paged: np.ndarray
+
+
+def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> Gaps:
+    """Every gap of the bars (int64 ns, increasing) with its kind."""
+    row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
+    begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
+    hours = _hours(calendar, int(sessions.id.min()) - 1, int(sessions.id.max()) + 1)
+    opened, weekend, holiday, early = (_overlap(*spans, begin, end) for spans in hours)
+    at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
+    length = (end - begin) // MINUTE_NS
+    score = np.zeros(len(row))
+    silent = opened > 0
+    score[silent] = surprise(row[silent], opened[silent] // minutes, len(start_ns))
+    halt = _daily_halts(begin, row, opened == length, sessions)
+    usual = np.median((hours[0][1] - hours[0][0]) // MINUTE_NS)
+    absent = (score > MISSING_NATS) & ~halt
+    paged = np.zeros(len(row), bool)
+    paged[absent] = _paged(at[absent], opened[absent])
+    kind = np.select(
+        [absent & (paged | (opened >= LARGE_SHARE * usual)), absent, holiday > 0, early > 0, weekend > 0, halt],
+        ["download_hole", "missing", "holiday", "early_close", "weekend", "session"],
+        default=np.where(opened < length, "session", "no_trade"),
+    )
+    return Gaps(row, length, opened, score, kind, paged)
+
+
+def gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> list[Finding]:
+    """One finding a kind: the legal ones as "info", what is absent as "reported"."""
+    findings = []
+    for kind in KINDS:
+        mine = gaps.kind == kind
+        if not mine.any():
+            continue
+        if kind in LEGAL:
+            minutes_open = f"{int(gaps.open[mine].sum()):,}"
+            message = f"{count_of(int(mine.sum()), 'gap')} {_WORDS[kind].format(open=minutes_open)}"
+            findings.append(Finding(kind, "info", gaps.row[mine], message))
+        else:
+            findings.append(Finding(kind, "reported", gaps.row[mine], _absence(gaps, mine, kind, start_ns)))
+    thin = np.isin(gaps.kind, ("no_trade", "missing"))
+    silent = int(gaps.open[thin].sum())
+    share = silent / (silent + len(start_ns) * minutes)
+    if share > SPARSE_SHARE:
+        message = f"{share:.0%} of the market's open minutes have no bar, holes apart"
+        findings.append(Finding("sparse", "reported", _NONE, message))
+    return findings
+
+
+def _absence(gaps: Gaps, mine: np.ndarray, kind: str, start_ns: np.ndarray) -> str:
+    rows, opened = gaps.row[mine], gaps.open[mine]
+    worst = int(np.argmax(opened))
+    at = pd.Timestamp(start_ns[rows[worst]], tz="UTC")
+    many = len(rows) > 1
+    what = count_of(len(rows), "hole" if kind == "download_hole" else "silence")
+    message = what + (" in the file" if kind == "download_hole" else " longer than this market's own")
+    message += f", {int(opened.sum()):,} min of trading" + (" in all" if many else "")
+    message += f"; the longest, of {int(opened[worst]):,} min, ends at {at}" if many else f", until {at}"
+    paged = gaps.paged & mine
+    if paged.any():
+        message += f"; {int(paged.sum())} of them have one length ({int(np.median(gaps.open[paged])):,} min) and one "
+        message += "distance: a download kept only a part of each page"
+    return message
+
+
+def _hours(calendar: str, first: int, last: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Spans (begin, end; int64 ns) of these exchange days: open, weekend, full holiday, and after an early close."""
+    days = np.arange(first, last + 1)
+    day = sessions_of(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
+    held_days, open_minutes = session_days(calendar, first, last)
+    held = np.isin(days, held_days)
+    closes = day.open_ns[held] + open_minutes * MINUTE_NS
+    _, open_minute, close_minute = CLOCKS[calendar]
+    regular = np.maximum(closes, day.open_ns[held] + (close_minute - open_minute) * MINUTE_NS)
+    short = regular > closes
+    weekday = (days + 3) % 7 < 5  # day 0 was a Thursday
+    return (
+        (day.open_ns[held], closes),
+        (day.open_ns[~held & ~weekday], day.close_ns[~held & ~weekday]),
+        (day.open_ns[~held & weekday], day.close_ns[~held & weekday]),
+        (closes[short], regular[short]),
+    )
+
+
+def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
+    """int64[G]: minutes of [since, until) within the spans, which increase and do not touch."""
+    if not len(begin):
+        return np.zeros(len(since), np.int64)
+    before = np.concatenate([[0], np.cumsum(end - begin)])
+
+    def elapsed(moment: np.ndarray) -> np.ndarray:
+        k = np.searchsorted(begin, moment, side="right")
+        inside = np.minimum(moment, end[k - 1]) - begin[k - 1]
+        return np.where(k > 0, before[k - 1] + inside, 0)
+
+    return (elapsed(until) - elapsed(since)) // MINUTE_NS
+
+
+def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: Sessions) -> np.ndarray:
+    """bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
+    day = sessions.id[row - 1]
+    minute = np.where(within, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)
+    halt = np.zeros(len(row), bool)
+    present = np.unique(sessions.id)
+    offsets, times = np.unique(minute[within], return_counts=True)
+    for offset in offsets[times >= HALT_DAYS].tolist():
+        mine = np.flatnonzero(minute == offset)
+        since, until = np.searchsorted(present, (day[mine[0]], day[mine[-1]] + 1))
+        halt[mine] = len(mine) >= HALT_SHARE * (until - since)
+    return halt
+
+
+def _paged(at: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """bool: holes that belong to at least PAGES in a row with one length and one distance.
+
+    at : int64, open minutes before each hole, increasing.  length : its open minutes.
+    """
+    distance = np.diff(at)
+    paged = np.zeros(len(at), bool)
+    alike = np.abs(np.diff(length)) <= PAGE_TOLERANCE * length[1:]
+    even = np.zeros(len(at), bool)  # hole k stands as far from k-1 as k+1 stands from it, and all three are as long
+    even[1:-1] = alike[1:] & alike[:-1] & (np.abs(np.diff(distance)) <= PAGE_TOLERANCE * distance[1:])
+    edge = np.flatnonzero(np.diff(np.concatenate([[False], even, [False]]).astype(np.int8)))
+    for first, after in zip(edge[::2].tolist(), edge[1::2].tolist(), strict=True):
+        if after - first + 2 >= PAGES:
+            paged[first - 1 : after + 1] = True
+    return paged

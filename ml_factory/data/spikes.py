@@ -1,0 +1,72 @@
+"""Prices far from their neighbours: prints that come straight back, flash moves, and feeds that are no market."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ml_factory.data.findings import Finding, count_of
+from ml_factory.data.habits import usual_move
+
+SPIKE_TIMES = 25.0  # an extreme this many usual moves beyond both neighbours
+FLASH_TIMES = 25.0  # a move this many usual moves away from the bar before; NQ has 30 in 700,000, on news days
+VIOLENT_RETURN = 0.10  # within one bar
+VIOLENT_DAYS = 0.10  # of the days have one: the flash crashes of 2013 came on 0.04 of them, a test network's on 0.5
+
+
+def spike_scores(log: dict[str, np.ndarray], beside: np.ndarray, usual: np.ndarray) -> np.ndarray:
+    """float64[N]: how far each bar's high or low stands beyond both neighbours, in usual moves.
+
+    A missing neighbour (the session's first or last bar, a silence) is replaced by the bar's own open or close.
+    """
+    follows = np.append(beside[1:], False)
+    high, low = log["high"], log["low"]
+    above, below = np.zeros(len(high)), np.zeros(len(high))
+    for values, out, worst, sign in ((high, above, np.maximum, 1.0), (low, below, np.minimum, -1.0)):
+        before = np.where(beside, np.roll(values, 1), log["open"])
+        after = np.where(follows, np.roll(values, -1), log["close"])
+        out[:] = sign * (values - worst(before, after))
+    return np.maximum(np.maximum(above, below), 0.0) / usual
+
+
+def find_spikes(log: dict[str, np.ndarray], beside: np.ndarray, day: np.ndarray, minutes: int) -> Iterator[Finding]:
+    """Findings of this family.
+
+    log : log prices, float64[N], in one unit.  beside : bool[N], False also where the level changes by itself.
+    day : int[N], the exchange day.
+    """
+    close = log["close"]
+    move = np.diff(close, prepend=close[:1])
+    usual = usual_move(move, beside)
+    spike = spike_scores(log, beside, usual) > SPIKE_TIMES
+    if spike.any():
+        rows = np.flatnonzero(spike)
+        message = (
+            f"{count_of(len(rows), 'bar')} with a price more than {SPIKE_TIMES:.0f} usual moves beyond both neighbours"
+        )
+        yield Finding("spike", "reported", rows, message)
+    sound = close[np.maximum.accumulate(np.where(spike, 0, np.arange(len(close))))]  # the last close of no spike
+    before = np.concatenate([sound[:1], sound[:-1]])
+    reach = np.where(beside & ~spike, np.maximum(log["high"] - before, before - log["low"]), 0.0)
+    flash = np.flatnonzero(reach > FLASH_TIMES * usual)
+    if len(flash):
+        message = f"{count_of(len(flash), 'bar')} with a move of more than {FLASH_TIMES:.0f} usual ones that does not "
+        yield Finding(
+            "flash_move", "reported", flash, message + f"come straight back (up to {np.expm1(reach.max()):.1%})"
+        )
+    yield from _not_a_market(np.where(beside, np.abs(move), 0.0), day, minutes)
+
+
+def violent_days(move: np.ndarray, day: np.ndarray) -> float:
+    """Share of days with a bar that closes more than VIOLENT_RETURN away from the one before."""
+    return len(np.unique(day[move > VIOLENT_RETURN])) / len(np.unique(day))
+
+
+def _not_a_market(move: np.ndarray, day: np.ndarray, minutes: int) -> Iterator[Finding]:
+    share = violent_days(move, day)
+    violent = np.flatnonzero(move > VIOLENT_RETURN)
+    if minutes <= 5 and len(violent) > 10 and share > VIOLENT_DAYS:
+        message = f"{len(violent)} bars on {share:.0%} of the days close more than {VIOLENT_RETURN:.0%} away from the "
+        message += (
+            f"one before (up to {np.expm1(move.max()):.0%}): such prices come from a test network or a broken feed"
+        )
+        yield Finding("not_a_market", "reported", violent, message)
