@@ -243,8 +243,11 @@ def _grown_from(store: Store, bars: pd.DataFrame, made: dict) -> Store | None:
 
 
 def bars_hash(bars: pd.DataFrame) -> str:
-    """Hex digest of checked bars: their moments, the columns' names and numbers."""
-    columns = {name: content_hash(np.ascontiguousarray(column)) for name, column in bars.items()}
+    """Hex digest of checked bars: their moments, the columns' names and what is in them."""
+    columns = {}
+    for name, column in bars.items():
+        codes, texts = (column, ()) if pd.api.types.is_numeric_dtype(column) else pd.factorize(column)
+        columns[name] = [content_hash(np.ascontiguousarray(codes)), *map(str, texts)]
     return fingerprint({"start": content_hash(bars.index.as_unit("ns").asi8), "columns": columns})
 
 

@@ -1,10 +1,19 @@
-"""What `prepare` keeps of what a user said."""
+"""What `prepare` keeps of what a user said, and of what it made before."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
 import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets import mapped
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
 from ml_factory.experiment import DataSpec
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import preparation
@@ -39,3 +48,117 @@ def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypat
     for frame, seen in zip(coarse, visible, strict=True):
         newest = max(known for known in frame.known_at if known <= base.known_at[row])
         assert frame.known_at[seen[row]] == newest
+
+
+# ---- bars that grew ------------------------------------------------------------------------------------------------
+
+BARS = synthetic_bars(days=12, seed=4)
+
+
+def raw(workspace: Workspace, bars: pd.DataFrame) -> None:
+    bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Workspace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Workspace(tmp_path / "here")
+
+
+def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp_path):
+    parts = place.processed("MES") / "parts"
+    kept = {}
+    for bars in (BARS[:9000], BARS[:9001], BARS[:12_003], BARS):
+        raw(place, bars)
+        result = pipeline.prepare(place, "MES", (5, 20))
+        now = {path.name: path.read_bytes() for path in parts.iterdir()}
+        assert kept.items() <= now.items()
+        kept = now
+    store = Store.current(place.processed("MES"))
+    assert len(store.parts) == 4 and min(part["rows"] for part in store.parts) == 1
+    elsewhere = Workspace(tmp_path / "there")
+    raw(elsewhere, BARS)
+    whole = pipeline.prepare(elsewhere, "MES", (5, 20))
+    assert whole.fingerprint == result.fingerprint
+    there = Store.current(elsewhere.processed("MES"))
+    assert len(there.parts) == 1
+    pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
+    pd.testing.assert_frame_equal(store.load_rows(), there.load_rows(), check_exact=True)
+    for horizon in (5, 20):
+        for kind in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
+            name = kind.format(horizon)
+            assert store.files[name] == there.files[name]
+
+
+@pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume"])
+def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
+    raw(place, BARS[:9000])
+    pipeline.prepare(place, "MES", (5,))
+    bars, settings = BARS.copy(), DataSpec()
+    if what in ("a price", "a volume"):
+        name = {"a price": "high", "a volume": "volume"}[what]
+        bars.iloc[4000, bars.columns.get_loc(name)] += 1.0
+    elif what == "a bar":
+        bars = bars.drop(bars.index[4000])
+    else:
+        settings = DataSpec(tick=0.5)
+    raw(place, bars)
+    pipeline.prepare(place, "MES", (5,), settings=settings)
+    store = Store.current(place.processed("MES"))
+    assert [part["rows"] for part in store.parts] == [store.rows]
+
+
+def test_nothing_changed_is_found_and_nothing_is_written_or_hashed_again(place, monkeypatch):
+    raw(place, BARS)
+    first = pipeline.prepare(place, "MES", (5, 20))
+    before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
+    hashed = []
+    monkeypatch.setattr(mapped, "content_hash", hashed.append)
+    monkeypatch.setattr(mapped.storage, "file_hash", hashed.append)
+    again = pipeline.prepare(place, "MES", (20,))
+    assert again.reused and again.fingerprint == first.fingerprint and hashed == []
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_horizon_later_reads_the_features_it_finds(place, monkeypatch):
+    raw(place, BARS)
+    pipeline.prepare(place, "MES", (5,))
+    monkeypatch.setattr(preparation, "build_features", None)
+    assert pipeline.prepare(place, "MES", (7,)).horizons == [7]
+    store, whole = Store.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
+    assert store.horizons == (5, 7)
+    assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
+
+
+def test_the_data_set_maps_its_features(place):
+    raw(place, BARS)
+    pipeline.prepare(place, "MES", (5,))
+    data = pipeline.load_dataset(place, "MES", 5)
+    assert np.shares_memory(data.x_NF, data.features.to_numpy()) and not data.x_NF.flags.owndata
+    assert not data.x_NF.flags.writeable
+
+
+@pytest.mark.parametrize("kind", ["standard", "quantile"])
+def test_the_scaler_is_a_setting(kind, place):
+    raw(place, BARS[:8000])
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(scaler=kind))
+    assert pipeline.load_dataset(place, "MES", 5).scaler.kind == kind
+    with pytest.raises(SettingsError, match="no such scaler"):
+        DataSpec(scaler="rubust")
+
+
+def test_two_processes_prepare_a_horizon_each_at_once(place):
+    raw(place, BARS)
+    code = (
+        "import sys; from ml_factory import pipeline; print(pipeline.prepare(sys.argv[1], 'MES', (int(sys.argv[2]),)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, place.root, horizon], cwd=root, stdout=subprocess.PIPE)
+        for horizon in ("5", "9")
+    ]
+    for one in started:
+        one.communicate(timeout=120)
+        assert one.returncode == 0
+    store = Store.current(place.processed("MES"))
+    assert store.horizons == (5, 9) and store.verify() == []
