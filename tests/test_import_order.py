@@ -19,7 +19,7 @@ runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
 data.repeats data.ticks data.blemishes data.bars data.expiry data.contracts data.sources
 data.synthetic data.frames
-data.resample data.stream
+data.resample data.sampling data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.fractional features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap

@@ -1,0 +1,176 @@
+"""Activity bars against a plain twin, hand-worked minutes and their own prefixes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.data.sampling import ImbalanceSpec, dollar_bars, imbalance_bars, volume_bars
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import BarsError, SettingsError
+
+COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
+KINDS = ("volume", "dollar", "imbalance")
+SPEC = ImbalanceSpec(expected_minutes=12, expected_imbalance=40, span=5, bound=3)
+
+
+def market(calendar: str = "cme", has_volume: bool = True) -> MarketSpec:
+    return MarketSpec("TEST", calendar, 0.25, has_volume)
+
+
+def gappy(calendar: str, days: int = 6, seed: int = 1) -> pd.DataFrame:
+    """Bars with holes, over a daylight-saving change, with a roll in mid-session."""
+    bars = synthetic_bars(days, "null", seed, calendar, start="2024-03-06", missing=0.05)
+    rng = np.random.default_rng(seed)
+    keep = np.ones(len(bars), bool)
+    for at in rng.integers(0, len(bars), 12):
+        keep[at : at + rng.choice([5, 61, 150])] = False
+    bars = bars[keep]
+    return bars.assign(contract=np.where(np.arange(len(bars)) < len(bars) // 2 + 7, 202403, 202406))
+
+
+def sampled(kind: str, bars: pd.DataFrame, place: MarketSpec, given_settings: bool = True):
+    if kind == "imbalance":
+        return imbalance_bars(bars, place, SPEC if given_settings else ImbalanceSpec(expected_minutes=12))
+    make = volume_bars if kind == "volume" else dollar_bars
+    return make(bars, place, (2_500.0 if kind == "volume" else 12e6) if given_settings else None)
+
+
+def twin(kind: str, bars: pd.DataFrame, place: MarketSpec) -> list[tuple]:
+    """The same, one minute at a time in plain Python."""
+    sessions = sessions_of(bars.index.as_unit("ns").asi8, place.calendar)
+    rows, segment, previous, b, held = [], -1, None, 1.0, []
+    expected_minutes, expected = float(SPEC.expected_minutes), float(SPEC.expected_imbalance)
+    first = threshold = expected_minutes * expected if kind == "imbalance" else 2_500.0 if kind == "volume" else 12e6
+    for k, (stamp, bar) in enumerate(zip(bars.index, bars.itertuples(), strict=True)):
+        if not sessions.inside[k]:
+            continue
+        here = (int(sessions.id[k]), int(sessions.close_ns[k]), bar.contract)
+        fresh = previous is None or here != previous[1] or stamp.value - previous[0] > 61 * MINUTE_NS
+        if fresh:
+            held, flow, total, segment = [], [], 0.0, segment + 1
+        step = bar.close - (bar.open if fresh else previous[2])
+        b = float(np.sign(step)) or b
+        previous = (stamp.value, here, bar.close)
+        held.append((stamp.value, bar))
+        flow.append({"volume": bar.volume, "dollar": bar.volume * bar.close, "imbalance": b * bar.volume}[kind])
+        total += flow[-1]
+        if abs(total) < threshold:
+            continue
+        inside = [one for _, one in held]
+        prices = (inside[0].open, max(x.high for x in inside), min(x.low for x in inside), bar.close)
+        volume = sum(x.volume for x in inside)
+        rows.append((held[0][0], stamp.value + MINUTE_NS, *prices, volume, here[0], segment))
+        if kind == "imbalance":
+            expected_minutes += 2 / (SPEC.span + 1) * (len(held) - expected_minutes)
+            for one in flow:
+                expected += 2 / (SPEC.span * SPEC.expected_minutes + 1) * (one - expected)
+            threshold = min(max(expected_minutes * abs(expected), first / SPEC.bound), first * SPEC.bound)
+        held, flow, total = [], [], 0.0
+    return rows
+
+
+@pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_the_minute_by_minute_twin(kind, calendar):
+    bars = gappy(calendar)
+    frame = sampled(kind, bars, market(calendar))
+    got = list(zip(*(getattr(frame, name).tolist() for name in COLUMNS), strict=True))
+    assert got == twin(kind, bars, market(calendar))
+    assert len(frame) > 40 and frame.minutes == 0 and (np.diff(frame.known_at) > 0).all()
+    assert len(np.unique(frame.segment)) > 5
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_bars_never_change_a_row(kind, estimated, caplog):
+    bars = gappy("us_equity", days=26)
+    place = market("us_equity")
+    whole = sampled(kind, bars, place, given_settings=not estimated)
+    stamps = bars.index.as_unit("ns").asi8
+    days = np.unique(sessions_of(stamps, "us_equity").id)
+    known_from = int(np.searchsorted(stamps, int(days[20]) * DAY_NS)) + 1 if estimated else 1
+    if estimated:
+        assert "first 20 sessions" in caplog.text and whole.session.min() == days[20]
+    assert len(whole) > 50
+
+    @settings(max_examples=25, deadline=None)
+    @given(cut=st.integers(known_from, len(bars)), absurd=st.booleans())
+    def check(cut, absurd):
+        part = bars.iloc[:cut]
+        if absurd:
+            future = bars.iloc[cut:]
+            part = pd.concat([part, future.assign(**{name: future[name] * 3.3 for name in COLUMNS[2:7]})])
+        frame = sampled(kind, part, place, given_settings=not estimated)
+        known_until = stamps[cut - 1] + MINUTE_NS
+        rows = int((whole.known_at <= known_until).sum())
+        assert int((frame.known_at <= known_until).sum()) == rows
+        for name in COLUMNS:
+            assert getattr(frame, name)[:rows].tobytes() == getattr(whole, name)[:rows].tobytes(), name
+
+    check()
+
+
+def minutes_of(close: list[float], volume: list[float], start: str = "2024-01-10 10:00") -> pd.DataFrame:
+    index = pd.date_range(start, periods=len(close), freq="1min", tz="UTC")
+    close = np.array(close)
+    opens = np.concatenate([close[:1], close[:-1]])
+    high, low = np.maximum(opens, close), np.minimum(opens, close)
+    columns = {"open": opens, "high": high, "low": low, "close": close, "volume": np.array(volume, float)}
+    return pd.DataFrame(columns, index=index)
+
+
+def test_hand_worked_volume_and_dollar_bars():
+    bars = minutes_of([10, 11, 9, 10, 10, 12], [4, 5, 3, 10, 2, 7])
+    frame = volume_bars(bars, market(), 9)
+    assert frame.volume.tolist() == [9, 13, 9]  # 4 + 5 reach it; 3 + 10 go over, and 4 are not carried on
+    assert pd.to_datetime(frame.start).strftime("%H:%M").tolist() == ["10:00", "10:02", "10:04"]
+    assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["10:02", "10:04", "10:06"]
+    assert (frame.high.tolist(), frame.low.tolist()) == ([11, 11, 12], [10, 9, 10])
+    frame = dollar_bars(bars, market(), 100)
+    assert frame.volume.tolist() == [12, 10, 9]  # 40 + 55 + 27 = 122; 100 is enough; 20 + 84 = 104
+    assert len(volume_bars(bars, market(), 32)) == 0  # 31 in all: the unfinished bar is not emitted
+
+
+def test_hand_worked_imbalance_bars():
+    # signs: the first opens at its close and counts as up; then up, down, unchanged (down again), up, up
+    bars = minutes_of([10, 11, 10, 10, 11, 12], [1, 2, 3, 4, 5, 6])
+    spec = ImbalanceSpec(expected_minutes=1, expected_imbalance=4, span=3, bound=10)
+    frame = imbalance_bars(bars, market(), spec)
+    # Sums 1, 3, 0, -4: the first bar ends. Weights are 2 / (3 + 1): E[T] = 1 + (4 - 1) / 2 = 2.5, and E[b v] goes from
+    # 4 over 2.5, 2.25, -0.375 to -2.1875. The threshold is 5.47: +5 is not enough, +5 +6 is.
+    assert frame.volume.tolist() == [10, 11]
+    held = imbalance_bars(bars, market(), replace(spec, bound=1))
+    assert held.volume.tolist() == [10, 5, 6]  # and 4 all the time where it may not move
+    unweighted = imbalance_bars(bars.drop(columns="volume"), market(has_volume=False), spec)
+    assert unweighted.volume is None and len(unweighted) == 0  # +1, +2, +1, 0, +1, +2 never reach 4
+
+
+def test_about_fifty_bars_a_session_where_the_threshold_is_estimated():
+    bars = synthetic_bars(40, "null", 3, "us_equity")
+    for make in (volume_bars, dollar_bars):
+        frame = make(bars, market("us_equity"))
+        assert len(np.unique(frame.session)) == 20
+        assert 30 < len(frame) / 20 < 55
+    frame = imbalance_bars(bars, market("us_equity"))
+    assert 390 / 120 < len(frame) / 20 < 390 / 7.5  # 30 minutes a bar, times or by the square of the bound
+
+
+def test_mistakes_are_named():
+    bars = gappy("cme", days=3)
+    with pytest.raises(BarsError, match=r"no volume.*imbalance_bars"):
+        volume_bars(bars, market(has_volume=False), 5)
+    with pytest.raises(BarsError, match="more than 20"):
+        dollar_bars(bars, market())
+    with pytest.raises(SettingsError, match="per_bar"):
+        volume_bars(bars, market(), 0)
+    with pytest.raises(BarsError, match="No volume to estimate"):
+        volume_bars(synthetic_bars(22, calendar="us_equity").assign(volume=0.0), market("us_equity"))
+    for wrong in ({"expected_minutes": 0}, {"expected_imbalance": -1.0}, {"span": 0}, {"bound": np.inf}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            ImbalanceSpec(**wrong)
+    assert len(volume_bars(bars.iloc[:0], market(), 5)) == 0
