@@ -34,20 +34,22 @@ class Cut:
 
 def choose_cuts(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    labels: Mapping[str, Table] | None = None,
+    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None,
 ) -> list[Cut]:  # fmt: skip
     """At most `count` cuts in time order; the same arguments give the same ones.
 
-    earliest, latest : positions a cut may have (its first future bar).  labels : where outcomes are claimed proven.
+    earliest, latest : positions a cut may have (its first future bar).  rows : int64 ns, `known_at` of the rows of
+    features.  labels : where outcomes are claimed proven.
     The kinds take turns, so that ten cuts see every kind too; rare kinds that run out leave their turns to chance.
     """
     start = bars.index.as_unit("ns").asi8
     latest = len(start) - 1 if latest is None else latest
     random = generator("cuts", seed, len(start))
     anywhere = random.permutation(np.arange(earliest, latest + 1))[: 4 * count]
-    kinds = (
-        {"random": anywhere} | _market_kinds(bars, start, calendar, random) | _label_kinds(start, labels or {}, random)
-    )
+    kinds = {"random": anywhere} | _market_kinds(bars, start, calendar, random)
+    if rows is not None:
+        kinds["row of extreme"] = _rows_of(kinds["extreme"], start, rows)
+    kinds |= _label_kinds(start, labels or {}, random)
     chosen: dict[int, str] = {}
     usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
     for turn in zip_longest(*usable.values()):
@@ -64,21 +66,22 @@ def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: 
     silence = np.diff(start, prepend=start[:1] - MINUTE_NS) // MINUTE_NS - 1
     inside = np.flatnonzero((silence > 0) & ~sessions.edges())
     since = (start - sessions.open_ns) // MINUTE_NS
-    kinds = {
+    clocks = _clock_changes(start)
+    return {
         "session end": _shaken(edges, random),
         "frame edge": _edges_of_frames(since, random),
         "gap": _largest(inside, silence, random),
         "inside a frame": _shaken(np.flatnonzero(since % 60 == 32), random),
-        "daylight saving": _clock_changes(start),
+        "daylight saving": clocks,
         "extreme": _extremes(bars),
         "short day": _short_days(edges, len(start)),
         "day edge": _shaken(np.flatnonzero(np.diff(start // DAY_NS)) + 1, random),
         "one bar before a session end": _shaken(edges - 1, random),
         "newest bars": np.array([len(start) - 1, len(start) - 4]),
         "one bar into a session": _shaken(edges + 1, random),
-        "one bar after a gap": _largest(inside + 1, np.append(silence, 0), random),
+        "one bar after a gap": _largest(inside, silence, random) + 1,
+        "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
-    return kinds
 
 
 def _shaken(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -98,15 +101,14 @@ def _largest(places: np.ndarray, size: np.ndarray, random: np.random.Generator) 
 
 
 def _clock_changes(start: np.ndarray) -> np.ndarray:
-    """The bars around each change of the clocks, and a day later, when the exchange has met them."""
+    """The first bar after each change of the clocks."""
     hours = np.arange(start[0] // (60 * MINUTE_NS), start[-1] // (60 * MINUTE_NS) + 1) * (60 * MINUTE_NS)
     utc = pd.DatetimeIndex(hours.astype("M8[ns]"), tz="UTC")
     changes = []
     for zone in CLOCKS_THAT_CHANGE:
         offset = utc.tz_convert(zone).tz_localize(None).as_unit("ns").asi8 - hours
         changes += hours[np.flatnonzero(np.diff(offset)) + 1].tolist()
-    moments = [change + days * DAY_NS // 2 for days in (2, 0, 3, 1) for change in changes]
-    return np.searchsorted(start, np.array(moments, np.int64))
+    return np.searchsorted(start, np.array(changes, np.int64))
 
 
 def _extremes(bars: pd.DataFrame) -> np.ndarray:
@@ -126,6 +128,13 @@ def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
     length = np.diff(bounds)[:-1]
     short = np.flatnonzero(length < 0.8 * np.median(length)) if len(length) else np.empty(0, np.int64)
     return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
+
+
+def _rows_of(places: np.ndarray, start: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Cuts at the `known_at` of the first row that saw each of these bars: the row itself must not see what follows."""
+    seen_by = np.searchsorted(rows, start[places[places < len(start)]] + MINUTE_NS)
+    known = rows[seen_by[seen_by < len(rows)]]
+    return np.searchsorted(start, known - MINUTE_NS) + 1
 
 
 def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator) -> dict:

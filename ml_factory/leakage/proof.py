@@ -31,6 +31,7 @@ class ProofSpec:
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
     whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on.
+    enough : different leaks after which the proof need not go on.
     """
 
     cuts: int = FULL_CUTS
@@ -40,6 +41,7 @@ class ProofSpec:
     ahead: int = 3_000
     whole_bars: int | None = None
     fit_rows: int = 30_000
+    enough: int = 1_000
     seed: int = 0
 
     def __post_init__(self):
@@ -113,7 +115,8 @@ class _Attempt:
             self.try_facts(facts)
             self.try_windows(facts, whole)
             self.try_whole(facts, whole)
-            self.try_fitted(whole, facts)
+            if self.spec.fit_rows:
+                self.try_fitted(whole, facts)
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
             self.history, time.perf_counter() - self.started,
@@ -127,8 +130,9 @@ class _Attempt:
         earliest = max(int(np.searchsorted(start, warm)) + 1, since)
         labels = {part: table for part, table in whole.items() if part.startswith("labels")}
         self.cuts = choose_cuts(
-            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest, labels=labels
-        )
+            self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
+            rows=whole["features"].at, labels=labels,
+        )  # fmt: skip
 
     def try_facts(self, facts: dict) -> None:
         """What holds for the market is the same whatever follows the bars it may be read from."""
@@ -147,9 +151,9 @@ class _Attempt:
 
     def try_windows(self, facts: dict, whole: Mapping[str, Table]) -> None:
         for number, cut in enumerate(self.cuts):
+            if len(self.leaks) >= self.spec.enough:
+                return
             low, high, clean = self.window(cut, facts, whole)
-            if clean is None:
-                continue
             scope = "whole file" if high - low == len(self.bars) else "window"
             here = self.bars.iloc[low:high]
             for way in self.spec.ways_at(number):
@@ -195,7 +199,7 @@ class _Attempt:
         """Whether windows would be most of the file: then the file itself is the window."""
         return self.history + self.spec.ahead > 0.6 * len(self.bars)
 
-    def window(self, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> tuple[int, int, Mapping[str, Table] | None]:
+    def window(self, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> tuple[int, int, Mapping[str, Table]]:
         """(first bar, stop, its tables): far enough back that rows of features stand before the cut."""
         back, high = self.history, min(len(self.bars), cut.first + self.spec.ahead)
         while not self.small and back < cut.first:
@@ -214,6 +218,8 @@ class _Attempt:
         self, clean: Mapping[str, Table], bars: pd.DataFrame, first: int, cut: Cut, way: str, facts: dict, scope: str
     ) -> None:
         """Disturb these bars from position `first` on, build, and keep every difference up to the cut."""
+        if len(self.leaks) >= self.spec.enough:
+            return
         other = self.tried(
             lambda: tables_of(self.pipeline, disturb(bars, first, way, self.spec.seed), facts), cut, way, scope
         )

@@ -1,0 +1,247 @@
+"""The certificate: what was proved, how hard, and of which bars, code and settings; worth nothing of any others.
+
+processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon. The bars are bound by a hash that is chained
+over blocks of them, so bars that were appended leave what stood before them proved: only their part is proved again.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.errors import NotPreparedError, WorkspaceError
+from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.tables import Leak
+from ml_factory.runs.storage import fingerprint, plain, read_json, write_json
+
+FORMAT = 1
+BLOCK_ROWS = 65_536
+FOLDER = "certificates"
+
+
+# ---- bars by their prefix ------------------------------------------------------------------------------------------
+
+
+def prefix_hashes(bars: pd.DataFrame, ends: Sequence[int]) -> list[str]:
+    """SHA-256 (hex) of the first `end` bars for each of `ends` (rising): times, columns and every value's bits.
+
+    Chained over blocks of 65,536 bars: the hash at a block's edge goes on into the next one.
+    """
+    start, names = bars.index.as_unit("ns").asi8, list(bars.columns)
+    values = [bars[name].to_numpy(np.float64) for name in names]
+
+    def chained(before: bytes, low: int, high: int) -> bytes:
+        digest = hashlib.sha256(before)
+        for column in (start, *values):
+            digest.update(np.ascontiguousarray(column[low:high]))
+        return digest.digest()
+
+    found, edge, state = [], 0, hashlib.sha256(",".join(names).encode()).digest()
+    for end in ends:
+        while edge + BLOCK_ROWS <= end:
+            state, edge = chained(state, edge, edge + BLOCK_ROWS), edge + BLOCK_ROWS
+        found.append((chained(state, edge, end) if end > edge else state).hex())
+    return found
+
+
+def block_edges(rows: int) -> list[int]:
+    return list(range(BLOCK_ROWS, rows + 1, BLOCK_ROWS))
+
+
+# ---- the certificate -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Bars up to `rows` (from the stretch before on) that were proved in one go.
+
+    hash : of all bars up to there.  until : when the last of them is complete.  cuts : moments tried.
+    """
+
+    rows: int
+    hash: str
+    until: str
+    form: str
+    cuts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """subject : fingerprint of the prepared data set.  code, settings : hashes.  blocks : prefix hashes of the bars.
+
+    history : bars before a cut that a window of the proof needs.  cuts : [moment, kind] of the newest stretch.
+    compared : part -> rows compared.  leaks : what was found; empty in one that is worth something.
+    """
+
+    symbol: str
+    horizon: int
+    subject: str
+    code: str
+    settings: str
+    stretches: tuple[Stretch, ...]
+    blocks: tuple[str, ...]
+    history: int
+    cuts: tuple[tuple[str, str], ...]
+    disturbances: tuple[str, ...]
+    compared: Mapping[str, int]
+    leaks: tuple[Leak, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.leaks
+
+    @property
+    def form(self) -> str:
+        """full where every stretch is, else quick."""
+        return "full" if all(one.form == "full" for one in self.stretches) else "quick"
+
+    def words(self) -> str:
+        """For a report: the form, and how far each part of it reaches."""
+        if not self.passed:
+            return f"FAILED: {len(self.leaks)} leaks, the first in {self.leaks[0].part}, {self.leaks[0].column}"
+        if len({one.form for one in self.stretches}) == 1:
+            return f"{self.form}, {sum(one.cuts for one in self.stretches)} cuts"
+        return ", then ".join(f"{one.form} to {one.until[:16]} ({one.cuts} cuts)" for one in self.stretches)
+
+    def to_dict(self) -> dict:
+        stored = plain(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
+        return stored | {"hash": fingerprint(stored)}
+
+    @classmethod
+    def from_dict(cls, stored: dict) -> "Certificate":
+        """Raises KeyError or TypeError where it is not one."""
+        names = {item.name for item in fields(cls)}
+        given = {name: value for name, value in stored.items() if name in names}
+        given["stretches"] = tuple(Stretch(**one) for one in stored["stretches"])
+        given["leaks"] = tuple(Leak(**one) for one in stored["leaks"])
+        for name in ("blocks", "disturbances"):
+            given[name] = tuple(stored[name])
+        given["cuts"] = tuple(tuple(cut) for cut in stored["cuts"])
+        return cls(**given)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What an earlier certificate is still worth for these bars: `rows` of them are proved, in these stretches."""
+
+    rows: int
+    stretches: tuple[Stretch, ...]
+    history: int
+
+
+NOTHING = Standing(0, (), 0)
+
+
+def standing(certificate: Certificate, bars: pd.DataFrame, form: str = "quick") -> Standing:
+    """The longest prefix of these bars that the certificate proves in this form or a harder one.
+
+    Bars that were revised leave the blocks before them proved.
+    """
+    if not certificate.passed or certificate.history < 1:
+        return NOTHING
+    good: list[Stretch] = []
+    for one in certificate.stretches:
+        if one.rows > len(bars) or (form == "full" and one.form != "full"):
+            break
+        good.append(one)
+    good = [one for one, now in zip(good, prefix_hashes(bars, [one.rows for one in good]), strict=True)
+            if now == one.hash]  # fmt: skip
+    if good:
+        return Standing(good[-1].rows, tuple(good), certificate.history)
+    edges = block_edges(min(len(bars), certificate.stretches[0].rows))
+    hashes = prefix_hashes(bars, edges)
+    same = [k for k, now in enumerate(hashes) if now == certificate.blocks[k]]
+    if not same or (form == "full" and certificate.stretches[0].form != "full"):
+        return NOTHING
+    rows, first = edges[same[-1]], certificate.stretches[0]
+    until = str(bars.index[rows - 1])
+    kept = Stretch(rows, hashes[same[-1]], until, first.form, first.cuts, first.seconds)
+    return Standing(rows, (kept,), certificate.history)
+
+
+def issue(
+    proof: Proof, bars: pd.DataFrame, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
+    form: str, before: Standing = NOTHING,
+) -> Certificate:  # fmt: skip
+    """The certificate of these bars: what stood before, and the stretch that this proof adds."""
+    edges = block_edges(len(bars))
+    *blocks, whole = prefix_hashes(bars, [*edges, len(bars)])
+    new = Stretch(len(bars), whole, str(bars.index[-1]), form, len(proof.cuts), round(proof.seconds, 3))
+    return Certificate(
+        symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
+        stretches=(*before.stretches, new) if before.rows < len(bars) else before.stretches, blocks=tuple(blocks),
+        history=before.history or proof.history, cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
+        disturbances=("truncate", *proof.disturbances), compared=dict(proof.compared), leaks=proof.leaks,
+    )  # fmt: skip
+
+
+# ---- on disk -------------------------------------------------------------------------------------------------------
+
+
+def place_of(processed: Path, subject: str, horizon: int) -> Path:
+    return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
+
+
+def write_certificate(processed: Path, certificate: Certificate) -> Path:
+    """Put it in its place; a full one that passed, of the same data and code, is not given up for a quick one."""
+    path = place_of(processed, certificate.subject, certificate.horizon)
+    there = read_certificate(path)
+    same = there is not None and (there.subject, there.code) == (certificate.subject, certificate.code)
+    if not (same and there.passed and there.form == "full" and certificate.passed and certificate.form == "quick"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, certificate.to_dict())
+    return path
+
+
+def read_certificate(path: Path) -> Certificate | None:
+    """None where there is none, or where it is not whole: what cannot be read proves nothing."""
+    if not path.is_file():
+        return None
+    try:
+        stored = read_json(path)
+        content = {name: value for name, value in stored.items() if name != "hash"}
+        if stored["format"] != FORMAT or stored["hash"] != fingerprint(content):
+            return None
+        return Certificate.from_dict(stored)
+    except (WorkspaceError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def newest_standing(
+    processed: Path, bars: pd.DataFrame, horizon: int, *, code: str, settings: str, form: str
+) -> Standing:
+    """The best that any earlier certificate of this symbol, with the same code and settings, still says of these
+    bars."""
+    best = NOTHING
+    for path in sorted((Path(processed) / FOLDER).glob(f"*/h{horizon}.json")):
+        certificate = read_certificate(path)
+        if certificate is None or (certificate.code, certificate.settings) != (code, settings):
+            continue
+        found = standing(certificate, bars, form)
+        best = found if found.rows > best.rows else best
+    return best
+
+
+def required(processed: Path, symbol: str, horizon: int, *, subject: str, code: str) -> Certificate:
+    """The certificate without which nothing is learnt from this data set.
+
+    Raises NotPreparedError, naming the command, where there is none, where it is of other data or code, or where it
+    found a leak.
+    """
+    path = place_of(processed, subject, horizon)
+    found = read_certificate(path)
+    step = f"run: python -m ml_factory audit --symbol {symbol}; or train with --uncertified"
+    if found is None or found.subject != subject or found.horizon != horizon:
+        raise NotPreparedError("This data has no certificate that it does not look ahead", where=path, next_step=step)
+    if found.code != code:
+        raise NotPreparedError("The certificate is of other code than this", where=path, next_step=step)
+    if not found.passed:
+        got = found.leaks[0].sentence()
+        more = f" and {len(found.leaks) - 1} more" if len(found.leaks) > 1 else ""
+        step = f"mend it, then {step}"
+        raise NotPreparedError("The pipeline looks ahead", where=path, got=got + more, next_step=step)
+    return found
