@@ -21,6 +21,7 @@ from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, che
 from ml_factory.models.registry import available_models
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
+from ml_factory.units.folds import SCHEMES
 from ml_factory.units.preparation import DEMO
 from ml_factory.units.results import Result
 
@@ -111,6 +112,31 @@ def train(
         result = pipeline.train(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh,
             callbacks=(lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics)),),
+        )  # fmt: skip
+    _tell(result, as_json)
+
+
+@app.command("cross-validate")
+def cross_validate(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Model = "xgboost",
+    scheme: Annotated[str, typer.Option(help="One of " + ", ".join(SCHEMES) + ".")] = "purged_kfold",
+    folds: Annotated[int, typer.Option(help="Blocks that judge, or that combinatorial folds choose from.")] = 5,
+    test_blocks: Annotated[int, typer.Option(help="Blocks that one combinatorial fold judges.")] = 2,
+    window: Annotated[int | None, typer.Option(help="Rows of a rolling window; empty: as the first fold has.")] = None,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
+    quick = quick_from_environment(quick)
+    with _working(f"cross-validating {model}", as_json):
+        result = pipeline.cross_validate(
+            Workspace(workspace), symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
+            window=window, seed=seed, quick=quick, fresh=fresh,
         )  # fmt: skip
     _tell(result, as_json)
 

@@ -21,9 +21,8 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = ("doctor", "suite", "run", "prepare", "train", "predict")
+VERBS = ("doctor", "suite", "run", "prepare", "train", "cross-validate", "predict")
 LATER = (
-    "cross-validate",
     "stack",
     "evaluate",
     "export",
@@ -122,7 +121,7 @@ def test_illegal_symbols(verb, symbol, proposal, call, tmp_path):
     assert {path.name for path in (tmp_path / "place").iterdir()} == {"w"}
 
 
-@pytest.mark.parametrize("verb", ["train", "predict"])
+@pytest.mark.parametrize("verb", ["train", "cross-validate", "predict"])
 def test_a_misspelt_model(verb, call, prepared):
     code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 5, "--model", "xgbost")
     assert code == 2 and "did you mean 'xgboost'?" in one_line(code, out, err)
@@ -364,3 +363,13 @@ def test_the_suite_passes_on_what_each_notebook_declares(call, prepared, monkeyp
     assert all(parameters["WORKSPACE"] == str(prepared.root) for _, parameters in told)
     code, out, _ = call("suite", *place, "--quick")
     assert code == 0 and out.strip() == f"Report: {prepared.results / 'report.html'}"
+
+
+def test_cross_validation_takes_the_scheme(call, prepared):
+    words = ("cross-validate", "--workspace", prepared.root, "--horizon", 5, "--quick")
+    code, out, err = call(*words, "--scheme", "combinatorial", "--folds", 3, "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["scheme"] == "combinatorial" and len(facts["fold_table"]) == 3, err
+    assert {row["path"] for row in facts["paths"]} == {0, 1} and Path(facts["paths_path"]).is_file()
+    code, out, err = call(*words, "--scheme", "walk_forward_rollin")
+    assert code == 2 and "did you mean 'walk_forward_rolling'?" in one_line(code, out, err)

@@ -28,6 +28,7 @@ from ml_factory.runs.storage import file_hash, fingerprint, plain, write_bytes_a
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import holdout
+from ml_factory.targets.weights import effective_rows
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.results import PrepareResult
 
@@ -272,7 +273,12 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
     sides = {"short": -1, "neutral": 0, "long": 1}
     balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}
     parts = {
-        name: {"rows": len(part), "first": str(labels.index[part[0]]), "last": str(labels.index[part[-1]])}
+        name: {
+            "rows": len(part),
+            "effective_rows": round(effective_rows(labels.iloc[part]), 1),
+            "first": str(labels.index[part[0]]),
+            "last": str(labels.index[part[-1]]),
+        }
         for name, part in splits.items()
     }
     purged = len(labels) - sum(map(len, splits.values()))
