@@ -22,7 +22,8 @@ data.synthetic data.frames
 data.resample data.sampling data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.fractional features.calendar features.multi_timeframe features.build
-targets.barriers targets.outcomes targets.labels targets.weights targets.bootstrap
+targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
+targets.weights targets.bootstrap
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof leakage.certificate

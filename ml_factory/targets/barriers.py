@@ -152,7 +152,7 @@ def _leave(barrier, price, open_, high, low, up, down, best, worst):
 def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop):
     """What becomes of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
-    up, down : float64[N], barrier prices of every bar; infinity and 0 where there are none.
+    up, down : float64[N], barrier prices of every bar; infinite where there are none.
     f_* : the finer bars, and int64[N] where those of each bar begin and stop; both empty where there are none.
     Returns barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
     float64[R] (log returns as a long sees them).

@@ -71,7 +71,7 @@ def lives(
 
 def unbarred(base: Frame) -> tuple[np.ndarray, np.ndarray]:
     """Barrier prices that no bar reaches."""
-    return np.full(len(base), np.inf), np.zeros(len(base))
+    return np.full(len(base), np.inf), np.full(len(base), -np.inf)
 
 
 def label_table(
@@ -82,9 +82,13 @@ def label_table(
     market: MarketSpec,
     session_close: np.ndarray | None,
     facts: dict[str, np.ndarray],
+    kept: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """The rows that are proven, as a table: label, label_end, ret, barrier, uniqueness (rows still open counted), mae,
-    mfe, then `facts` (R values each), entry_bar, exit_bar; index known_at (UTC, ns)."""
+    """The rows that are proven, as a table with index known_at (UTC, ns): label, label_end, ret, barrier, uniqueness,
+    mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
+
+    kept : bool[R], rows that have a label at all. The others, like those still open, crowd the ones that have.
+    """
     label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market, session_close)
     columns = {
         "label": label,
@@ -98,7 +102,7 @@ def label_table(
         "entry_bar": rows.entry,
         "exit_bar": rows.exit_bar,
     }
-    proven = label_end != NOT_PROVEN
+    proven = label_end != NOT_PROVEN if kept is None else (label_end != NOT_PROVEN) & kept
     if not proven.all():
         columns = {name: values[proven] for name, values in columns.items()}
     columns["label_end"] = pd.DatetimeIndex(columns["label_end"].view("M8[ns]"), tz="UTC")
