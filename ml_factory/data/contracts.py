@@ -137,7 +137,9 @@ def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.nda
         raise BarsError("Contracts of several markets", where="contract", got=", ".join(roots), next_step=step)
     order = sorted(range(len(contracts)), key=lambda which: (contracts[which].order, contracts[which].name))
     code = np.argsort(order)[found]
-    again = np.flatnonzero(pd.DataFrame({"at": start_ns, "code": code}).duplicated())
+    cell = start_ns // MINUTE_NS * len(contracts) + code
+    order_of_cells = np.argsort(cell, kind="stable")
+    again = order_of_cells[1:][np.diff(cell[order_of_cells]) == 0]
     if len(again):
         got = f"{table.index[again[0]]} twice for {names[found[again[0]]]}"
         raise BarsError("A contract has each minute once", where="contract", got=got, next_step="keep the right row")

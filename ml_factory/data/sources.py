@@ -97,8 +97,10 @@ def _join_contracts(
     start_ns, values, findings = read_columns(raw, spec, where)
     refuse([finding for finding in findings if finding.severity == "refused"], where)
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
-    table = pd.DataFrame({"contract": raw[named].astype(str).to_numpy()} | values, index=index)
-    table = table[~table.reset_index().duplicated().to_numpy()].sort_index(kind="stable")
+    code, names = pd.factorize(raw[named].astype(str))
+    order = np.lexsort((code, start_ns))
+    order = order[~_repeated(np.column_stack([start_ns, code])[order], {k: v[order] for k, v in values.items()})]
+    table = pd.DataFrame({"contract": names[code]} | values, index=index).iloc[order]
     joined, rolls = continuous(table, roll, market or market_for(symbol, table))
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
@@ -111,6 +113,15 @@ def _join_contracts(
     told = [finding for finding in findings if finding.severity != "refused"] + _told_rolls(rolls, table, joined)
     report = replace(report, findings=(*told, *report.findings))
     return bars.join(joined[["factor", "shift"]]), report
+
+
+def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
+    """bool[N]: rows that say again, in every number, what the row before them said."""
+    again = np.zeros(len(keys), bool)
+    again[1:] = (keys[1:] == keys[:-1]).all(1)
+    for column in values.values():
+        again[1:] &= (column[1:] == column[:-1]) | (np.isnan(column[1:]) & np.isnan(column[:-1]))
+    return again
 
 
 def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
