@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import asof_rows, base_frame
+from ml_factory.data.frames import days_of, stretches_of
+from ml_factory.data.resample import Frame, asof_join, asof_rows, base_frame, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 
+FRAMES = (1, 5, 10, 15, 20, 25, 30, 45, 60, 240, 1440)
 COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
 
 
@@ -18,53 +20,80 @@ def market(calendar: str, **settings) -> MarketSpec:
     return MarketSpec("TEST", calendar, 0.25, True, **settings)
 
 
-def gappy(calendar: str, seed: int, days: int = 8) -> pd.DataFrame:
-    """Bars with single minutes, stretches and hours removed, around a daylight-saving change."""
-    bars = synthetic_bars(days, "null", seed, calendar, start="2024-03-06", missing=0.1)
-    rng = np.random.default_rng(seed)
-    keep = np.ones(len(bars), bool)
-    for at in rng.integers(0, len(bars), 25):
-        keep[at : at + rng.choice([3, 17, 61, 130])] = False
-    return bars[keep]
-
-
-def twin(bars: pd.DataFrame, spec: MarketSpec, minutes: int) -> list[tuple]:
+def twin(bars: pd.DataFrame, spec: MarketSpec, minutes: int, bar_minutes: int = 1) -> list[tuple]:
     """The same frame, one bar at a time in plain Python."""
-    rows, segment, previous, current = [], -1, None, None
+    rows, segment, last, current = [], -1, None, None
+    width, length = minutes * MINUTE_NS, bar_minutes * MINUTE_NS
     sessions = sessions_of(bars.index.as_unit("ns").asi8, spec.calendar)
-    feed_end = bars.index[-1].value + MINUTE_NS
-    for i, (stamp, bar) in enumerate(zip(bars.index, bars.itertuples(), strict=True)):
+    # where trading goes on after a scheduled early close, by asking the calendar at that close
+    again = sessions_of(sessions.close_ns, spec.calendar)
+    first_close = sessions_of(sessions.open_ns, spec.calendar).close_ns
+    contracts = bars["contract"] if "contract" in bars else [None] * len(bars)
+    for i, (stamp, bar, contract) in enumerate(zip(bars.index, bars.itertuples(), contracts, strict=True)):
         if not sessions.inside[i]:
             continue
-        now, close = stamp.value, int(sessions.close_ns[i])
-        edge = previous is None or (sessions.id[i], close) != previous[1:]
-        if edge or now - previous[0] - MINUTE_NS > spec.hole_minutes * MINUTE_NS:
-            segment += 1
-        previous = (now, sessions.id[i], close)
-        bucket = (now - int(sessions.open_ns[i])) // (minutes * MINUTE_NS)
-        begin = int(sessions.open_ns[i]) + bucket * minutes * MINUTE_NS
-        if edge or current is None or current[0] != begin:
-            current = [begin, min(begin + minutes * MINUTE_NS, close), bar.open, bar.high, bar.low, bar.close, 0.0]
-            current += [int(sessions.id[i]), segment]
+        now, opened, close = stamp.value, int(sessions.open_ns[i]), int(sessions.close_ns[i])
+        edge = last is None or (close, contract) != last[1:]
+        segment += edge or now - last[0] - length > spec.hole_minutes * MINUTE_NS
+        rolled = last is not None and contract != last[2]
+        begin = opened + (now - opened) // width * width
+        if current is None or now >= current["until"] or rolled:
+            early = int(first_close[i])
+            start, until = max(begin, early) if now >= early else begin, min(begin + width, close)
+            if current is not None and now < current["until"]:
+                start, current["known"] = now, now + length
+                if until <= now + length:
+                    rows.pop()
+            current = {"until": until, "known": until, "at": (start, int(sessions.id[i]), segment), "bars": []}
             rows.append(current)
-        current[3], current[4] = max(current[3], bar.high), min(current[4], bar.low)
-        current[5], current[6] = bar.close, current[6] + bar.volume
-    return [tuple(row) for row in rows if row[1] <= feed_end]
+        if now + length > close and again.inside[i]:
+            current["known"] = now + length
+        current["bars"].append(bar)
+        last = (now, close, contract)
+    feed_end = bars.index[-1].value + length
+    return [as_tuple(row) for row in rows if row["known"] <= feed_end]
+
+
+def as_tuple(row: dict) -> tuple:
+    (start, session, segment), bars = row["at"], row["bars"]
+    prices = bars[0].open, max(bar.high for bar in bars), min(bar.low for bar in bars), bars[-1].close
+    volume = 0.0
+    for bar in bars:  # not sum(), which compensates
+        volume += bar.volume
+    return (start, row["known"], *prices, volume, session, segment)
+
+
+def as_rows(frame: Frame) -> list[tuple]:
+    return list(zip(*(getattr(frame, name).tolist() for name in COLUMNS), strict=True))
 
 
 @pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
-@pytest.mark.parametrize("minutes", [1, 5, 25, 60, 240, 1440])
-def test_equals_the_bar_by_bar_twin(calendar, minutes):
-    bars = gappy(calendar, seed=minutes)
-    frame = base_frame(bars, market(calendar), minutes)
-    got = list(zip(*(getattr(frame, name).tolist() for name in COLUMNS), strict=True))
-    assert got == twin(bars, market(calendar), minutes)
-    assert len(frame) > 5 and (np.diff(frame.known_at) > 0).all()
+@pytest.mark.parametrize("start", ["2024-03-06", "2024-11-26"])  # daylight saving; early closes on 28 and 29 November
+@pytest.mark.parametrize("rolls", [0, 12])
+def test_every_frame_equals_the_bar_by_bar_twin(gappy_minutes, calendar, start, rolls):
+    bars = gappy_minutes(start, 6, rolls=rolls)
+    made = frames_of(bars, market(calendar), FRAMES)
+    beside = frames_of(bars, market(calendar), FRAMES[::-1], threads=3)
+    for minutes in FRAMES:
+        assert as_rows(made[minutes]) == twin(bars, market(calendar), minutes)
+        assert (np.diff(made[minutes].known_at) > 0).all() and (np.diff(made[minutes].start) > 0).all()
+        for name in COLUMNS:
+            assert getattr(made[minutes], name).tobytes() == getattr(beside[minutes], name).tobytes()
 
 
-def test_more_bars_never_change_a_row():
-    bars = gappy("cme", seed=3)
-    whole = {minutes: base_frame(bars, market("cme"), minutes) for minutes in (5, 60, 240, 1440)}
+@pytest.mark.parametrize("bar_minutes", [5, 30, 60])
+def test_longer_bars_equal_the_twin_too(gappy_minutes, bar_minutes):
+    bars = gappy_minutes("2024-11-26", 6, rolls=5)
+    bars = bars[bars.index.hour * 60 % bar_minutes + bars.index.minute % bar_minutes == 0]
+    for minutes in (bar_minutes, 60, 180, 1440):
+        frame = base_frame(bars, market("cme"), minutes, bar_minutes=bar_minutes)
+        assert as_rows(frame) == twin(bars, market("cme"), minutes, bar_minutes)
+
+
+def test_more_bars_never_change_a_row(gappy_minutes):
+    bars = gappy_minutes("2024-11-26", 6, rolls=12)
+    lengths, numbers = (1, 5, 60, 240, 1440), [name for name in bars if name != "contract"]
+    whole = frames_of(bars, market("cme"), lengths)
     stamps = bars.index.as_unit("ns").asi8
 
     @settings(max_examples=60, deadline=None)
@@ -72,11 +101,11 @@ def test_more_bars_never_change_a_row():
     def check(cut, absurd):
         part = bars.iloc[:cut]
         if absurd and cut < len(bars):
-            future = bars.iloc[cut:] * 1.7
-            part = pd.concat([part, future.iloc[::-1].set_axis(future.index)])
+            future = bars.iloc[cut:].iloc[::-1].set_axis(bars.index[cut:])
+            part = pd.concat([part, future.assign(**future[numbers] * 1.7)])
         known_until = stamps[cut - 1] + MINUTE_NS
-        for minutes, full in whole.items():
-            frame = base_frame(part, market("cme"), minutes)
+        for minutes, frame in frames_of(part, market("cme"), lengths).items():
+            full = whole[minutes]
             rows = int((full.known_at <= known_until).sum())
             assert int((frame.known_at <= known_until).sum()) == rows
             if not absurd:
@@ -85,6 +114,20 @@ def test_more_bars_never_change_a_row():
                 assert getattr(frame, name)[:rows].tobytes() == getattr(full, name)[:rows].tobytes(), name
 
     check()
+
+
+@pytest.mark.parametrize("calendar", ["cme", "us_equity", "24h"])
+def test_the_table_of_stretches_says_what_the_calendar_says(calendar):
+    rng = np.random.default_rng(4)
+    first, last = (pd.Timestamp(f"{year}-06-01").value // MINUTE_NS for year in (2016, 2019))
+    moments = np.sort(rng.integers(first, last, 20_000)) * MINUTE_NS
+    said, table = sessions_of(moments, calendar), stretches_of(days_of(moments), calendar)
+    assert (table["begin"][1:] >= table["close"][:-1]).all()
+    k = np.searchsorted(table["begin"], moments, side="right") - 1
+    inside = (k >= 0) & (moments < table["close"][k])
+    assert inside.tolist() == said.inside.tolist()
+    for column, want in (("session", said.id), ("open", said.open_ns), ("close", said.close_ns)):
+        assert table[column][k][inside].tolist() == want[inside].tolist()
 
 
 def test_hand_worked_bucket_and_session_end():
@@ -110,8 +153,58 @@ def test_what_trades_on_after_a_scheduled_early_close_is_cut_apart():
     index = pd.date_range("2024-11-29 18:10", "2024-11-29 18:29", freq="1min", tz="UTC")
     bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
     frame = base_frame(bars, market("cme"), 10)  # index futures close at 18:15 that day
+    assert pd.to_datetime(frame.start).strftime("%H:%M").tolist() == ["18:10", "18:15", "18:20"]
     assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["18:15", "18:20", "18:30"]
     assert frame.segment.tolist() == [0, 1, 1] and frame.volume.tolist() == [5, 5, 10]
+
+
+def test_an_hourly_bar_over_an_early_close_is_known_at_its_own_end():
+    index = pd.date_range("2024-11-29 17:00", periods=3, freq="60min", tz="UTC")
+    bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
+    frame = base_frame(bars, market("cme"), 60, bar_minutes=60)
+    assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["18:00", "19:00", "20:00"]
+
+
+def rolled_at(minute: int) -> Frame:
+    """Ten minutes of bars, 1 to 10 in price, of which those from `minute` on are of the next contract."""
+    index = pd.date_range("2024-01-10 10:00", periods=10, freq="1min", tz="UTC")
+    bars = pd.DataFrame({name: np.arange(1.0, 11) for name in ("open", "high", "low", "close")}, index=index)
+    bars = bars.assign(volume=1.0, contract=np.where(np.arange(10) < minute, "H24", "M24"))
+    return base_frame(bars, market("24h"), 5)
+
+
+def test_a_roll_breaks_its_bucket_and_its_segment():
+    frame = rolled_at(2)  # the new contract's first bar stands at 10:02 and is complete at 10:03
+    assert pd.to_datetime(frame.start).strftime("%H:%M").tolist() == ["10:00", "10:02", "10:05"]
+    assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["10:03", "10:05", "10:10"]
+    assert frame.close.tolist() == [2, 5, 10] and frame.open.tolist() == [1, 3, 6]
+    assert frame.segment.tolist() == [0, 1, 1]
+
+
+def test_a_roll_at_a_bucket_s_last_bar_leaves_one_row_at_its_end():
+    frame = rolled_at(4)
+    assert pd.to_datetime(frame.start).strftime("%H:%M").tolist() == ["10:04", "10:05"]
+    assert frame.open.tolist() == [5, 6] and frame.segment.tolist() == [1, 1]
+    between = rolled_at(5)
+    assert between.open.tolist() == [1, 6] and between.segment.tolist() == [0, 1]
+
+
+def test_bars_of_the_frame_s_own_length_are_not_copied():
+    bars = synthetic_bars(3)
+    frame = base_frame(bars, market("cme"), 1)
+    assert len(frame) == len(bars)
+    assert np.shares_memory(frame.close, bars["close"].to_numpy())
+    dropped = bars.set_axis(bars.index + pd.Timedelta("30min"))  # some now stand in the halt
+    assert as_rows(base_frame(dropped, market("cme"), 1)) == twin(dropped, market("cme"), 1)
+
+
+def test_bars_twice_out_of_order_or_overlapping_are_refused():
+    bars = synthetic_bars(2)
+    for wrong in (bars.iloc[[0, 1, 1, 2]], bars.iloc[[0, 2, 1]], bars.set_axis(bars.index[:1].append(bars.index[:-1]))):
+        with pytest.raises(BarsError, match=r"row [12].*before the bar before it ends"):
+            base_frame(wrong, market("cme"), 5)
+    with pytest.raises(BarsError, match="row 1"):
+        base_frame(bars, market("cme"), 5, bar_minutes=5)
 
 
 def test_five_minute_bars_make_a_five_minute_frame():
@@ -146,3 +239,17 @@ def test_the_hour_is_visible_at_its_end_and_not_before():
     assert rows[0] == -1 and rows[1] == 0
     assert rows[base == hour[1]] == 1 and rows[base == hour[1] - 5 * MINUTE_NS] == 0
     assert rows.tolist() == [max([j for j in range(3) if hour[j] <= t], default=-1) for t in base]
+
+
+def test_joins_equal_the_brute_force_on_random_gaps():
+    rng = np.random.default_rng(9)
+    for size in (0, 1, 2, 30, 300):
+        base, coarse = (np.sort(rng.choice(400, min(size, n), replace=False)) * MINUTE_NS for n in (300, 90))
+        brute = [max([j for j in range(len(coarse)) if coarse[j] <= t], default=-1) for t in base]
+        assert asof_rows(base, coarse).tolist() == brute
+        columns = rng.normal(size=(3, len(coarse)))
+        want = np.array([[columns[k, j] if j >= 0 else np.nan for j in brute] for k in range(3)])
+        np.testing.assert_array_equal(asof_join(base, coarse, columns), want.reshape(3, len(base)))
+        out = np.empty((3, len(base)), np.float32)
+        assert asof_join(base, coarse, columns, out) is out
+        np.testing.assert_array_equal(out, want.reshape(3, len(base)).astype(np.float32))

@@ -6,7 +6,7 @@ import pytest
 from ml_factory.data.resample import base_frame
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.momentum import momentum
-from ml_factory.features.multi_timeframe import column_at, staleness
+from ml_factory.features.multi_timeframe import FRAMES, column_at, staleness
 
 MINUTE_NS = 60_000_000_000
 
@@ -39,3 +39,9 @@ def test_within_a_session_no_joined_bar_is_older_than_its_frame(real_bars):
     day = bars[~((bars.index.day_of_week == 5) | (bars.index.hour.isin([21, 22, 23])))]
     matrix = build_features(day, MarketSpec("X", "24h", None, True), FeatureSpec(families=("regime",)))
     assert {name: ages["median"] for name, ages in matrix.frame_staleness.items()} == {"15m": 5, "30m": 15, "60m": 30}
+
+
+def test_frames_are_named_in_minutes_then_hours_then_days():
+    names = [column_at("rsi_14", minutes) for minutes in FRAMES]
+    wanted = ("1m", "5m", "10m", "15m", "20m", "25m", "30m", "45m", "60m", "4h", "1d")
+    assert names == [f"rsi_14@{frame}" for frame in wanted]
