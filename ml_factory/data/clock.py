@@ -16,7 +16,7 @@ SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC
 SHIFTS = sorted(range(-14 * 60, 14 * 60 + SLOT, SLOT), key=lambda minutes: (abs(minutes), minutes))
 OUTSIDE_SHARE = 0.005  # of a week's bars outside the sessions: closing prints are 0.003, an hour's shift 0.04
 MENDED_SHARE = 0.25  # a shift must leave at most this part of them outside
-WEEK_BARS = 200 // 15  # fewer hold no evidence; in quarters of an hour
+WEEK_MINUTES = 200  # a week with less holds no evidence
 _WEEK = 7 * 1440 // SLOT
 _NONE = np.empty(0, np.int64)
 
@@ -39,8 +39,9 @@ def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minute
     moved = np.stack([np.roll(closed, -shift // SLOT) for shift in SHIFTS], axis=1)
     outside = count @ moved  # weeks x shifts
     bars = count.sum(1)
-    best = np.argmin(outside, axis=1)
-    wrong = (outside[:, 0] > OUTSIDE_SHARE * bars) & (bars * minutes >= WEEK_BARS * SLOT)
+    wrong = (outside[:, 0] > OUTSIDE_SHARE * bars) & (bars * minutes >= WEEK_MINUTES)
+    # a week cut short fits several shifts as well: the one that fits the other wrong weeks best wins
+    best = np.argmin(outside + 1e-9 * outside[wrong].sum(0), axis=1)
     wrong &= outside[np.arange(len(weeks)), best] < MENDED_SHARE * outside[:, 0]
     shift = np.where(wrong, np.array(SHIFTS)[best], 0)[week]
     mended = start_ns + shift * MINUTE_NS

@@ -1,0 +1,369 @@
+"""Real bars spoiled in one named way at five random places, and what the report must say of it and no more.
+
+Each injector takes a `Market` and a random generator and returns `Spoiled`: the table, where each of its rows came
+from, and the (kind, row) pairs that the report must gain and lose.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, Sessions, sessions_of
+
+PLACES = 5
+PRICES = ["open", "high", "low", "close"]
+Pair = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Market:
+    """A clean stretch: its table (rows numbered from 0), its market, and the pairs its own report holds."""
+
+    table: pd.DataFrame
+    spec: MarketSpec
+    pairs: frozenset[Pair]
+
+    @property
+    def start_ns(self) -> np.ndarray:
+        return self.table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
+
+    @property
+    def sessions(self) -> Sessions:
+        return sessions_of(self.start_ns, self.spec.calendar)
+
+    @property
+    def quantum(self) -> float:
+        return self.spec.tick or 0.01
+
+    def places(self, rng: np.random.Generator, before: int = 30, after: int = 30) -> list[int]:
+        """PLACES rows far apart, inside sessions, each bar around them a minute after the other in a BTC-like way,
+        nothing reported near them, and neither they nor their neighbours flat."""
+        table, count = self.table, len(self.table)
+        bad = np.zeros(count, bool)
+        bad[sorted({row for _, row in self.pairs if _ not in ("no_trade", "off_tick")})] = True
+        sessions = self.sessions
+        bad |= ~sessions.inside | sessions.edges()
+        bad[[0, -1]] = True
+        total = np.concatenate([[0], np.cumsum(bad)])
+        own = (table["high"] > table["low"]).to_numpy(copy=True)
+        own &= ~np.isin(np.arange(count), [row for kind, row in self.pairs if kind in ("off_tick", "no_trade")])
+        rows = np.arange(before + 30, count - after - 30)
+        clear = (total[rows + after + 15] == total[rows - before - 15]) & own[rows] & own[rows - 1] & own[rows + 1]
+        clear &= own[rows + 2] & own[rows + after] & own[rows + after - 1]
+        chosen: list[int] = []
+        for row in rng.permutation(rows[clear]).tolist():
+            if all(abs(row - other) > before + after + 2000 // PLACES for other in chosen):
+                chosen.append(row)
+            if len(chosen) == PLACES:
+                return sorted(chosen)
+        raise AssertionError("the stretch has no five such places")
+
+
+@dataclass(frozen=True)
+class Spoiled:
+    """table : the spoiled bars.  source : int64, the original row of each, -1 if put in.
+    added : pairs the report gains, in rows of `table`.  lost : pairs it loses, in rows of the original.
+    """
+
+    table: pd.DataFrame
+    source: np.ndarray
+    added: set[Pair]
+    lost: set[Pair] = field(default_factory=set)
+
+
+def edited(table: pd.DataFrame, added: set[Pair]) -> Spoiled:
+    return Spoiled(table, np.arange(len(table)), added)
+
+
+def named(kind: str, rows) -> set[Pair]:
+    return {(kind, int(row)) for row in rows}
+
+
+def rearranged(table: pd.DataFrame, source: np.ndarray, fresh: pd.DataFrame, kinds: dict[str, np.ndarray]) -> Spoiled:
+    """The table's rows in the order of `source`, -1 for the next row of `fresh`; `kinds` marks rows (bool[M])."""
+    new = table.iloc[np.maximum(source, 0)].reset_index(drop=True)
+    if len(fresh):
+        new.loc[source < 0, fresh.columns] = fresh.to_numpy()
+        new = new.astype(table.dtypes.to_dict())
+    added = set().union(*(named(kind, np.flatnonzero(mask)) for kind, mask in kinds.items()))
+    return Spoiled(new, source, added)
+
+
+def dropped(market: Market, spans: list[tuple[int, int]], kind: str) -> Spoiled:
+    """Without the rows of these spans [first, after); the row after each is named."""
+    keep = np.ones(len(market.table), bool)
+    for first, after in spans:
+        keep[first:after] = False
+    source = np.flatnonzero(keep)
+    rows = np.searchsorted(source, [after for _, after in spans])
+    lost = {("no_trade", after) for _, after in spans} & market.pairs  # a gap there was part of the hole
+    return Spoiled(market.table.iloc[source].reset_index(drop=True), source, named(kind, rows), lost)
+
+
+def copied(market: Market, rng: np.random.Generator, kind: str, change: Callable | None = None) -> Spoiled:
+    places = market.places(rng)
+    source = np.insert(np.arange(len(market.table)), np.array(places) + 1, -1)
+    fresh = market.table.iloc[places].copy()
+    if change is not None:
+        change(fresh)
+    return rearranged(market.table, source, fresh, {kind: source < 0})
+
+
+def duplicate(market, rng):
+    return copied(market, rng, "duplicate")
+
+
+def conflict(market, rng):
+    def other_close(rows):
+        rows["close"] = np.where(rows["close"] == rows["high"], rows["low"], rows["high"])
+
+    return copied(market, rng, "conflict", other_close)
+
+
+def unsorted(market, rng):
+    source = np.arange(len(market.table))
+    places = market.places(rng)
+    for row in places:
+        source[[row, row + 1]] = row + 1, row
+    return Spoiled(market.table.iloc[source].reset_index(drop=True), source, named("unsorted", np.array(places) + 1))
+
+
+def one_cell(kind: str, column: str, value: Callable) -> Callable:
+    """An injector that sets one cell a place: value(row of the table, market)."""
+
+    def inject(market, rng):
+        table, places = market.table.copy(), market.places(rng)
+        for row in places:
+            table.loc[row, column] = value(table.loc[row], market)
+        return edited(table, named(kind, places))
+
+    return inject
+
+
+def off_tick(market, rng):
+    table, places = market.table.copy(), market.places(rng)
+    for row in places:
+        table.loc[row, "high"] += 1.4 * market.quantum
+    return edited(table, named("off_tick", places))
+
+
+def steps(market: Market, row: int, moves: float) -> float:
+    """So many mean moves of the day around this row, as a step of price in whole ticks."""
+    close = market.table["close"].iloc[max(row - 400, 0) : row + 400]
+    size = close.iloc[0] * np.expm1(moves * np.log(close).diff().abs().mean())
+    return round(size / market.quantum) * market.quantum
+
+
+def spike(sign: int, column: str) -> Callable:
+    """A bar whose close (with its high or low) or only its wick is sixty usual moves away."""
+
+    def inject(market, rng):
+        table, places = market.table.copy(), market.places(rng)
+        side = "high" if sign > 0 else "low"
+        for row in places:
+            base = table.loc[row, "close" if column == "close" else side]
+            level = base + sign * steps(market, row, 60)
+            table.loc[row, side] = level
+            if column == "close":
+                table.loc[row, "close"] = level
+        return edited(table, named("spike", places))
+
+    return inject
+
+
+def swapped_columns(market, rng):
+    table, places = market.table.copy(), market.places(rng)
+    rows = np.array([row + k for row in places for k in range(10)])
+    table.loc[rows, ["high", "low"]] = table.loc[rows, ["low", "high"]].to_numpy()
+    wide = (table.loc[rows, "high"] != table.loc[rows, "low"]).to_numpy()
+    return edited(table, named("ohlc", rows[wide]))
+
+
+def stale_run(market, rng):
+    table, places, length = market.table.copy(), market.places(rng, after=60), 60
+    for row in places:
+        table.loc[row : row + length - 1, PRICES] = table.loc[row - 1, "close"]
+    rows = [row + k for row in places for k in range(length)]
+    was_off = {pair for pair in named("off_tick", rows) if pair in market.pairs}  # the repeated price is on the tick
+    return replace(edited(table, named("stale_run", rows)), lost=was_off)
+
+
+def zero_volume(market, rng):
+    table, places = market.table.copy(), market.places(rng, after=40)
+    rows = np.array([row + k for row in places for k in range(40)])
+    table.loc[rows, "volume"] = 0.0
+    return edited(table, named("zero_volume", rows))
+
+
+def missing_block(market, rng):
+    return dropped(market, [(row, row + 75) for row in market.places(rng, after=80)], "missing")
+
+
+def absent_day(market, rng):
+    sessions, start_ns = market.sessions, market.start_ns
+    first = np.flatnonzero(np.append(True, np.diff(sessions.id) != 0))
+    size = np.diff(np.append(first, len(start_ns)))
+    whole = np.flatnonzero(size > 0.9 * np.median(size))
+    whole = whole[(whole > 1) & (whole < len(first) - 2)]
+    named_rows = {row for kind, row in market.pairs if kind not in ("session", "weekend", "off_tick", "no_trade")}
+    whole = np.array([k for k in whole if not named_rows & {first[k], first[k + 1]}])
+    chosen = np.sort(rng.choice(whole[rng.integers(2) :: 2], PLACES, replace=False))
+    spoiled = dropped(market, [(first[k], first[k + 1]) for k in chosen], "download_hole")
+    lost = {(kind, row) for kind, row in market.pairs if kind in ("session", "weekend") and row in first[chosen + 1]}
+    return replace(spoiled, lost=spoiled.lost | lost)
+
+
+def paging(market, rng):
+    """Pages of 70 minutes of which a download kept the first 20, five to a place, within one session."""
+    sessions, start_ns = market.sessions, market.start_ns
+    length = 5 * 70
+    minute = (start_ns - sessions.open_ns) // MINUTE_NS
+    open_minutes = (sessions.close_ns - sessions.open_ns) // MINUTE_NS
+    step = np.diff(start_ns, prepend=0) == MINUTE_NS
+    starts = np.flatnonzero((minute >= 5) & (minute + length + 5 < open_minutes) & step & sessions.inside)
+    bad = np.zeros(len(start_ns), bool)
+    bad[sorted({row for kind, row in market.pairs if kind not in ("off_tick", "no_trade")})] = True
+    total = np.concatenate([[0], np.cumsum(bad)])
+    ends = np.searchsorted(start_ns, start_ns + (length + 5) * MINUTE_NS)
+    starts = starts[(total[ends[starts]] == total[starts]) & (ends[starts] < len(start_ns) - 10)]
+    spans: list[tuple[int, int]] = []
+    for row in rng.permutation(starts).tolist():
+        pages = start_ns[row] + np.arange(5) * 70 * MINUTE_NS
+        holes = list(
+            zip(
+                np.searchsorted(start_ns, pages + 20 * MINUTE_NS).tolist(),
+                np.searchsorted(start_ns, pages + 70 * MINUTE_NS).tolist(),
+                strict=True,
+            )
+        )
+        exact = all(start_ns[b] == page + 70 * MINUTE_NS for (_, b), page in zip(holes, pages, strict=True))
+        exact &= all(start_ns[a - 1] == page + 19 * MINUTE_NS for (a, _), page in zip(holes, pages, strict=True))
+        apart = all(b < first - 2000 or a > last + 2000 for first, last in spans for a, b in (holes[0], holes[-1]))
+        if exact and apart:
+            spans += holes
+        if len(spans) == 5 * PLACES:
+            return dropped(market, sorted(spans), "download_hole")
+    raise AssertionError("the stretch has no five such places")
+
+
+def stretches(market: Market, rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
+    return [(row, row + length) for row in market.places(rng, after=length)]
+
+
+def adjustment(market, rng):
+    """Three for one, and back: threefold prices keep on or off the tick."""
+    table, spans = market.table.copy(), stretches(market, rng, 150)
+    for first, after in spans:
+        table.loc[first : after - 1, PRICES] *= 3
+    return edited(table, named("adjustment", np.array(spans).ravel()))
+
+
+def roll(market, rng):
+    """Another contract for a while, eighty usual moves higher."""
+    table, spans = market.table.copy(), stretches(market, rng, 150)
+    for first, after in spans:
+        table.loc[first : after - 1, PRICES] += steps(market, first, 80)
+    return edited(table, named("roll", np.array(spans).ravel()))
+
+
+def other_unit(market, rng):
+    table, spans = market.table.copy(), stretches(market, rng, 30)
+    for first, after in spans:
+        table.loc[first : after - 1, PRICES] *= 100
+    return edited(table, named("unit", [row for span in spans for row in range(*span)]))
+
+
+def spacing(market, rng):
+    """Forty five-minute bars in the place of two hundred minutes."""
+    start_ns, table = market.start_ns, market.table
+    ok = np.zeros(len(table), bool)
+    steps_ok = np.diff(start_ns, append=0) == MINUTE_NS
+    run = np.concatenate([[0], np.cumsum(~steps_ok)])
+    rows = np.arange(10, len(table) - 220)
+    ok[rows] = (run[rows + 205] == run[rows - 5]) & (start_ns[rows] % (5 * MINUTE_NS) == 0)
+    chosen: list[int] = []
+    for row in rng.permutation(np.flatnonzero(ok)).tolist():
+        if len(chosen) < PLACES and all(abs(row - other) > 500 for other in chosen):
+            chosen.append(row)
+    assert len(chosen) == PLACES
+    source, parts, longer = np.arange(len(table)), [], []
+    for row in chosen:
+        block = table.iloc[row : row + 200]
+        group = np.arange(200) // 5
+        five = block.groupby(group).agg({"timestamp": "first", "open": "first", "high": "max", "low": "min"})
+        parts.append(five.assign(close=block["close"].to_numpy()[4::5], row=row + 5 * np.arange(40)))
+        longer += (row + 5 * np.arange(40)).tolist()
+        source[row : row + 200] = -2
+    fives = pd.concat(parts).set_index("row")
+    source[fives.index] = fives.index
+    source = source[source != -2]
+    new = table.copy()
+    new.loc[fives.index, PRICES] = fives[PRICES]
+    new = new.iloc[source].reset_index(drop=True)
+    return Spoiled(new, source, named("spacing", np.flatnonzero(np.isin(source, longer))))
+
+
+def shifted_weeks(market, rng):
+    """Weeks whose times were read in another zone, or without daylight saving."""
+    table, sessions = market.table.copy(), market.sessions
+    week = (sessions.id.astype(np.int64) + 4) // 7
+    weeks, size = np.unique(week, return_counts=True)
+    whole = weeks[1:-1][size[1:-1] > 0.7 * np.median(size)]
+    chosen = rng.choice(whole, PLACES, replace=False)
+    rows = []
+    for k, hours in zip(chosen.tolist(), (1, -1, 2, -5, 5.5), strict=True):
+        mine = np.flatnonzero(week == k)
+        table.loc[mine, "timestamp"] += pd.Timedelta(hours=hours)
+        rows += mine.tolist()
+    return edited(table, named("zone_mislabel", rows))
+
+
+def bars_in_the_halt(market, rng):
+    """Three bars while the market is closed, after a session's last one."""
+    table, start_ns = market.table, market.start_ns
+    ends = [row for kind, row in market.pairs if kind == "session"]
+    gap = {row: start_ns[row] - start_ns[row - 1] for row in ends}
+    off = {row for kind, row in market.pairs if kind == "off_tick"}
+    ends = [row for row in sorted(ends) if gap[row] > 50 * MINUTE_NS and row - 1 not in off]
+    chosen = np.sort(rng.choice(ends, PLACES, replace=False))
+    fresh = table.iloc[np.repeat(chosen - 1, 3)].copy()
+    minutes = np.tile([20, 21, 22], PLACES)
+    fresh["timestamp"] += pd.to_timedelta(minutes, unit="min")
+    for column in PRICES:
+        fresh[column] = fresh["close"]
+    source = np.insert(np.arange(len(table)), np.repeat(chosen, 3), -1)
+    first = (source < 0) & (np.append(0, source[:-1]) >= 0)
+    return rearranged(table, source, fresh, {"outside_session": source < 0, "session": first})
+
+
+CORRUPTIONS: dict[str, Callable] = {
+    "exact duplicate": duplicate,
+    "conflicting duplicate": conflict,
+    "unsorted pair": unsorted,
+    "off-tick price": off_tick,
+    "one-bar spike up": spike(+1, "close"),
+    "one-bar spike down": spike(-1, "close"),
+    "bad high wick": spike(+1, "high"),
+    "bad low wick": spike(-1, "low"),
+    "high below the body": one_cell("ohlc", "high", lambda bar, m: min(bar["open"], bar["close"]) - m.quantum),
+    "zero price": one_cell("not_positive", "close", lambda bar, m: 0.0),
+    "empty price": one_cell("not_finite", "open", lambda bar, m: np.nan),
+    "infinite price": one_cell("not_finite", "high", lambda bar, m: np.inf),
+    "negative volume": one_cell("volume", "volume", lambda bar, m: -1.0),
+    "swapped columns": swapped_columns,
+    "stale run": stale_run,
+    "missing block": missing_block,
+    "absent day": absent_day,
+    "paging holes": paging,
+    "split": adjustment,
+    "roll": roll,
+    "another unit": other_unit,
+    "spacing change": spacing,
+    "stamp off the minute": one_cell("off_minute", "timestamp", lambda bar, m: bar["timestamp"] + pd.Timedelta("5s")),
+    "empty stamp": one_cell("timestamp", "timestamp", lambda bar, m: pd.NaT),
+    "shifted weeks": shifted_weeks,
+    "bars in the halt": bars_in_the_halt,
+    "run without volume": zero_volume,
+}

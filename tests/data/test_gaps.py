@@ -1,0 +1,124 @@
+"""Every gap of a file has one kind, and the right one: against a minute-by-minute count and by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.data.gaps import KINDS, LEGAL, PAGES, find_gaps, gap_findings
+from ml_factory.data.sessions import MINUTE_NS, sessions_of
+from ml_factory.data.synthetic import synthetic_bars
+
+
+def minutes_of(calendar: str, days: int, start: str, missing: float = 0.0) -> np.ndarray:
+    bars = synthetic_bars(days, "null", seed=2, calendar=calendar, start=start, missing=missing)
+    return bars.index.as_unit("ns").asi8
+
+
+def gaps_of(start_ns: np.ndarray, calendar: str = "cme", minutes: int = 1):
+    return find_gaps(start_ns, sessions_of(start_ns, calendar), calendar, minutes)
+
+
+def at(start_ns: np.ndarray, moment: str) -> int:
+    return int(np.searchsorted(start_ns, pd.Timestamp(moment, tz="America/Chicago").value))
+
+
+def without(start_ns: np.ndarray, since: str, until: str) -> np.ndarray:
+    return np.delete(start_ns, np.arange(at(start_ns, since), at(start_ns, until)))
+
+
+def kind_before(start_ns: np.ndarray, moment: str, calendar: str = "cme") -> str:
+    gaps = gaps_of(start_ns, calendar)
+    return str(gaps.kind[gaps.row == at(start_ns, moment)][0])
+
+
+@pytest.fixture(scope="module")
+def spring() -> np.ndarray:
+    """Four weeks that hold Good Friday, the end of winter time and Presidents' Day's early close."""
+    return minutes_of("cme", 40, "2024-02-12")
+
+
+@pytest.mark.parametrize("calendar", ["cme", "us_equity", "fx", "24h"])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_gap_has_one_kind_and_its_open_minutes_are_counted(calendar, data):
+    start = np.datetime64(data.draw(st.sampled_from(["2024-03-25", "2024-11-25", "2024-06-17"])), "ns").astype(np.int64)
+    seed, share = data.draw(st.integers(0, 10**6)), data.draw(st.floats(0.002, 0.9))
+    rng = np.random.default_rng(seed)
+    grid = start + np.arange(12 * 1440) * MINUTE_NS
+    starts = grid[rng.random(len(grid)) < share]
+    for first in rng.integers(0, max(len(starts) - 1, 1), 3):  # whole stretches absent too
+        starts = np.delete(starts, np.arange(first, min(first + int(rng.integers(1, 900)), len(starts) - 2)))
+    gaps = gaps_of(starts, calendar)
+    expected = np.flatnonzero(np.diff(starts) != MINUTE_NS) + 1
+    findings = [found for found in gap_findings(gaps, starts, 1) if found.kind in KINDS]
+    told = np.concatenate([found.rows for found in findings]) if findings else np.empty(0, int)
+    assert np.array_equal(np.sort(told), expected)  # each gap once, and nothing else
+    assert all((found.severity == "info") == (found.kind in LEGAL) for found in findings)
+    if calendar in ("fx", "24h"):  # no early closes: the sessions alone say what is open
+        open_now = np.concatenate([[0], np.cumsum(sessions_of(grid, calendar).inside)])
+        k = (starts - start) // MINUTE_NS
+        assert np.array_equal(gaps.open, open_now[k[expected]] - open_now[k[expected - 1] + 1])
+
+
+def test_the_calendar_names_closed_times(spring):
+    gaps = gaps_of(spring)
+    assert {kind: int((gaps.kind == kind).sum()) for kind in KINDS if (gaps.kind == kind).any()} == {
+        "session": 30,
+        "weekend": 8,
+        "early_close": 1,  # 19 February
+    }  # forty sessions
+    friday = without(spring, "2024-03-28 17:00", "2024-03-31 17:00")  # Good Friday
+    assert kind_before(friday, "2024-03-31 17:00") == "holiday"
+    assert kind_before(spring, "2024-02-19 17:00") == "early_close"
+    assert kind_before(spring, "2024-03-10 17:00") == "weekend"
+
+
+def test_a_silence_is_missing_only_where_the_market_is_never_silent(spring):
+    five = without(spring, "2024-03-05 09:00", "2024-03-05 09:05")
+    assert kind_before(five, "2024-03-05 09:05") == "no_trade"
+    twelve = without(spring, "2024-03-05 09:00", "2024-03-05 09:12")
+    assert kind_before(twelve, "2024-03-05 09:12") == "missing"
+    thin = minutes_of("cme", 10, "2024-03-04", missing=0.49)
+    same = without(thin, "2024-03-05 09:00", "2024-03-05 09:12")
+    assert kind_before(same, "2024-03-05 09:12") == "no_trade"
+    late = without(spring, "2024-03-04 17:00", "2024-03-04 18:30")  # the open is late by an hour and a half
+    gaps = gaps_of(late)
+    mine = gaps.row == at(late, "2024-03-04 18:30")
+    assert gaps.kind[mine] == "missing" and gaps.open[mine] == 90 and gaps.length[mine] == 150
+
+
+def test_days_and_pages_are_download_holes(spring):
+    day = without(spring, "2024-03-05 17:00", "2024-03-06 17:00")
+    assert kind_before(day, "2024-03-06 17:00") == "download_hole"
+    gaps = gaps_of(day)
+    assert gaps.open[gaps.kind == "download_hole"] == 1380
+    whole = minutes_of("24h", 30, "2024-03-04")
+    paged = whole[np.arange(len(whole)) % 1000 < 900]
+    gaps = gaps_of(paged, "24h")
+    assert (gaps.kind == "download_hole").all() and gaps.paged.all() and len(gaps.row) == 43
+    assert "one length (100 min) and one distance" in gap_findings(gaps, paged, 1)[0].message
+    few = whole[(np.arange(len(whole)) % 1000 < 900) | (np.arange(len(whole)) > 1000 * (PAGES - 1))]
+    assert set(gaps_of(few, "24h").kind) == {"missing"}
+
+
+def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
+    minute = (spring // MINUTE_NS) % 1440
+    halted = spring[(minute < 20 * 60) | (minute >= 20 * 60 + 15)]
+    gaps = gaps_of(halted)
+    own = gaps.open == gaps.length
+    assert (gaps.kind[own] == "session").sum() == 38  # forty days but the early close and the calendar's Good Friday
+    weekly = spring[~((minute >= 20 * 60) & (minute < 20 * 60 + 15) & ((spring // MINUTE_NS // 1440) % 7 == 5))]
+    gaps = gaps_of(weekly)
+    assert "session" not in gaps.kind[gaps.open == gaps.length]
+
+
+def test_five_minute_bars():
+    starts = minutes_of("cme", 10, "2024-03-04")
+    five = np.unique(starts // (5 * MINUTE_NS)) * 5 * MINUTE_NS
+    gaps = gaps_of(five, minutes=5)
+    assert set(gaps.kind) == {"session", "weekend"} and set(gaps.length) == {60, 2940, 2880}
+    hole = np.delete(five, np.arange(500, 525))
+    gaps = gaps_of(hole, minutes=5)
+    assert gaps.row[gaps.kind == "missing"].tolist() == [500] and gaps.open[gaps.kind == "missing"] == 125
