@@ -91,4 +91,4 @@ def overnight_gap(b, state, out):
 
 
 def calendar(bars, market, coarse):
-    return columns("calendar", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

@@ -52,7 +52,7 @@ class FrameFeatures:
         self._atr = np.zeros((1, STATE_NUMBERS))
         self._state = {name: np.zeros((max(f.recursions, 1), STATE_NUMBERS)) for name, f in families.items()}
 
-    def push(self, bars: Frame, out: np.ndarray | None = None, *, skip: int = 0) -> np.ndarray:
+    def push(self, bars: Frame, out: np.ndarray | None = None, skip: int = 0) -> np.ndarray:
         """Values of the new bars, in time order after those pushed before.
 
         out : [n - skip, F] of float32 or float64 to write into, leaving out the first `skip` rows.
@@ -110,9 +110,9 @@ class FrameFeatures:
         self._rows += count
 
 
-def columns(name: str, family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
+def columns(family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
     """Column name -> float64[N]: one family on a whole frame."""
-    engine = FrameFeatures(market, {name: family}, coarse=coarse)
+    engine = FrameFeatures(market, {"": family}, coarse=coarse)
     return dict(zip(engine.names, engine.push(bars).T, strict=True))
 
 
@@ -150,3 +150,11 @@ def _store(values_FC, out_CF):
         for f in range(values_FC.shape[0]):
             for i in range(begin, stop):
                 out_CF[i, f] = values_FC[f, i]
+
+
+@njit(cache=True, nogil=True)
+def gather_rows(values, rows, out):
+    """out[i] = values[rows[i]], a whole row at a time."""
+    for i in range(len(rows)):
+        for f in range(values.shape[1]):
+            out[i, f] = values[rows[i], f]

@@ -59,4 +59,4 @@ def return_weights(order, n):
 
 
 def fractional(bars, market, coarse):
-    return columns("fractional", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

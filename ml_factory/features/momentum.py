@@ -236,4 +236,4 @@ def streak(close, state, out):
 
 
 def momentum(bars, market, coarse):
-    return columns("momentum", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

@@ -200,4 +200,4 @@ def change_point(surprise, state, out_change, out_run):
 
 
 def regime(bars, market, coarse):
-    return columns("regime", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

@@ -55,4 +55,4 @@ def haar_detail(x, scale, t0, first):
 
 
 def wavelet(bars, market, coarse):
-    return columns("wavelet", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

@@ -203,23 +203,26 @@ def weighted_sum(x, weights, first):
 
 @njit(cache=True, nogil=True)
 def bars_since_max(x, n, t0, first):
-    """How many rows ago the largest of the last n values stood; the latest of equals (TA-Lib AROON)."""
+    """How many rows ago the largest of the last n values stood, the latest of equals (TA-Lib AROON)."""
     size = len(x)
     out = np.empty(size)
-    best_of, row_of = np.empty(n + 1), np.empty(n + 1, np.int64)
-    best_of[n], row_of[n] = -1e300, 0  # no infinity: 0 times it would be missing
+    tail, tail_row = np.empty(n + 1), np.zeros(n + 1, np.int64)
+    tail[n] = -np.inf
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
-        best, row = -np.inf, 0
-        for i in range(start - 1, start - n, -1):
-            if not x[i] <= best:  # the missing value before the first bar is kept as well
-                best, row = x[i], i
-            best_of[n - (start - i)], row_of[n - (start - i)] = best, row
-        best, row = -np.inf, 0
-        for k in range(min(n, size - start)):
-            if not x[start + k] < best:
-                best, row = x[start + k], start + k
-            older = best_of[k + 1]
-            out[start + k] = start + k - (row if not older > best else row_of[k + 1]) + 0.0 * older
+        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+        best, best_row = -np.inf, -1
+        for k in range(n - 1, 0, -1):
+            if older[k] > best:
+                best, best_row = older[k], k - n
+            tail[k], tail_row[k] = best, best_row
+        best, best_row = -np.inf, 0
+        for k in range(len(row)):
+            if newer[k] >= best:
+                best, best_row = newer[k], k
+            row[k] = k - (tail_row[k + 1] if tail[k + 1] > best else best_row)
+    oldest, rows = x[first - n + 1 :], out[first:]
+    for i in range(len(rows)):
+        rows[i] += 0.0 * oldest[i]
     return out
 
 

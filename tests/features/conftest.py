@@ -1,11 +1,14 @@
 """Bars to hold the features against: real ones, and rough ones where nothing trades, nothing moves, or all jumps."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from ml_factory.data.resample import Frame, base_frame
 from ml_factory.data.sessions import MarketSpec
+from ml_factory.features import engine
 
 MINUTE_NS = 60_000_000_000
 MARKETS = {
@@ -85,8 +88,8 @@ def check_columns():
 
         known : columns that another test holds against a library.
         """
-        columns = family(frame, market, False)
-        coarse = family(frame, market, True)
+        of = family if callable(family) else partial(engine.columns, family)
+        columns, coarse = of(frame, market, False), of(frame, market, True)
         assert set(twins) | set(known) == set(columns)
         assert set(coarse) <= set(columns)
         rows = np.unique(np.random.default_rng(7).integers(start, len(frame), 120))

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.features.calendar import calendar
+from ml_factory.features.calendar import FAMILY
+from ml_factory.features.engine import columns
 
 CLOCK = {"ES": ("America/Chicago", 17 * 60, 23 * 60), "SPY": ("America/New_York", 9 * 60 + 30, 390)}
 
@@ -47,6 +48,13 @@ def twins(frame, symbol):
         top, bottom = f.high[session_rows(f, i)].max(), f.low[session_rows(f, i)].min()
         return (f.close[i] - bottom) / (top - bottom) - 0.5
 
+    def reach(f, i):
+        rows = session_rows(f, i)
+        return np.log((f.high[rows].max() - f.low[rows].min()) / unit[i] / len(rows) ** 0.5 + 0.01)
+
+    def since(x, rows):
+        return np.argmax(x[rows][::-1]) / len(rows)
+
     def gap(f, i):
         first = session_rows(f, i)[0]
         return (f.open[first] - f.close[first - 1]) / unit[i]
@@ -59,6 +67,9 @@ def twins(frame, symbol):
         "week_cosine": lambda f, i: np.cos(2 * np.pi * weekday(f, i)),
         "session_move": move,
         "session_place": place,
+        "session_range": reach,
+        "bars_since_session_high": lambda f, i: since(f.high, session_rows(f, i)),
+        "bars_since_session_low": lambda f, i: since(-f.low, session_rows(f, i)),
         "overnight_gap": gap,
     }
 
@@ -79,12 +90,12 @@ def test_columns_equal_the_exchange_clock_across_a_daylight_saving_change(
     real_frame, markets, check_columns, symbol, first, last
 ):
     frame = regular(real_frame(symbol, 5), first, last)
-    check_columns(calendar, frame, markets[symbol], twins(frame, symbol))
+    check_columns(FAMILY, frame, markets[symbol], twins(frame, symbol))
 
 
 def test_an_early_close_ends_the_session_at_its_announced_hour(real_frame, markets):
     frame = real_frame("SPY", 5)
-    passed = calendar(frame, markets["SPY"], False)["session_progress"]
+    passed = columns(FAMILY, frame, markets["SPY"], False)["session_progress"]
     day = frame.session == np.datetime64("2024-11-29").astype(int)  # the day after Thanksgiving closes at 13:00
     assert day.sum() == 42
     assert passed[day][-1] == 0.5
@@ -92,4 +103,4 @@ def test_an_early_close_ends_the_session_at_its_announced_hour(real_frame, marke
 
 def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
     market = MarketSpec("BTCUSD", "24h", 0.01, True)
-    assert "overnight_gap" not in calendar(make_frame(np.linspace(1, 2, 300)), market, False)
+    assert "overnight_gap" not in columns(FAMILY, make_frame(np.linspace(1, 2, 300)), market, False)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import talib
 
-from ml_factory.features.momentum import momentum, rsi
+from ml_factory.features.engine import columns
+from ml_factory.features.momentum import FAMILY
 
 UNSTABLE = 600  # rows after which a recursion has forgotten how TA-Lib starts it
 KNOWN = (
@@ -40,10 +41,10 @@ def by_talib(frame) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60), ("XAUUSD", 15)])
 def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    columns, wanted = momentum(frame, markets[symbol], False), by_talib(frame)
+    found, wanted = columns(FAMILY, frame, markets[symbol], False), by_talib(frame)
     assert set(wanted) == set(KNOWN)
     for name, want in wanted.items():
-        got = columns[name]
+        got = found[name]
         assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
 
 
@@ -96,15 +97,14 @@ TWINS = {
 
 
 def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
-    check_columns(momentum, rough, markets["ES"], TWINS, known=KNOWN)
-    check_columns(momentum, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
+    check_columns(FAMILY, rough, markets["ES"], TWINS, known=KNOWN)
+    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
-def test_rsi_knows_a_straight_rise_a_straight_fall_and_a_flat_line():
+def test_rsi_knows_a_straight_rise_a_straight_fall_and_a_flat_line(make_frame, markets):
     up = np.arange(100.0, 200.0)
-    assert rsi(up, 14)[-1] == 100.0
-    assert rsi(up[::-1].copy(), 14)[-1] == 0.0
-    assert rsi(np.full(100, 7.0), 14)[-1] == 50.0
+    for price, wanted in ((up, 100.0), (up[::-1].copy(), 0.0), (np.full(100, 7.0), 50.0)):
+        assert columns(FAMILY, make_frame(price, spread=0.0), markets["ES"], True)["rsi_14"][-1] == wanted
 
 
 def test_a_rise_and_its_mirror_image_have_opposite_signs(make_frame, markets):
@@ -112,6 +112,6 @@ def test_a_rise_and_its_mirror_image_have_opposite_signs(make_frame, markets):
     walk = np.cumsum(rng.normal(size=700))
     up = make_frame(1000.0 + walk, spread=0.0)
     down = make_frame(1000.0 - walk, spread=0.0)
-    here, there = (momentum(frame, markets["ES"], False) for frame in (up, down))
+    here, there = (columns(FAMILY, frame, markets["ES"], False) for frame in (up, down))
     for name in ("macd_12_26", "di_14", "cci_20", "efficiency_24", "vortex_14", "aroon_25", "slope_24", "streak"):
         np.testing.assert_allclose(here[name][100:], -there[name][100:], rtol=1e-4, atol=1e-3, err_msg=name)

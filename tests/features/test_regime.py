@@ -1,13 +1,14 @@
 """Filters and regime measures against twins written another way."""
 
-import itertools
 import math
 
 import numpy as np
-from scipy.special import binom
+import pandas as pd
 from scipy.stats import norm
 
-from ml_factory.features.regime import cusum, fractional_weights, regime, wild_probability
+from ml_factory.features import regime
+from ml_factory.features.engine import columns
+from ml_factory.features.windows import HISTORY
 
 
 def window(x, i, n):
@@ -52,71 +53,114 @@ def variance_ratio(q, n):
     return twin
 
 
-def rank(frame, i):
-    recent = np.array([deviation(frame.close, k, 24) for k in range(i - 239, i + 1)])
-    return np.mean(recent < recent[-1]) + np.mean(recent == recent[-1]) / 2 - 0.5
+def three_states(frame):
+    """P(rising) - P(falling) by Bayes' rule on three densities."""
+    chance, out = np.full(3, 1 / 3), [np.nan] * 97
+    moves = np.full((3, 3), 0.01) + np.eye(3) * 0.97
+    for z in surprises(frame):
+        chance = (chance @ moves) * norm.pdf(z, loc=[0.3, 0.0, -0.3])
+        chance /= chance.sum()
+        out.append(chance[0] - chance[2])
+    return np.array(out)
 
 
-def entropy(frame, i):
-    orders = dict.fromkeys(itertools.permutations(range(3)), 0)
-    for k in range(i - 47, i + 1):
-        orders[tuple(np.argsort(frame.close[k - 2 : k + 1], kind="stable").tolist())] += 1
-    shares = np.array([count for count in orders.values() if count]) / 48
-    return -(shares * np.log(shares)).sum() / math.log(6)
+def run_lengths(frame):
+    """Adams and MacKay's algorithm 1 with run lengths 0 to 11, the last for all longer: the two columns."""
+    chance, total = np.eye(12)[0], np.zeros(12)
+    recent, mean = [np.nan] * 97, [np.nan] * 97
+    for z in np.clip(surprises(frame), -8, 8):
+        precision = np.arange(12) + 1.0  # of the mean: the prior counts as one bar
+        grown = chance * norm.pdf(z, loc=total / precision, scale=np.sqrt(1 + 1 / precision))
+        evidence, tail = grown.sum(), grown[-2:].sum()
+        longest = grown[-2:] @ total[-2:] / tail if tail else 0.0
+        chance = np.append(1 / 24, 23 / 24 * np.append(grown[:-2], tail) / evidence)
+        total = np.concatenate([[0.0], total[:-2] + z, [(longest + z) * 11 / 12]])
+        recent.append(chance[:5].sum())
+        mean.append(chance @ np.arange(12) / 12 - 0.5)
+    return np.array(recent), np.array(mean)
 
 
-def fractional(frame, i):
-    logs = np.log(window(frame.close, i, 96))[::-1]
-    weights = np.array([(-1) ** k * binom(0.4, k) for k in range(96)])
-    return (weights @ logs - weights.sum() * logs[0]) / deviation(frame.close, i, 96)
+def place(frame, i):
+    recent = np.array([deviation(frame.close, k, 24) for k in range(i - 191, i + 1)])
+    return (recent[-1] - recent.min()) / np.ptp(recent) - 0.5 if np.ptp(recent) else 0.0
+
+
+def atr(frame):
+    spans = np.maximum(frame.high[1:], frame.close[:-1]) - np.minimum(frame.low[1:], frame.close[:-1])
+    first = pd.Series([spans[:14].mean(), *spans[14:]])
+    smooth = first.ewm(alpha=1 / 14, adjust=False).mean().to_numpy()
+    return np.maximum(np.append(np.full(14, np.nan), smooth), 1e-6 * frame.close)
 
 
 def twins(frame):
+    unit = atr(frame)
+    recent, mean = run_lengths(frame)
     return {
         "wild_probability": hamilton(frame),
+        "trend_probability": three_states(frame),
         "cusum": page(frame),
+        "change_probability": recent,
+        "run_length": mean,
         "variance_ratio_4_48": variance_ratio(4, 48),
         "variance_ratio_12_96": variance_ratio(12, 96),
-        "deviation_rank_240": rank,
-        "entropy_48": entropy,
-        "fractional_40": fractional,
+        "deviation_place_192": place,
+        "drawdown_192": lambda f, i: (f.close[i] - window(f.high, i, 192).max()) / (unit[i] * 192**0.5),
     }
 
 
 def test_columns_equal_their_formula(real_frame, make_frame, markets, check_columns):
     hourly = real_frame("SPY", 60)
-    check_columns(regime, hourly, markets["SPY"], twins(hourly))
+    check_columns(regime.FAMILY, hourly, markets["SPY"], twins(hourly))
     ties = make_frame(100.0 + np.cumsum(np.random.default_rng(6).integers(-2, 3, 900)) * 0.25)
-    without_rank = twins(ties)
-    del without_rank["deviation_rank_240"]  # equal deviations that two formulas round apart have no one rank
-    check_columns(regime, ties, markets["SPY"], without_rank, known=("deviation_rank_240",))
+    check_columns(regime.FAMILY, ties, markets["SPY"], twins(ties))
 
 
 def test_a_dead_market_is_calm_and_shows_no_change(rough, markets):
-    columns = regime(rough, markets["ES"], False)
+    found = columns(regime.FAMILY, rough, markets["ES"], False)
     at = 790  # 290 bars into the dead stretch
-    assert {name: float(columns[name][at]) for name in ("cusum", "entropy_48", "variance_ratio_12_96")} == {
-        "cusum": 0.0, "entropy_48": 0.0, "variance_ratio_12_96": 0.0,
-    }  # fmt: skip
-    assert columns["wild_probability"][at] < 0.05
+    still = ("cusum", "variance_ratio_12_96", "drawdown_192")
+    assert {name: float(found[name][at]) for name in still} == dict.fromkeys(still, 0.0)
+    assert found["wild_probability"][at] < 0.05
+    assert abs(found["trend_probability"][at]) < 0.01
+
+
+def filtered(filter_, surprise, *settings):
+    """One filter on made-up surprises, from a fresh state."""
+    out = np.empty(len(surprise))
+    filter_(np.concatenate([np.full(HISTORY, np.nan), surprise]), *settings, np.zeros(4), out)
+    return out
 
 
 def test_the_filter_finds_the_wild_stretch_of_a_market_that_switches():
     rng = np.random.default_rng(8)
     wild = np.repeat([0, 1, 0, 1, 0], 400).astype(bool)
-    probability = wild_probability(np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
+    probability = filtered(regime.wild_probability, np.where(wild, 1.7, 0.7) * rng.normal(size=2000))
     assert np.mean((probability > 0.5) == wild) > 0.9
 
 
-def test_the_filter_survives_any_move_and_both_filters_pass_over_missing_values():
+def test_the_trend_filter_and_the_change_point_see_a_drift_begin():
+    rng = np.random.default_rng(9)
+    surprise = rng.normal(size=4000) + np.repeat([0.0, 0.5, -0.5, 0.0], 1000)
+    trend = filtered(regime.trend_probability, surprise)
+    assert trend[1000:2000].mean() > 0.5
+    assert trend[2000:3000].mean() < -0.5
+    change, run = np.empty(4000), np.empty(4000)
+    jumps = np.where(np.arange(4000) % 40 == 0, rng.choice([-4.0, 4.0], 4000), 0.0)  # the mean jumps for one bar
+    padded = np.concatenate([np.full(HISTORY, np.nan), 0.5 * surprise + jumps])
+    regime.change_point(padded, np.zeros((regime.RUNS, 4)), change, run)
+    after = np.arange(4000) % 40 == 1
+    assert change[after][5:].mean() > 2 * change[~after].mean()
+    assert run[after][5:].mean() < run[~after].mean()
+
+
+def test_filters_survive_any_move_and_pass_over_missing_values():
     z = np.array([np.nan, 0.1, 1e9, -1e150, 0.1, np.nan, 0.2] + [0.1] * 50)
-    probability = wild_probability(z)
+    probability = filtered(regime.wild_probability, z)
     assert np.isnan(probability[[0, 5]]).all()
     assert np.isfinite(np.delete(probability, [0, 5])).all()
     assert probability[3] > 0.999 > probability[-1]
-    assert np.isfinite(np.delete(cusum(z, 0.25, 12.0), [0, 5])).all()
-
-
-def test_weights_of_whole_differences():
-    assert fractional_weights(1.0, 4).tolist() == [1.0, -1.0, 0.0, 0.0]
-    assert fractional_weights(2.0, 4).tolist() == [1.0, -2.0, 1.0, 0.0]
+    assert np.isfinite(np.delete(filtered(regime.trend_probability, z), [0, 5])).all()
+    assert np.isfinite(np.delete(filtered(regime.cusum, z, 0.25, 12.0), [0, 5])).all()
+    both = np.empty((2, len(z)))
+    regime.change_point(np.concatenate([np.full(HISTORY, np.nan), z]), np.zeros((regime.RUNS, 4)), *both)
+    assert np.isfinite(np.delete(both, [0, 5], axis=1)).all()

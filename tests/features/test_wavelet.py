@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ml_factory.features.wavelet import SCALES, wavelet
+from ml_factory.features.engine import columns
+from ml_factory.features.wavelet import FAMILY, SCALES
 
 
 def detail(frame, i, scale):
@@ -34,13 +35,13 @@ TWINS |= {f"haar_detail_{scale}": normal_detail(scale) for scale in SCALES}
 
 
 def test_columns_equal_their_formula(real_frame, rough, markets, check_columns):
-    check_columns(wavelet, rough, markets["ES"], TWINS)
-    check_columns(wavelet, real_frame("ES", 60), markets["ES"], TWINS)
+    check_columns(FAMILY, rough, markets["ES"], TWINS)
+    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS)
 
 
 def test_a_swing_shows_on_its_own_scale(make_frame, markets):
     for scale in SCALES:
         returns = 1e-3 * np.sin(2 * np.pi * np.arange(400) / (1.5 * scale))
-        columns = wavelet(make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
-        shares = {name: columns[f"haar_share_{name}"][-1] for name in SCALES}
+        found = columns(FAMILY, make_frame(100.0 * np.exp(np.cumsum(returns))), markets["ES"], False)
+        shares = {name: found[f"haar_share_{name}"][-1] for name in SCALES}
         assert max(shares, key=shares.get) == scale
