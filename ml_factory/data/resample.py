@@ -7,6 +7,7 @@ downstream is joined on that and never on the label.
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -69,12 +70,12 @@ def frames_of(
     lengths = tuple(minutes)
     for length in lengths:
         check_length(length, bar_minutes)
-    start, columns, names = chunk_of(bars, market)
+    start, columns, names = chunk = chunk_of(bars, market)
     contract = contract_codes(names, [])
     table = frames.stretches_of(frames.days_of(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
     runs, wrong = frames.runs_of(start, contract, table, bar_ns, silence_ns, frames.first_place())
-    refuse_overlap(bars, wrong, bar_minutes)
+    refuse_overlap(chunk, wrong, bar_minutes)
 
     feed_end = int(start[-1]) + bar_ns if len(start) else 0
 
@@ -104,14 +105,23 @@ def check_length(minutes: int, bar_minutes: int) -> None:
         raise SettingsError("A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted)
 
 
-def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> tuple[np.ndarray, tuple[np.ndarray, ...], pd.Series | None]:
-    """Starts int64[N]; open, high, low, close, volume (empty where the market has none); the contracts' column."""
+class Chunk(NamedTuple):
+    """Bars as arrays. start : int64[N] ns, UTC.  columns : open, high, low, close, volume (empty where there is none),
+    each float64[N].  contract : names[N], or None."""
+
+    start: np.ndarray
+    columns: tuple[np.ndarray, ...]
+    contract: pd.Series | None
+
+
+def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
+    """The bars as arrays, not copied where they are float64; BarsError where the market's volume is lacking."""
     if market.has_volume and "volume" not in bars:
         step = "prepare anew from a file with volume, or give has_volume=False"
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
-    return still(bars.index.as_unit("ns").asi8), tuple(map(still, columns)), bars.get("contract")
+    return Chunk(still(bars.index.as_unit("ns").asi8), tuple(map(still, columns)), bars.get("contract"))
 
 
 def still(values: np.ndarray) -> np.ndarray:
@@ -131,12 +141,12 @@ def contract_codes(names: pd.Series | None, seen: list[str]) -> np.ndarray:
     return np.array([seen.index(name) for name in found], np.int64)[codes]
 
 
-def refuse_overlap(bars: pd.DataFrame, row: int, bar_minutes: int) -> None:
+def refuse_overlap(chunk: Chunk, row: int, bar_minutes: int) -> None:
     """BarsError where `row` (unless -1) starts before the bar before it ends."""
     if row >= 0:
         wanted = f"bars of {bar_minutes} min in time order, none twice"
         step = "pass the bars through check_bars, or give their own bar_minutes"
-        got = f"a bar at {bars.index[row]}, before the bar before it ends"
+        got = f"a bar at {pd.Timestamp(chunk.start[row], tz='UTC')}, before the bar before it ends"
         raise BarsError("Bars overlap", where=f"row {row}", got=got, wanted=wanted, next_step=step)
 
 

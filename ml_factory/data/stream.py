@@ -5,6 +5,7 @@ import pandas as pd
 
 from ml_factory.data import frames
 from ml_factory.data.resample import (
+    Chunk,
     Frame,
     check_length,
     chunk_of,
@@ -38,12 +39,13 @@ class FrameStream:
         self._contracts: list[str] = []
         self._stretches, self._covered = np.empty(0, frames.STRETCH), (0, 0)
 
-    def push(self, bars: pd.DataFrame) -> Frame:
+    def push(self, bars: pd.DataFrame | Chunk) -> Frame:
         """The buckets that these bars complete; bars as for `base_frame`, all later than those pushed before.
 
+        Where several streams are fed, `chunk_of(bars, market)` reads the table once for all.
         A bar that was complete by the time given to `advance` is refused: its bucket may be out already.
         """
-        start, columns, names = chunk_of(bars, self.market)
+        start, columns, names = chunk = bars if isinstance(bars, Chunk) else chunk_of(bars, self.market)
         if not len(start):
             return self._emit(*_NOTHING)
         if start[0] + self._bar_ns <= self._now:
@@ -56,7 +58,7 @@ class FrameStream:
         stretches = self._stretches_for(start)
         place = self._place.copy()  # kept as it was if a bar is refused
         runs, wrong = frames.runs_of(start, contract, stretches, self._bar_ns, self._silence_ns, place)
-        refuse_overlap(bars, wrong, self.bar_minutes)
+        refuse_overlap(chunk, wrong, self.bar_minutes)
         self._place = place
         return self._emit(start, columns, runs)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.resample import Frame, base_frame, frames_of
+from ml_factory.data.resample import Frame, base_frame, chunk_of, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.stream import FrameStream
 from ml_factory.data.synthetic import synthetic_bars
@@ -59,7 +59,8 @@ def test_one_bar_at_a_time_restored_at_a_hundred_bars(gappy_minutes):
         for i in range(len(bars)):
             if i in restore:
                 stream = restored(stream)
-            parts.append(stream.push(bars.iloc[i : i + 1]))
+            one = bars.iloc[i : i + 1]
+            parts.append(stream.push(chunk_of(one, market()) if i % 2 else one))
             assert (parts[-1].known_at <= bars.index[i].value + MINUTE_NS).all()  # never before it is known
         assert_same_bits(parts, base_frame(bars, market(), minutes))
 
