@@ -21,10 +21,15 @@ EDGES_MIN = (15, 60, 240)
 
 @dataclass(frozen=True)
 class Cut:
-    """first : position of the first bar of the future.  at : when the last bar of the past is complete, ns UTC."""
+    """first : position of the first bar of the future.  at : when the last bar of the past is complete, ns UTC.
+
+    quiet : when the first bar of the future begins: until then nobody knows more, so where it keeps its time, rows
+    proven in the silence between the two stand under the proof too.
+    """
 
     first: int
     at: int
+    quiet: int
     why: str
 
     @property
@@ -56,7 +61,7 @@ def choose_cuts(
         for why, place in zip(usable, turn, strict=True):
             if place is not None and len(chosen) < count:
                 chosen.setdefault(place, why)
-    return [Cut(i, int(start[i - 1]) + MINUTE_NS, why) for i, why in sorted(chosen.items())]
+    return [Cut(i, int(start[i - 1]) + MINUTE_NS, int(start[i]), why) for i, why in sorted(chosen.items())]
 
 
 def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator) -> dict:

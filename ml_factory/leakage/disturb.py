@@ -10,6 +10,7 @@ from ml_factory.seeding import generator
 
 PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
+KEEP_THEIR_TIMES = ("rescale", "mirror", "shuffle", "volume")
 MOST_INSERTED = 500  # silent minutes after the cut that are filled
 
 

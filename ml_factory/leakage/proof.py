@@ -14,7 +14,7 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.cuts import Cut, choose_cuts
-from ml_factory.leakage.disturb import TRUNCATE, WAYS, disturb
+from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
 from ml_factory.leakage.subject import Pipeline, tables_of
 from ml_factory.leakage.tables import RAISED, Leak, Table, differences
@@ -225,8 +225,9 @@ class _Attempt:
         )
         if self.progress:
             self.progress(self.builds, self.expected_builds)
+        until = cut.quiet if way in KEEP_THEIR_TIMES else cut.at
         for part, table in (other or {}).items():
-            rows, found = differences(clean[part], table, cut.at)
+            rows, found = differences(clean[part], table, until)
             self.count(part, rows)
             for one in found:
                 size = one.size if np.isfinite(one.size) else None

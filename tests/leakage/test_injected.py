@@ -1,0 +1,106 @@
+"""Leaks of every mechanism we know of, injected one at a time: each is caught and named, the clean pipeline never."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.bars import check_bars
+from ml_factory.leakage.proof import ProofSpec, prove
+from tests.leakage.leaks import CATALOGUE, Leak, bars_with_events, clean_pipeline, measured
+
+FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)
+LEARNT = ("split", "fitted")
+HIDDEN = [leak for leak in CATALOGUE if leak.kind]
+
+
+def named(leaks: list[Leak]) -> list:
+    return [pytest.param(leak, id=f"{leak.mechanism}-{leak.name}".replace(" ", "_")) for leak in leaks]
+
+
+def spec_for(leak: Leak) -> ProofSpec:
+    """The cuts and disturbances of the full form; it may stop at the first leak, and look where this one can be."""
+    learnt = leak.part.split()[0] in LEARNT
+    return replace(FULL, cuts=1, whole_cuts=0) if learnt else replace(FULL, fit_rows=0, enough=1)
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    return bars_with_events()
+
+
+@pytest.fixture(scope="module")
+def real_bars(shared_data) -> pd.DataFrame:
+    """Five weeks of ES over Presidents' Day and the change of the clocks."""
+    raw = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
+    return check_bars(raw.loc["2025-02-10":"2025-03-14"].reset_index(), symbol="ES")[0]
+
+
+def assert_caught(leak: Leak, proof) -> None:
+    found = [one for one in proof.leaks if one.part == leak.part and one.column.startswith(leak.column)]
+    assert found, [one.sentence() for one in proof.leaks]
+    assert {one.part for one in proof.leaks} == {leak.part}  # and nothing clean is blamed
+    if leak.leaky:
+        assert {one.column for one in proof.leaks} == {leak.column}
+    sentence = found[0].sentence()
+    assert leak.column in sentence and found[0].disturbance in sentence and found[0].cut in sentence
+
+
+@pytest.mark.parametrize("leak", named(CATALOGUE))
+def test_each_leak_is_caught_and_named(leak, bars):
+    assert_caught(leak, prove(leak.spoil(clean_pipeline()), bars, spec_for(leak)))
+
+
+ON_REAL_BARS = ("trace_of_the_next_move", "convolved_by_fft", "backfilled_weekend", "centred_by_a_trace_of_the_mean",
+                "hour_ahead_in_the_first_minutes_of_summer", "next_open_in_the_last_row_of_friday")  # fmt: skip
+
+
+@pytest.mark.parametrize("leak", named([leak for leak in HIDDEN if leak.name in ON_REAL_BARS]))
+def test_sparse_and_tiny_leaks_are_caught_on_real_bars(leak, real_bars):
+    assert_caught(leak, prove(leak.spoil(clean_pipeline("ES")), real_bars, spec_for(leak)))
+
+
+def test_the_clean_pipeline_is_never_blamed(bars):
+    proof = prove(clean_pipeline(), bars, FULL)
+    assert proof.passed, [leak.sentence() for leak in proof.leaks]
+    assert proof.form == "full" and len(proof.cuts) == 50
+    # Something was compared: each part at each cut under each disturbance, and the facts.
+    assert {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10"} == set(proof.compared)
+    assert proof.compared["features"] > 50 * 6 * 24
+    kinds = {cut.why for cut in proof.cuts}
+    assert {"session end", "frame edge", "gap", "daylight saving", "random"} <= kinds
+
+
+def test_the_clean_pipeline_is_never_blamed_on_real_bars(real_bars):
+    proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
+    assert proof.passed, [leak.sentence() for leak in proof.leaks]
+
+
+@pytest.mark.parametrize("leak", named([leak for leak in HIDDEN if leak.leaky]))
+def test_sparse_leaks_are_sparse_and_tiny_ones_tiny(leak, bars):
+    share, size = measured(leak, bars, clean_pipeline())
+    assert 0 < share < 1 / 1000 if leak.kind == "sparse" else 0 < size < 1e-4
+
+
+def test_the_catalogue_is_as_wide_as_it_says(bars, capsys):
+    assert len(CATALOGUE) >= 50 and len({leak.mechanism for leak in CATALOGUE}) >= 40
+    assert len(HIDDEN) >= 10
+    assert len({leak.name for leak in CATALOGUE}) == len(CATALOGUE)
+    with capsys.disabled():
+        table = Counter((leak.part.split()[0], leak.mechanism, leak.kind) for leak in CATALOGUE)
+        for (part, mechanism, kind), count in sorted(table.items()):
+            print(f"\n  {part:10} {mechanism:58} {kind:7} {count}", end="")
+        print()
+
+
+def test_labels_that_hide_a_leak_are_few(bars):
+    """The sparse leak in labels is one row in thousands, and the unfinished hour a single row."""
+    pipeline = clean_pipeline()
+    facts = pipeline.facts(bars)
+    labels = pipeline.labels(bars, facts)["h10"]
+    assert 0 < np.mean(labels["barrier"] == "ambiguous") < 1 / 1000
+    spoilt = next(leak for leak in CATALOGUE if leak.name == "UnfinishedHour").spoil(pipeline)
+    hours = [len(one.frames(bars.iloc[:-7], facts)["60m"]["known_at"]) for one in (pipeline, spoilt)]
+    assert hours[1] == hours[0] + 1
