@@ -68,7 +68,8 @@ def write_part(path: Path, array: np.ndarray) -> dict:
 
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(content_hash, array)
-        storage.replace_file(path, write, len(header) + array.nbytes)
+        # Not flushed: what a power cut takes is missed by its hash, and made again.
+        storage.replace_file(path, write, len(header) + array.nbytes, flush=False)
     remember(path, digest.result())
     return {"hash": digest.result(), "bytes": len(header) + array.nbytes}
 
@@ -85,7 +86,7 @@ def local(path: Path, digest: str) -> Path:
         return path
     copy = cache_folder() / f"{digest[:32]}.npy"
     if not copy.is_file() or file_state_hash(copy) != digest:
-        storage.replace_file(copy, lambda aside: _copy(path, aside))
+        storage.replace_file(copy, lambda aside: _copy(path, aside), flush=False)
         _sweep(copy.parent)
     return copy
 

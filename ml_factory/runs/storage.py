@@ -33,11 +33,14 @@ def free_bytes(path: str | os.PathLike) -> int:
     return shutil.disk_usage(folder).free
 
 
-def replace_file(path: str | os.PathLike, writer: Callable[[Path], object], size: int | None = None) -> None:
+def replace_file(
+    path: str | os.PathLike, writer: Callable[[Path], object], size: int | None = None, *, flush: bool = True
+) -> None:
     """Let `writer` fill a temporary path, then put it in the place of `path` in one step.
 
     Until that step the old file is untouched; whatever the writer raises, nothing half-written stays behind.
     size : bytes it will write, if known, for the message on a full disk.
+    flush : wait for the disk; False for what is verified by its hash and can be made again after a power cut.
     Raises WorkspaceError when the disk is full or refuses.
     """
     path = Path(path)
@@ -48,10 +51,12 @@ def replace_file(path: str | os.PathLike, writer: Callable[[Path], object], size
     try:
         with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
-            with open(aside, "r+b") as file:
-                flush_to_disk(file.fileno())
+            if flush:
+                with open(aside, "r+b") as file:
+                    flush_to_disk(file.fileno())
             os.replace(aside, path)
-            _flush_folder(path.parent)
+            if flush:
+                _flush_folder(path.parent)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)

@@ -1,0 +1,121 @@
+"""Exact robust fit beside scikit-learn, and writing feature rows beside pyarrow, interleaved in one run.
+
+    python benchmarks/scaling.py [--rows 3500000] [--columns 85] [--repeats 3] [--skip-write]
+
+One JSON line a measurement: wall and CPU seconds (the best of the repeats), values a second, how many times ours. Both
+sides may use all cores and start from the same row-major float32 matrix, a mixture of bells, heavy tails, ties and
+constants as features are; pyarrow starts from its own table of columns, made before the clock runs. Ours hashes what it
+writes, as `prepare` does. Neither waits for the disk. Both sides are first compared: the medians and
+quartiles to the bit with NumPy's, the written rows with what comes back.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sklearn.preprocessing import RobustScaler as Reference
+
+from ml_factory.datasets import mapped
+from ml_factory.datasets.quantiles import quantiles
+from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
+
+QUARTILES = (0.25, 0.5, 0.75)
+
+
+def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x_NF = rng.standard_normal((rows, columns), dtype=np.float32)
+    for column in range(columns):
+        kind = column % 8
+        if kind == 5:
+            x_NF[:, column] = np.round(x_NF[:, column] * 20)  # ties
+        elif kind == 6:
+            x_NF[:, column] = np.exp(2 * x_NF[:, column])  # a heavy tail
+        elif kind == 7:
+            x_NF[:, column] *= x_NF[:, column] > 0  # half of it zero
+    return x_NF
+
+
+def clocks(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, float]]:
+    """Best wall and CPU seconds of each side, taken in turns."""
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            taken = time.perf_counter() - wall, time.process_time() - cpu
+            best[name] = min(best.get(name, taken), taken)
+    return best
+
+
+def tell(what: str, best: dict[str, tuple[float, float]], values: int) -> None:
+    ours = next(iter(best.values()))
+    for name, (wall, cpu) in best.items():
+        line = {
+            "benchmark": what, "side": name, "values": values, "wall_s": round(wall, 3), "cpu_s": round(cpu, 3),
+            "million_values_per_s": round(values / wall / 1e6, 1), "times_ours_wall": round(wall / ours[0], 2),
+            "times_ours_cpu": round(cpu / ours[1], 2),
+        }  # fmt: skip
+        print(json.dumps(line), flush=True)
+
+
+def fit(x_NF: np.ndarray, repeats: int) -> None:
+    few = x_NF[: min(len(x_NF), 200_000)]
+    wanted = np.quantile(few.astype(np.float64), QUARTILES, axis=0).T
+    assert np.array_equal(quantiles(few, QUARTILES), wanted), "not NumPy's quantiles"
+    quantiles(x_NF[:100_000], QUARTILES)  # compiled
+    rows = np.arange(len(x_NF) * 7 // 10)
+    sides = {"ours": lambda: RobustScaler.fit(x_NF), "scikit-learn": lambda: Reference().fit(x_NF)}
+    tell("robust fit", clocks(sides, repeats), x_NF.size)
+    sides = {"ours": lambda: RobustScaler.fit(x_NF, rows), "scikit-learn": lambda: Reference().fit(x_NF[rows])}
+    tell("robust fit of 70 % of the rows", clocks(sides, repeats), len(rows) * x_NF.shape[1])
+    small = x_NF[:200_000]
+    sides = {"standard": lambda: StandardScaler.fit(small), "quantile": lambda: QuantileScaler.fit(small)}
+    tell("other scalers", clocks(sides, 1), small.size)
+
+
+def write(x_NF: np.ndarray, repeats: int) -> None:
+    names = [f"column_{number}" for number in range(x_NF.shape[1])]
+    table = pa.table([pa.array(np.ascontiguousarray(column)) for column in x_NF.T], names=names)
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = Path(folder) / "rows.npy", Path(folder) / "rows.parquet"
+
+        sides = {
+            "ours (hashed)": lambda: mapped.write_part(ours, x_NF),
+            "pyarrow": lambda: pq.write_table(table, theirs, **plain),
+            "pyarrow, defaults": lambda: pq.write_table(table, theirs, compression="none"),
+        }
+        tell("write", clocks(sides, repeats), x_NF.size)
+        assert np.array_equal(np.load(ours, mmap_mode="r"), x_NF), "not what was written"
+        sides = {
+            "ours (mapped, first verified)": lambda: verified(ours),
+            "ours (mapped)": lambda: np.load(ours, mmap_mode="r"),
+            "pyarrow": lambda: pq.read_table(theirs),
+        }
+        tell("read", clocks(sides, repeats), x_NF.size)
+
+
+def verified(path: Path) -> np.ndarray:
+    rows = np.load(path, mmap_mode="r")
+    mapped.content_hash(rows)
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=3_500_000)
+    parser.add_argument("--columns", type=int, default=85)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--skip-write", action="store_true")
+    chosen = parser.parse_args()
+    made = matrix(chosen.rows, chosen.columns)
+    fit(made, chosen.repeats)
+    if not chosen.skip_write:
+        write(made, chosen.repeats)
