@@ -314,4 +314,4 @@ def place(x, n, t0, out):
 
 
 def volatility(bars, market, coarse):
-    return columns("volatility", FAMILY, bars, market, coarse)
+    return columns(FAMILY, bars, market, coarse)

@@ -1,73 +1,269 @@
 """Volume and VWAP: how much traded, and on which side. Only for markets whose volume means something.
 
-Sources: Granville for on-balance volume; Quong and Soudack for MFI; Chaikin for money flow; Elder for the force
-index. Every column is a share or a ratio, so a market quoted in lots and one quoted in coins look alike.
+Sources: Granville for on-balance volume; Quong and Soudack for MFI; Chaikin for money flow and its oscillator; Elder
+for the force index; Klinger (1997) for the volume oscillator; Arms for ease of movement; Dormeier (2007) for the tilt
+of the VWAP against the plain mean; Karpoff (1987) for volume against the move and its size. Every column is a share or
+a ratio, so a market quoted in lots and one quoted in coins look alike.
 """
 
 import numpy as np
+from numba import njit
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import rolling
-from ml_factory.features.rolling import ema, lag, ratio, rolling_mean, rolling_sum
+from ml_factory.features.engine import Family, columns
+from ml_factory.features.windows import (
+    HISTORY,
+    ratio,
+    recursive_means,
+    window_covariance,
+    window_max,
+    window_min,
+    window_std,
+    window_sum,
+)
+
+COARSE = ("volume_surprise_20", "mfi_14", "money_flow_20", "obv_share_20", "vwap_gap_24")
+BASE = (
+    "volume_trend_12_96", "volume_dispersion_48", "force_13", "session_vwap_gap", "return_volume_correlation_48",
+    "size_volume_correlation_48", "vwap_gap_96", "vwap_tilt_48", "session_volume_pace", "volume_autocorrelation_48",
+    "chaikin_3_10", "klinger_34_55", "price_volume_share_48", "ease_of_movement_14", "breakout_volume_24",
+)  # fmt: skip
+
+# Places of the recursions in the state.
+_FORCE, _FORCE_SIZE, _FLOW_3, _FLOW_10, _TRADED_10, _TREND_34, _TREND_55, _TRADED_55, _SESSION = range(9)
 
 
-def volume(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; the shorter list where `coarse`."""
-    high, low, close, traded = bars.high, bars.low, bars.close, bars.volume
-    atr = rolling.average_true_range(high, low, close)
-    typical = (high + low + close) / 3.0
-    change = close - lag(close, 1)
-    columns = {
-        "volume_surprise_20": balance(traded, lag(rolling_mean(traded, 20), 1)),
-        "mfi_14": mfi(typical, traded, 14),
-        "money_flow_20": money_flow(high, low, close, traded, 20),
-        "obv_share_20": ratio(rolling_sum(np.sign(change) * traded, 20), rolling_sum(traded, 20)),
-        "vwap_gap_24": (close - vwap(typical, traded, 24)) / atr,
-    }
+def _names(market, coarse):
+    """None where the market has no volume."""
+    if not market.has_volume:
+        return ()
+    return COARSE if coarse else COARSE + BASE
+
+
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    if len(out) == 0:
+        return
+    typical = (b.high + b.low + b.close) / 3.0
+    flow, money, trend = typical * b.volume, money_volume(b), typical_trend(typical)
+    usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
+    surprise(b.volume, usual, 20, out[0])
+    mfi(flow, trend, 14, b.t0, out[1])
+    share_of(money, usual, 20, b.t0, out[2])
+    share_of(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
+    vwap_gap(b, typical, flow, 24, out[4])
     if coarse:
-        return columns
-    session_vwap = ratio_or(
-        rolling.session_sum(typical * traded, bars.session), rolling.session_sum(traded, bars.session), close
-    )
-    returns = rolling.log_returns(close)
-    return columns | {
-        "volume_trend_12_96": balance(rolling_mean(traded, 12), rolling_mean(traded, 96)),
-        "volume_dispersion_48": ratio(rolling.rolling_std(traded, 48), rolling_mean(traded, 48)),
-        "force_13": ratio(ema(change * traded, 13), ema(np.abs(change) * traded, 13)),
-        "session_vwap_gap": (close - session_vwap) / atr,
-        "return_volume_correlation_48": rolling.rolling_correlation(returns, traded, 48),
-        "size_volume_correlation_48": rolling.rolling_correlation(np.abs(returns), traded, 48),
-    }
+        return
+    usual = window_sum(b.volume, 96, b.t0, HISTORY)
+    volume_trend(window_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
+    correlations(b, 48, out[6], out[9], out[10], out[14])
+    session(b, flow, usual, 96, state[_SESSION], out[8], out[13])
+    vwap_gap(b, typical, flow, 96, out[11])
+    vwap_tilt(b, typical, flow, 48, out[12])
+    oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
+    one_sided(b.ret * b.volume, 48, b.t0, out[17])
+    one_sided(ease(b), 14, b.t0, out[18])
+    share_of(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
 
-def balance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+FAMILY = Family(names=_names, kernel=_kernel, recursions=9)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def balance(a, b):
     """(a - b) / (a + b) of two amounts: -1 to 1, and 0 where both are 0."""
-    return ratio(a - b, a + b)
+    return ratio(a - b, a + b, 0.0)
 
 
-def ratio_or(a: np.ndarray, b: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-    """a / b, and `otherwise` of the same row where b is 0."""
-    return np.where(b == 0.0, otherwise, ratio(a, b))
+@njit(cache=True, nogil=True)
+def share_of(x, total, n, t0, out):
+    """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
+    x, total = window_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(x[i], total[i], 0.0)
 
 
-def mfi(typical: np.ndarray, traded: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def one_sided(x, n, t0, out):
+    """Sum of the last n values over the sum of their sizes, -1 to 1; 0 where all are 0."""
+    both, x = window_sum(np.abs(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(x[i], both[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def surprise(traded, usual, n, out):
+    """Balance of a bar's volume and the mean of the n bars before it, whose sum is `usual`."""
+    traded, usual = traded[HISTORY:], usual[HISTORY - 1 :]
+    for i in range(len(out)):
+        out[i] = balance(traded[i], usual[i] / n)
+
+
+@njit(cache=True, nogil=True)
+def volume_trend(short, n, long, m, out):
+    """Balance of the mean volumes of n and of m bars, given their sums."""
+    short, long = short[HISTORY:], long[HISTORY:]
+    for i in range(len(out)):
+        out[i] = balance(short[i] / n, long[i] / m)
+
+
+@njit(cache=True, nogil=True)
+def typical_trend(typical):
+    """1 where the typical price rose, -1 where it fell, 0 where it stayed."""
+    out = np.full(len(typical), np.nan)
+    before, now, rows = typical[:-1], typical[1:], out[1:]
+    for i in range(len(rows)):
+        # A third of a sum is rounded: equal prices may differ in their last bits, and that is no move.
+        change, least = now[i] - before[i], 1e-12 * now[i]
+        rows[i] = np.float64(change >= least) - np.float64(change <= -least) + 0.0 * change
+    return out
+
+
+@njit(cache=True, nogil=True)
+def mfi(flow, trend, n, t0, out):
     """Money flow index, 0 to 100; 50 where no money moved the price (TA-Lib MFI)."""
-    change, flow = typical - lag(typical, 1), typical * traded
-    # A third of a sum is rounded: equal prices may differ in their last bits, and that is no move.
-    change = np.where(np.abs(change) < 1e-12 * typical, 0.0, change)
-    started = np.where(np.isnan(change), np.nan, 0.0)
-    up = rolling_sum(np.where(change > 0.0, flow, started), n)
-    down = rolling_sum(np.where(change < 0.0, flow, started), n)
-    return 100.0 * ratio(up, up + down, empty=0.5)
+    up, down = np.empty(len(flow)), np.empty(len(flow))
+    for i in range(len(flow)):
+        up[i] = 0.0 * trend[i] + (flow[i] if trend[i] > 0.0 else 0.0)
+        down[i] = flow[i] if trend[i] < 0.0 else 0.0
+    up, down = window_sum(up, n, t0, HISTORY)[HISTORY:], window_sum(down, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 100.0 * ratio(up[i], up[i] + down[i], 0.5)
 
 
-def money_flow(high: np.ndarray, low: np.ndarray, close: np.ndarray, traded: np.ndarray, n: int) -> np.ndarray:
-    """Chaikin money flow: volume weighted by the close's place in its bar (TA-Lib AD over n bars), over volume."""
-    place = ratio((close - low) - (high - close), high - low)
-    return ratio(rolling_sum(place * traded, n), rolling_sum(traded, n))
+@njit(cache=True, nogil=True)
+def money_volume(b):
+    """Volume times the close's place in its bar, -1 to 1: Chaikin's flow, which TA-Lib AD adds up."""
+    out = np.empty(len(b.close))
+    for i in range(len(out)):
+        place = (b.close[i] - b.low[i]) - (b.high[i] - b.close[i])
+        out[i] = ratio(place, b.high[i] - b.low[i], 0.0) * b.volume[i]
+    return out
 
 
-def vwap(typical: np.ndarray, traded: np.ndarray, n: int) -> np.ndarray:
-    """Volume-weighted mean of n typical prices; their plain mean where nothing traded."""
-    return ratio_or(rolling_sum(typical * traded, n), rolling_sum(traded, n), rolling_mean(typical, n))
+@njit(cache=True, nogil=True)
+def signed_volume(close, traded):
+    """Volume with the sign of the close's change: what TA-Lib OBV adds up."""
+    out = np.full(len(close), np.nan)
+    before, now, traded, rows = close[:-1], close[1:], traded[1:], out[1:]
+    for i in range(len(rows)):
+        rows[i] = (np.float64(now[i] > before[i]) - np.float64(now[i] < before[i])) * traded[i] + 0.0 * before[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def vwap(typical, flow, traded, n, t0):
+    """Rows after the history: volume-weighted mean of n typical prices; their plain mean where nothing traded."""
+    plain, traded = window_sum(typical, n, t0, HISTORY)[HISTORY:], window_sum(traded, n, t0, HISTORY)[HISTORY:]
+    out = window_sum(flow, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = out[i] / traded[i] if traded[i] != 0.0 else plain[i] / n
+    return out
+
+
+@njit(cache=True, nogil=True)
+def vwap_gap(b, typical, flow, n, out):
+    """Close over the VWAP of n bars, in ATRs."""
+    mean, close, atr = vwap(typical, flow, b.volume, n, b.t0), b.close[HISTORY:], b.atr[HISTORY:]
+    for i in range(len(out)):
+        out[i] = (close[i] - mean[i]) / atr[i]
+
+
+@njit(cache=True, nogil=True)
+def vwap_tilt(b, typical, flow, n, out):
+    """VWAP over the plain mean of n typical prices, in ATRs: did volume come at the high prices or the low ones."""
+    mean, atr = vwap(typical, flow, b.volume, n, b.t0), b.atr[HISTORY:]
+    plain = window_sum(typical, n, b.t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = (mean[i] - plain[i] / n) / atr[i]
+
+
+@njit(cache=True, nogil=True)
+def session(b, flow, usual, n, state, out_gap, out_pace):
+    """(close over the session's VWAP in ATRs, balance of the session's mean volume and that of n bars).
+
+    usual : sum of n volumes. state : the session's sums of flow and volume and its number of bars so far.
+    """
+    spent, traded, bars = state[0], state[1], state[2]
+    for i in range(HISTORY, len(flow)):
+        if b.session[i] != b.session[i - 1]:
+            spent, traded, bars = 0.0, 0.0, 0.0
+        spent, traded, bars = spent + flow[i], traded + b.volume[i], bars + 1.0
+        mean = spent / traded if traded != 0.0 else b.close[i]
+        out_gap[i - HISTORY] = (b.close[i] - mean) / b.atr[i]
+        out_pace[i - HISTORY] = balance(traded / bars, usual[i] / n)
+    state[0], state[1], state[2] = spent, traded, bars
+
+
+@njit(cache=True, nogil=True)
+def correlations(b, n, out_dispersion, out_return, out_size, out_before):
+    """Volume's deviation over its mean, and its correlations with the return, the return's size and the bar before."""
+    size, before = np.abs(b.ret), np.empty(len(b.volume))
+    before[0], before[1:] = np.nan, b.volume[:-1]
+    spread = window_std(b.volume, n, b.t0, HISTORY)
+    total, rows = window_sum(b.volume, n, b.t0, HISTORY)[HISTORY:], spread[HISTORY:]
+    for i in range(len(total)):
+        out_dispersion[i] = ratio(n * rows[i], total[i], 0.0)
+    _correlation(b.ret, b.volume, spread, n, b.t0, out_return)
+    _correlation(size, b.volume, spread, n, b.t0, out_size)
+    _correlation(before, b.volume, spread, n, b.t0, out_before)
+
+
+@njit(cache=True, nogil=True)
+def _correlation(x, y, spread, n, t0, out):
+    """Pearson correlation of n pairs as `window_correlation` gives it; `spread` is the deviation of y."""
+    both, alone, spread = window_covariance(x, y, n, t0, HISTORY), window_std(x, n, t0, HISTORY), spread[HISTORY:]
+    both, alone = both[HISTORY:], alone[HISTORY:]
+    for i in range(len(out)):
+        out[i] = min(max(ratio(both[i], alone[i] * spread[i], 0.0), -1.0), 1.0)
+
+
+@njit(cache=True, nogil=True)
+def oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
+    """(force index 13, Chaikin oscillator 3-10, Klinger oscillator 34-55), each over the mean of what it weighs.
+
+    A mean of a running sum needs no running sum: the sum less its exponential mean is (1 - alpha) / alpha times the
+    mean of its steps, which makes TA-Lib ADOSC the difference of two means of money volume. Klinger's volume force is
+    taken as volume with the sign of the typical price's change, as charting programs do.
+    """
+    x = np.empty((_SESSION, len(money)))
+    for i in range(HISTORY, len(money)):
+        x[_FORCE, i] = (b.close[i] - b.close[i - 1]) * b.volume[i]
+        x[_FORCE_SIZE, i] = abs(x[_FORCE, i])
+        x[_FLOW_3, i] = x[_FLOW_10, i] = money[i]
+        x[_TRADED_10, i] = x[_TRADED_55, i] = b.volume[i]
+        x[_TREND_34, i] = x[_TREND_55, i] = trend[i] * b.volume[i]
+    n = np.array([13.0, 13.0, 3.0, 10.0, 10.0, 34.0, 55.0, 55.0])
+    recursive_means(x, n, 2.0 / (n + 1.0), state)
+    x = x[:, HISTORY:]
+    for i in range(len(out_force)):
+        out_force[i] = ratio(x[_FORCE, i], x[_FORCE_SIZE, i], 0.0)
+        out_chaikin[i] = ratio(4.5 * x[_FLOW_10, i] - x[_FLOW_3, i], x[_TRADED_10, i], 0.0)
+        out_klinger[i] = ratio(x[_TREND_34, i] - x[_TREND_55, i], x[_TRADED_55, i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def ease(b):
+    """Arms' ease of movement of a bar: move of its middle times its range over its volume; 0 where nothing traded."""
+    out = np.full(len(b.close), np.nan)
+    high, low, traded, rows = b.high[1:], b.low[1:], b.volume[1:], out[1:]
+    before_high, before_low = b.high[:-1], b.low[:-1]
+    for i in range(len(rows)):
+        moved = 0.5 * ((high[i] - before_high[i]) + (low[i] - before_low[i]))
+        rows[i] = moved * ratio(high[i] - low[i], traded[i], 0.0)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def breakout_volume(b, n):
+    """Volume of a bar whose high is the highest of n bars, less that of one whose low is the lowest."""
+    out = np.full(len(b.close), np.nan)
+    first = HISTORY - 2 * n
+    top, bottom = window_max(b.high, n, b.t0, first), window_min(b.low, n, b.t0, first)
+    for i in range(first, len(out)):
+        side = np.float64(b.high[i] == top[i]) - np.float64(b.low[i] == bottom[i])
+        out[i] = side * b.volume[i] + 0.0 * top[i]
+    return out
+
+
+def volume(bars, market, coarse):
+    return columns(FAMILY, bars, market, coarse)

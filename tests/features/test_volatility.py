@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import talib
 
-from ml_factory.features.volatility import bar_variances, volatility
+from ml_factory.features.engine import columns
+from ml_factory.features.volatility import FAMILY, bar_variances
 
 UNSTABLE = 600
 KNOWN = ("natr_14", "bollinger_place_20", "bollinger_width_20")
@@ -17,7 +18,7 @@ FLOOR = 1e-6
 @pytest.mark.parametrize(("symbol", "minutes"), [("ES", 5), ("SPY", 5), ("XAUUSD", 5), ("ES", 60)])
 def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     frame = real_frame(symbol, minutes)
-    columns = volatility(frame, markets[symbol], False)
+    found = columns(FAMILY, frame, markets[symbol], False)
     upper, middle, lower = talib.BBANDS(frame.close, 20, 2.0, 2.0)
     wanted = {
         "natr_14": talib.NATR(frame.high, frame.low, frame.close, 14),
@@ -26,7 +27,7 @@ def test_standard_indicators_equal_talib(real_frame, markets, symbol, minutes):
     }
     assert set(wanted) == set(KNOWN)
     for name, want in wanted.items():
-        got = columns[name]
+        got = found[name]
         assert np.abs(got - want)[UNSTABLE:].max() <= 1e-6 * got[UNSTABLE:].std(), name
 
 
@@ -191,8 +192,8 @@ TWINS = {
 
 
 def test_the_rest_equal_their_formula(real_frame, rough, markets, check_columns):
-    check_columns(volatility, rough, markets["ES"], TWINS, known=KNOWN)
-    check_columns(volatility, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
+    check_columns(FAMILY, rough, markets["ES"], TWINS, known=KNOWN)
+    check_columns(FAMILY, real_frame("ES", 60), markets["ES"], TWINS, known=KNOWN)
 
 
 def test_range_estimators_agree_on_a_walk_without_drift(markets, make_frame):
@@ -205,6 +206,6 @@ def test_range_estimators_agree_on_a_walk_without_drift(markets, make_frame):
     np.testing.assert_allclose(np.sqrt(bar_variances(*bars).mean(axis=1)), true, rtol=0.06)
     open_, high, low, close = np.exp(bars)
     frame = replace(make_frame(close), open=open_, high=high, low=low)
-    columns = volatility(frame, markets["ES"], False)
+    found = columns(FAMILY, frame, markets["ES"], False)
     for name in ("parkinson_ratio_24", "garman_klass_ratio_24", "rogers_satchell_ratio_24", "yang_zhang_ratio_24"):
-        assert columns[name][100:].mean() == pytest.approx(0.0, abs=0.06), name
+        assert found[name][100:].mean() == pytest.approx(0.0, abs=0.06), name
