@@ -31,7 +31,7 @@ def prefix_hashes(bars: pd.DataFrame, ends: Sequence[int]) -> list[str]:
     Chained over blocks of 65,536 bars: the hash at a block's edge goes on into the next one.
     """
     start, names = bars.index.as_unit("ns").asi8, list(bars.columns)
-    values = [bars[name].to_numpy(np.float64) for name in names]
+    values = [bars[name].to_numpy() for name in names]  # numbers: prices, volume, the code of a contract
 
     def chained(before: bytes, low: int, high: int) -> bytes:
         digest = hashlib.sha256(before)

@@ -21,7 +21,7 @@ def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0) -> pd.DataF
     """
     if way == TRUNCATE:
         return bars.iloc[:first]
-    later = {name: bars[name].to_numpy(np.float64)[first:].copy() for name in bars}
+    later = {name: bars[name].to_numpy()[first:].copy() for name in bars}
     start = bars.index.as_unit("ns").asi8
     start, later = WAYS[way](start[first:], later, _last(bars, start, first), generator("disturb", way, first, seed))
     past = bars.iloc[:first]
@@ -54,9 +54,9 @@ def _mirror(start, later, last, random):
 
 
 def _shuffle(start, later, last, random):
-    """The bars in another order under the same times."""
+    """The bars in another order under the same times; a contract keeps its days."""
     order = random.permutation(len(start))
-    return start, {name: values[order] for name, values in later.items()}
+    return start, {name: values if name == "contract" else values[order] for name, values in later.items()}
 
 
 def _delete_insert(start, later, last, random):
@@ -69,6 +69,9 @@ def _delete_insert(start, later, last, random):
     new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
     if "volume" in later:
         new["volume"] = random.integers(1, 10**6, len(absent)).astype(np.float64)
+    for name in later.keys() - new.keys():  # what names a bar, such as its contract: that of the bar before
+        at = np.maximum(np.searchsorted(start, absent) - 1, 0)
+        new[name] = later[name][at] if len(start) else np.zeros(len(absent), later[name].dtype)
     times = np.concatenate([start[kept], absent])
     order = np.argsort(times, kind="stable")
     return times[order], {name: np.concatenate([later[name][kept], new[name]])[order] for name in later}

@@ -5,6 +5,7 @@ A window would not show what is read off a whole file (a tick, a scale, a rank),
 from its first bar as well, and the facts of the market are asked of every shortened file.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -87,14 +88,21 @@ class Proof:
 
 def prove(
     pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    whole: Mapping[str, Table] | None = None, since: int = 0, progress: Callable[[int, int], None] | None = None,
+    whole: Mapping[str, Table] | None = None, since: int = 0, history: int = 0,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Proof:  # fmt: skip
     """Try to make the pipeline's past depend on its future.
 
     bars : checked one-minute bars.  facts, whole : what the pipeline said and made of them, where that is at hand.
-    since : cuts are made from this position on only.  progress : called with (builds done, builds in all).
+    since, history : bars before `since` are proved: only those after it are tried, behind `history` bars of their past.
+    progress : called with (builds done, builds in all).
     """
-    return _Attempt(pipeline, bars, spec or ProofSpec(), progress).run(facts, whole, since)
+    spec = spec or ProofSpec()
+    if not since:
+        return _Attempt(pipeline, bars, spec, progress).run(facts, whole)
+    low = max(0, since - 2 * history)
+    spec = replace(spec, cuts=max(QUICK_CUTS, math.ceil(spec.cuts * (len(bars) - since) / len(bars))), whole_cuts=0)
+    return _Attempt(pipeline, bars.iloc[low:], spec, progress).run(facts, None, since - low)
 
 
 class _Attempt:
@@ -105,7 +113,7 @@ class _Attempt:
         self.cuts: list[Cut] = []
         self.builds, self.history, self.started = 0, 0, time.perf_counter()
 
-    def run(self, facts: dict | None, whole: Mapping[str, Table] | None, since: int) -> Proof:
+    def run(self, facts: dict | None, whole: Mapping[str, Table] | None, since: int = 0) -> Proof:
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
         if facts is not None and whole is None:
             whole = self.tried(lambda: tables_of(self.pipeline, self.bars, facts))
@@ -137,17 +145,15 @@ class _Attempt:
     def try_facts(self, facts: dict) -> None:
         """What holds for the market is the same whatever follows the bars it may be read from."""
         head = self.tried(lambda: self.pipeline.head(self.bars))
-        for number, cut in enumerate(self.cuts):
-            if head is None or cut.first < head:
-                continue
+        for number, cut in self.spread([cut for cut in self.cuts if head is not None and cut.first >= head]):
             for way in self.spec.ways_at(number):
-                other = self.tried(lambda c=cut, w=way: self.pipeline.facts(disturb(self.bars, c.first, w)), cut, way)
-                if other is not None:
-                    for name in facts:
-                        self.count("facts", 1)
-                        if other.get(name) != facts[name]:
-                            first = str(self.bars.index[0])
-                            self.found(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
+                here = self.bars.iloc[: self.whole_end(cut)]
+                other = self.tried(lambda b=here, c=cut, w=way: self.pipeline.facts(disturb(b, c.first, w)), cut, way)
+                self.count("facts", 1)
+                for name in facts if other is not None else ():
+                    if other.get(name) != facts[name]:
+                        first = str(self.bars.index[0])
+                        self.found(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
 
     def try_windows(self, facts: dict, whole: Mapping[str, Table]) -> None:
         for number, cut in enumerate(self.cuts):
@@ -160,18 +166,24 @@ class _Attempt:
                 self.compare(clean, here, cut.first - low, cut, way, facts, scope)
 
     def try_whole(self, facts: dict, whole: Mapping[str, Table]) -> None:
-        """Some cuts again, on the file from its first bar."""
-        limit = self.spec.whole_bars or len(self.bars)
-        cuts = [cut for cut in self.cuts if cut.first < limit]
-        if self.small or not cuts or not self.spec.whole_cuts:
-            return  # every window was the whole file
-        chosen = np.unique(np.linspace(0, len(cuts) - 1, min(self.spec.whole_cuts, len(cuts))).round().astype(int))
-        for number, k in enumerate(chosen):
-            cut = cuts[k]
-            here = self.bars.iloc[: min(len(self.bars), max(limit, cut.first + self.spec.ahead))]
-            ways = self.spec.ways_at(number) if self.spec.form == "full" else self.spec.ways_at(number)[:1]
-            for way in ways:
+        """Some cuts again, on the file from its first bar; where windows are the file that is done."""
+        for number, cut in self.spread([] if self.small else self.cuts):
+            here = self.bars.iloc[: self.whole_end(cut)]
+            ways = self.spec.ways_at(number)
+            for way in ways if self.spec.form == "full" else ways[:1]:
                 self.compare(whole, here, cut.first, cut, way, facts, "whole file")
+
+    def spread(self, cuts: list[Cut]) -> list[tuple[int, Cut]]:
+        """`whole_cuts` of these cuts, evenly over the file, numbered."""
+        cuts = [cut for cut in cuts if cut.first < (self.spec.whole_bars or len(self.bars))]
+        count = min(self.spec.whole_cuts, len(cuts))
+        chosen = np.unique(np.linspace(0, len(cuts) - 1, count).round().astype(int)) if count else ()
+        return [(number, cuts[k]) for number, k in enumerate(chosen)]
+
+    def whole_end(self, cut: Cut) -> int:
+        """Where a whole file ends for this cut: with its last bar, unless `whole_bars` says sooner."""
+        limit = self.spec.whole_bars or len(self.bars)
+        return min(len(self.bars), max(limit, cut.first + self.spec.ahead))
 
     def try_fitted(self, whole: Mapping[str, Table], facts: dict) -> None:
         """Splits keep the rule on all rows; fitted objects are tried on the first `fit_rows` labels."""

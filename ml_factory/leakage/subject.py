@@ -9,7 +9,7 @@ import pandas as pd
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
-from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.datasets.scaling import scaler_class
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -74,7 +74,7 @@ class StandardPipeline:
     """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
 
     given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
-    folds : purged folds proved beside the chronological split.
+    folds : purged folds proved beside the chronological split.  scaler : its name, as in the settings.
     """
 
     symbol: str
@@ -83,6 +83,7 @@ class StandardPipeline:
     split_spec: SplitSpec = field(default_factory=SplitSpec)
     given: Mapping[str, object] = field(default_factory=dict)
     folds: int = 5
+    scaler: str = "robust"
 
     def facts(self, bars: pd.DataFrame) -> dict:
         return market_for(self.symbol, bars, **self.given).to_dict()
@@ -121,6 +122,6 @@ class StandardPipeline:
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
         train = roles["train"]
         return {
-            "scaler": Fitted(RobustScaler.fit(values[train]).to_dict()),
+            "scaler": Fitted(scaler_class(self.scaler).fit(values, train).to_dict()),
             "training weights": Fitted(training_weights(labels.iloc[train])),
         }
