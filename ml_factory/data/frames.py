@@ -28,6 +28,7 @@ BUCKET = np.dtype(
 )
 
 SESSIONS_AT_ONCE = 8  # about 500 kB of bars: the second-level cache
+SKIP = np.uint64(16)  # rows that a join leaps over where the last of them is still too early
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
@@ -247,16 +248,18 @@ def freshest(known_at_base, known_at_coarse, rows):
 @njit(cache=True, nogil=True)
 def spread(known_at_base, known_at_coarse, columns, out):
     """Fill out[K, N] with columns[K, M] as each base row saw them, NaN where none was known yet; one pass."""
-    i = 0
+    i, rows = np.uint64(0), np.uint64(len(known_at_base))
     for j in range(-1, len(known_at_coarse)):
         begin = i
         if j + 1 == len(known_at_coarse):
-            i = len(known_at_base)
+            i = rows
         else:
-            while i < len(known_at_base) and known_at_base[i] < known_at_coarse[j + 1]:
-                i += 1
+            until = known_at_coarse[j + 1]
+            while i + SKIP < rows and known_at_base[i + SKIP] < until:
+                i += SKIP
+            while i < rows and known_at_base[i] < until:
+                i += np.uint64(1)
         for k in range(len(columns)):
             value = columns[k, j] if j >= 0 else np.nan
-            part = out[k, begin:i]
-            for row in range(len(part)):
-                part[row] = value
+            for row in range(begin, i):
+                out[k, row] = value
