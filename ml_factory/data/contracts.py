@@ -80,8 +80,8 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
     opens, volume, seen, days = _by_session(table, start_ns, code, len(contracts), market, spec)
     turns = _turns(spec, contracts, opens, days, volume, seen, start_ns)
     position = np.searchsorted([at for at, _, _ in turns], start_ns, side="right") - 1
-    held = np.array([which for _, which, _ in turns])
-    rows = np.flatnonzero((position >= 0) & (code == held[position]))
+    held = np.array([which for _, which, _ in turns] + [-1])  # position -1, before the beginning, holds none
+    rows = np.flatnonzero(code == held[position])
     factor, shift, rolls = _join(table, start_ns, code, rows, position[rows], turns, spec.adjust)
     bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
     for name in PRICES:
@@ -95,7 +95,8 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
 
 def _rolls_table(rolls: list[tuple], names: list[str]) -> pd.DataFrame:
     named = [(at, "" if old is None else names[old], names[new], *rest) for at, old, new, *rest in rolls]
-    table = pd.DataFrame(named, columns=list(_ROLL_COLUMNS)).astype(dict.fromkeys(_ROLL_COLUMNS[1:4], str))
+    kinds = dict.fromkeys(_ROLL_COLUMNS[1:4], str) | dict.fromkeys(_ROLL_COLUMNS[5:], float)
+    table = pd.DataFrame(named, columns=list(_ROLL_COLUMNS)).astype(kinds)
     moments = {column: pd.to_datetime(table[column], utc=True).dt.as_unit("ns") for column in ("at", "common")}
     return table.assign(**moments)
 
@@ -196,7 +197,7 @@ def _turns(
             why = spec.by if turns else "first"
         if chosen != present:
             turns.append((at, int(chosen), why))
-    return turns or [(int(start_ns[-1]) + MINUTE_NS, 0, "first")]  # one session: nothing was decided yet
+    return turns
 
 
 def _most_traded(volume: np.ndarray, later: np.ndarray, present: int) -> int:
@@ -256,7 +257,7 @@ def _join(
             if here:
                 common, old = start_ns[own[here - 1]], close[own[here - 1]]
                 new, level = old, old * scale + offset
-            scale = level / new if pair or here else 1.0  # nothing to join to: the contract's own level
+            scale = level / new if level > 0 else 1.0  # nothing to join to: the contract's own level
             offset, adjust = 0.0, "ratio"
             factor[mine][here:], shift[mine][here:] = scale, offset
             rolls.append((start_ns[own[here]], which, which, "floor", common, old, new, scale, offset))

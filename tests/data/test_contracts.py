@@ -344,5 +344,18 @@ def test_mistakes_are_named(walk):
 
 def test_one_session_decides_nothing(walk):
     table = pair(walk)
-    bars, _ = continuous(table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET)
-    assert len(bars) == 0
+    bars, rolls = continuous(table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET)
+    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-3:] == ["contract", "factor", "shift"]
+
+
+def test_a_shift_with_nothing_to_join_to_begins_anew(walk):
+    # ESM4 is 4,000 points above ESH4 at the roll; ESU4 never trades beside ESM4 and lies under half of that shift
+    day = walk.index.day
+    near = one_contract("ESH4", walk.to_numpy(), walk.index, 9.0)[day < 6]
+    far = one_contract("ESM4", walk.to_numpy() + 4000, walk.index, 5.0)[day < 7]
+    last = one_contract("ESU4", walk.to_numpy() / 10, walk.index, 5.0)[day == 7]
+    spec = RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(NOON)), ("ESU4", str(MIDNIGHT))))
+    bars, rolls = continuous(stacked(near, far, last), spec, MARKET)
+    assert rolls["why"].tolist() == ["first", "forced", "forced", "floor"] and pd.isna(rolls["common"][2])
+    assert (bars.loc[bars.index >= MIDNIGHT, "close"] == last["close"]).all()
+    assert (bars[list(PRICES)] > 0).all().all()

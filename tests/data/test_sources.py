@@ -277,3 +277,30 @@ def test_contracts_that_never_met_are_named(two_contracts, workspace):
     report = import_bars(apart, workspace, "ES", BarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
     told = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
     assert len(told) == 1 and told[0].severity == "reported" and "ESH4 and ESM4 never traded" in told[0].message
+
+
+@pytest.mark.parametrize(("symbol", "contracts"), [("ES", [201312, 201403, 202003]), ("GC", [201312, 202004])])
+def test_real_contract_files_become_one_series(shared_data, workspace, symbol, contracts):
+    path = shared_data / "bars" / f"{symbol}_contracts_lean_1m.parquet"
+    with pytest.raises(BarsError, match="--roll volume"):
+        import_bars(path, workspace, symbol)
+    for adjust in ("ratio", "difference", "none"):
+        report = import_bars(path, workspace, symbol, roll=RollSpec(adjust=adjust))
+        bars, _ = load_bars(workspace, symbol)
+        assert bars["contract"].unique().tolist() == contracts and len(bars) == report.rows > 5000
+        assert [finding.kind for finding in report.findings].count("unjoined_roll") == 1  # the hole of six years
+
+
+def test_prepare_takes_a_roll_in_mid_session(shared_data, tmp_path):
+    from ml_factory import pipeline  # here, since no other test of this file needs it and it takes a second
+
+    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
+    table[table["timestamp"] < "2014"].to_parquet(tmp_path / "es.parquet")
+    at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
+    rolled = RollSpec(forced=(("ES201403", str(at)),))
+    pipeline.prepare(tmp_path / "workspace", "ES", (20,), data=tmp_path / "es.parquet", roll=rolled)
+    labels = pipeline.load_labels(tmp_path / "workspace", "ES", 20)
+    before = labels[(labels.index <= at) & (labels.index > at - pd.Timedelta("100min"))]
+    assert len(before) > 15 and (before["label_end"] <= at + pd.Timedelta("5min")).all()
+    with pytest.raises(SettingsError, match="nothing to roll"):
+        pipeline.prepare(tmp_path / "workspace", "ES", (20,), roll=rolled)
