@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ml_factory"
 
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
-errors seeding
+errors seeding progress
 runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
@@ -23,7 +23,7 @@ data.resample data.sampling data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.fractional features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
-targets.weights targets.bootstrap
+targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof leakage.certificate
