@@ -44,9 +44,7 @@ def find_blemishes(
     sessions = sessions_of(mended, market.calendar)
     gaps = find_gaps(mended, sessions, market.calendar, minutes)
     edge = sessions.edges()
-    beside = np.zeros(len(mended), bool)
-    step = np.diff(mended) // (minutes * MINUTE_NS)
-    beside[1:] = (step <= BESIDE_BARS) & (~edge[1:] | (step == 1))  # midnight parts no 24-hour market
+    beside = follow_closely(mended, edge, minutes)
     log = {name: np.log(values) for name, values in prices.items()}
     levels = find_levels(log, beside, edge)
     findings = [
@@ -67,6 +65,14 @@ def find_blemishes(
         *find_off_tick(prices, levels.unit, sessions.id, market.tick),
     ]
     return merge_kinds(findings), _facts(gaps, sessions.inside, sessions.id, minutes)
+
+
+def follow_closely(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
+    """bool[N]: the bar comes a few bars' time after its predecessor, in the same session."""
+    step = np.diff(start_ns) // (minutes * MINUTE_NS)
+    beside = np.zeros(len(start_ns), bool)
+    beside[1:] = (step <= BESIDE_BARS) & (~edge[1:] | (step == 1))  # midnight parts no 24-hour market
+    return beside
 
 
 def merge_kinds(findings: list[Finding]) -> list[Finding]:

@@ -4,6 +4,7 @@ import numpy as np
 
 MOVE_WINDOW = 240  # bars on each side: most of a session, so that one strange bar does not hide itself
 OUTLIER_TIMES = 10.0
+STAYS_SHARE = 0.6
 RUN_WINDOW = 720
 RUN_CAP = 30  # a single run counts at most this much in the habit the others are measured with
 
@@ -41,6 +42,14 @@ def surprise(position: np.ndarray, length: np.ndarray, bars: int) -> np.ndarray:
     here = (others + 1) / (near + others + 2)
     whole = (total[-1] - counted + 1) / (bars + total[-1] - counted + 2)
     return -length * np.log(np.maximum(here, whole))
+
+
+def stays(close: np.ndarray, rows: np.ndarray, move: np.ndarray) -> np.ndarray:
+    """bool[R]: most of each move is left in the middle of the five closes from its row on, against the five before."""
+    ahead = close[np.minimum(rows[:, None] + np.arange(5), len(close) - 1)]
+    behind = close[np.maximum(rows[:, None] - 1 - np.arange(5), 0)]
+    left = np.median(ahead, axis=1) - np.median(behind, axis=1)
+    return left * np.sign(move) > STAYS_SHARE * np.abs(move)
 
 
 def runs_of(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.data.findings import Finding, count_of
-from ml_factory.data.habits import usual_move
+from ml_factory.data.habits import stays, usual_move
 
 CALM_TIMES = 5.0  # a jump this many times the largest of the bars around it; clean markets 1.9, real rolls 15
 JUMP_TIMES = 20.0  # and this many times the usual move; real rolls 37
-STAYS = 0.6  # of the jump is still there five bars later
 RATIO_JUMP = np.log(1.2)  # from here on it is a split or another adjustment, not a roll
 NIGHT_TIMES = 8.0  # over a session's edge: this many times the usual one, and a plain ratio
 RATIO_ERROR = 0.03
@@ -42,25 +41,23 @@ def find_levels(log: dict[str, np.ndarray], beside: np.ndarray, edge: np.ndarray
     """
     gap = np.zeros(len(beside))
     gap[1:] = log["open"][1:] - log["close"][:-1]
-    swing = _swing(log)
-    usual = usual_move(np.diff(log["close"], prepend=log["close"][:1]), beside)
+    close, swing = log["close"], swings(log)
+    usual = usual_move(np.diff(close, prepend=close[:1]), beside)
     unit = _units(gap, swing, UNIT_TIMES * usual)
-    gap = gap - np.diff(unit, prepend=unit[:1]) * _TEN
-    close = log["close"] - unit * _TEN
-    move = np.diff(close, prepend=close[:1])
-    score = level_scores(gap, move, swing, beside)
-    jump = np.flatnonzero(score > CALM_TIMES)
-    jump = jump[_stays(close, jump, gap) & _traded(log, jump)]
+    if unit.any():
+        close = close - unit * _TEN
+        gap -= np.diff(unit, prepend=unit[:1]) * _TEN
+        usual = usual_move(np.diff(close, prepend=close[:1]), beside)
+    jump = np.flatnonzero(beside & (jump_scores(gap, swing, usual) > 1))
+    jump = jump[stays(close, jump, gap[jump]) & _traded(log, jump)]
     large = np.abs(gap[jump]) >= RATIO_JUMP
     night = _night(gap, edge & ~beside, close)
     return Levels(unit, np.union1d(jump[large], night), jump[~large])
 
 
-def level_scores(gap: np.ndarray, move: np.ndarray, swing: np.ndarray, beside: np.ndarray) -> np.ndarray:
-    """float64[N]: the gap before each bar in sizes of the largest bar around it; 0 where it is no unusual move."""
-    usual = usual_move(move, beside)
-    unusual = beside & (np.abs(gap) > JUMP_TIMES * usual)
-    return np.where(unusual, np.abs(gap) / np.maximum(swing, usual), 0.0)
+def jump_scores(gap: np.ndarray, swing: np.ndarray, usual: np.ndarray) -> np.ndarray:
+    """float64[N]: how far the gap before each bar is over both its limits; 1 is on the limit."""
+    return np.abs(gap) / np.maximum(CALM_TIMES * swing, JUMP_TIMES * usual)
 
 
 def level_findings(levels: Levels, log: dict[str, np.ndarray]) -> Iterator[Finding]:
@@ -79,7 +76,7 @@ def level_findings(levels: Levels, log: dict[str, np.ndarray]) -> Iterator[Findi
         yield Finding(kind, "reported", rows, message + f"it looks like {cause}")
 
 
-def _swing(log: dict[str, np.ndarray]) -> np.ndarray:
+def swings(log: dict[str, np.ndarray]) -> np.ndarray:
     """float64[N]: the largest range of the bars beside each gap."""
     span = log["high"] - log["low"]
     padded = np.concatenate([np.zeros(3), span, np.zeros(3)])
@@ -102,14 +99,6 @@ def _units(gap: np.ndarray, swing: np.ndarray, error: np.ndarray) -> np.ndarray:
     return unit
 
 
-def _stays(close: np.ndarray, rows: np.ndarray, gap: np.ndarray) -> np.ndarray:
-    """bool: most of the jump is left in the middle of the five bars from it on, against the five before it."""
-    ahead = close[np.minimum(rows[:, None] + np.arange(5), len(close) - 1)]
-    behind = close[np.maximum(rows[:, None] - 1 - np.arange(5), 0)]
-    left = np.median(ahead, axis=1) - np.median(behind, axis=1)
-    return left * np.sign(gap[rows]) > STAYS * np.abs(gap[rows])
-
-
 def _traded(log: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
     """bool: most of the twenty bars around have a range; where nothing trades the price jumps by itself."""
     flat = np.concatenate([[0], np.cumsum(log["high"] == log["low"])])
@@ -127,4 +116,4 @@ def _night(gap: np.ndarray, edge: np.ndarray, close: np.ndarray) -> np.ndarray:
     rows = rows[(size > NIGHT_TIMES * usual) & (size >= RATIO_JUMP)]
     off = np.abs(np.abs(gap[rows])[:, None] - _RATIOS).min(axis=1) if len(rows) else np.empty(0)
     rows = rows[off < RATIO_ERROR]
-    return rows[_stays(close, rows, gap)]
+    return rows[stays(close, rows, gap[rows])]

@@ -4,6 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.data.corruptions import Market, clean_markets
+
+
+@pytest.fixture(scope="session")
+def real_markets(shared_data) -> dict[str, Market]:
+    """A few clean weeks of four real markets, by symbol, to be spoiled in one way a test."""
+    return clean_markets(shared_data / "bars")
+
 
 @pytest.fixture
 def make_raw():

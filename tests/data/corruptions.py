@@ -6,13 +6,22 @@ from, and the (kind, row) pairs that the report must gain and lose.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, Sessions, sessions_of
+from ml_factory.data.bars import check_bars
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, Sessions, market_for, sessions_of
 
 PLACES = 5
+# contiguous stretches, so that all of it takes seconds; the whole files give the same (docs/log.md)
+STRETCHES = {
+    "ES": ("2025-01-20", "2025-04-05"),
+    "SPY": ("2024-07-08", "2024-11-02"),
+    "XAUUSD": ("2026-01-05", "2026-03-21"),
+    "BTCUSD": ("2017-03-01", "2017-04-20"),
+}
 PRICES = ["open", "high", "low", "close"]
 Pair = tuple[str, int]
 
@@ -59,6 +68,22 @@ class Market:
             if len(chosen) == PLACES:
                 return sorted(chosen)
         raise AssertionError("the stretch has no five such places")
+
+
+def pairs_of(findings) -> frozenset[Pair]:
+    return frozenset((found.kind, int(row)) for found in findings for row in found.rows)
+
+
+def clean_markets(bars: Path) -> dict[str, Market]:
+    """The stretches of the files in this folder, each with its own report."""
+    built = {}
+    for symbol, days in STRETCHES.items():
+        raw = pd.read_parquet(bars / f"{symbol}_1m.parquet")
+        since, until = (pd.Timestamp(day, tz="UTC") for day in days)
+        table = raw[(raw["timestamp"] >= since) & (raw["timestamp"] < until)].reset_index(drop=True)
+        spec = market_for(symbol, table.set_index("timestamp"))
+        built[symbol] = Market(table, spec, pairs_of(check_bars(table, market=spec)[1].findings))
+    return built
 
 
 @dataclass(frozen=True)

@@ -187,15 +187,15 @@ NAMED = {
     "bars/NQ_1m": {"no_volume", "missing", "flash_move", "off_tick"},
     "bars/ES_1m": {"no_volume", "missing", "download_hole", "flash_move"},
     "bars/SPY_1m": {"outside_session", "off_tick"},
-    "bars/XAUUSD_1m": {"missing", "flash_move"},
+    "bars/XAUUSD_1m": {"missing"},
     "bars/BTCUSD_1m": {"missing", "spike", "flash_move", "off_tick"},
     "bars/ETHUSD_1m": {"missing", "spike", "flash_move", "off_tick"},
     "bars/FILUSDT_1m": {"download_hole", "spike", "flash_move", "stale_run", "zero_volume"},
     "bars_5m/ES_5m": {"missing", "download_hole", "roll", "flash_move"},
     "bars_5m/MNQ_5m": {"missing", "download_hole", "roll", "spike", "flash_move", "stale_run", "zero_volume"},
-    "defects/XAUUSD_1m_broker_time_labelled_utc": {"missing", "zone_mislabel", "flash_move"},
+    "defects/XAUUSD_1m_broker_time_labelled_utc": {"missing", "zone_mislabel"},
     "defects/BTCUSD_2013_1m": {"missing", "sparse", "unit", "spike", "flash_move"},
-    "defects/LINKUSDT_1m_paging_holes": {"download_hole", "flash_move"},
+    "defects/LINKUSDT_1m_paging_holes": {"download_hole"},
     # two defects: the same paging bug, and prices of no market (which break what else looks at prices too)
     "defects/BTCUSDT_1m_testnet_not_market": {
         *("download_hole", "not_a_market", "adjustment", "spike", "flash_move", "stale_run", "zero_volume"),

@@ -1,24 +1,12 @@
-"""Each named corruption at five random places of four real markets: the report changes by exactly these rows.
-
-And no threshold leans on one file: what all other files do, clean and spoiled, leaves room for the one left out.
-"""
+"""Each named corruption at five random places of four real markets: the report changes by exactly these rows."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from ml_factory.data.bars import check_bars
-from ml_factory.data.sessions import market_for
 from ml_factory.errors import BarsError
-from tests.data.corruptions import CORRUPTIONS, Market, Pair, Spoiled
+from tests.data.corruptions import CORRUPTIONS, STRETCHES, Market, Pair, Spoiled, pairs_of
 
-# contiguous stretches, so that all of it takes seconds; the whole files give the same (docs/log.md)
-STRETCHES = {
-    "ES": ("2025-01-20", "2025-04-05"),
-    "SPY": ("2024-07-08", "2024-11-02"),
-    "XAUUSD": ("2026-01-05", "2026-03-21"),
-    "BTCUSD": ("2017-03-01", "2017-04-20"),
-}
 DOES_NOT_APPLY = {
     ("ES", "run without volume"): "the file has no volume",
     ("BTCUSD", "shifted weeks"): "a market that never closes shows no clock",
@@ -27,34 +15,16 @@ DOES_NOT_APPLY = {
 CASES = [(s, kind) for s in STRETCHES for kind in CORRUPTIONS if (s, kind) not in DOES_NOT_APPLY]
 
 
-def pairs(findings) -> frozenset[Pair]:
-    return frozenset((found.kind, int(row)) for found in findings for row in found.rows)
-
-
-@pytest.fixture(scope="module")
-def markets(shared_data) -> dict[str, Market]:
-    built = {}
-    for symbol, (since, until) in STRETCHES.items():
-        raw = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet")
-        inside = (raw["timestamp"] >= pd.Timestamp(since, tz="UTC")) & (
-            raw["timestamp"] < pd.Timestamp(until, tz="UTC")
-        )
-        table = raw[inside].reset_index(drop=True)
-        spec = market_for(symbol, table.set_index("timestamp"))
-        built[symbol] = Market(table, spec, pairs(check_bars(table, market=spec)[1].findings))
-    return built
-
-
 def difference(market: Market, spoiled: Spoiled) -> tuple[set[Pair], set[Pair]]:
     """(gained, lost) pairs of the spoiled table's report against the clean one's, in rows of the spoiled table.
 
     Refused bars have no report: the error's findings are what is gained, and nothing was refused before.
     """
     try:
-        now = pairs(check_bars(spoiled.table, market=market.spec)[1].findings)
+        now = pairs_of(check_bars(spoiled.table, market=market.spec)[1].findings)
     except BarsError as error:
         assert all(found.severity == "refused" for found in error.findings)
-        return set(pairs(error.findings)), in_new_rows(spoiled, spoiled.lost)
+        return set(pairs_of(error.findings)), in_new_rows(spoiled, spoiled.lost)
     before = in_new_rows(spoiled, market.pairs)
     return set(now - before), set(before - now)
 
@@ -72,9 +42,9 @@ def test_there_are_twenty_kinds_for_every_market():
 
 
 @pytest.mark.parametrize(("symbol", "kind"), CASES)
-def test_the_report_changes_by_the_injected_rows_and_no_others(markets, symbol, kind):
-    spoiled = CORRUPTIONS[kind](markets[symbol], np.random.default_rng([3, len(kind)]))
+def test_the_report_changes_by_the_injected_rows_and_no_others(real_markets, symbol, kind):
+    spoiled = CORRUPTIONS[kind](real_markets[symbol], np.random.default_rng([3, len(kind)]))
     assert len({row for _, row in spoiled.added}) >= 5
-    gained, lost = difference(markets[symbol], spoiled)
+    gained, lost = difference(real_markets[symbol], spoiled)
     assert gained == spoiled.added
     assert lost == in_new_rows(spoiled, spoiled.lost)
