@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from ml_factory.data.bars import BarSpec
-from ml_factory.datasets.scaling import scaler_class
+from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.contract import cores, differences, environment
@@ -21,9 +21,9 @@ PACKAGE = Path(__file__).resolve().parent
 DATA_ROOMS = ("data", "features", "targets", "datasets")
 # What a run's numbers come from besides its data. Reports and pictures change without training anew.
 RUN_SOURCES = (
-    "models", "training", "datasets", "ensemble", "targets/weights.py", "evaluation/calibration.py",
-    "evaluation/metrics.py", "inference/predict.py", "units/dataset.py", "units/folds.py", "units/holdout.py",
-    "units/stacked.py", "seeding.py",
+    "models", "training", "datasets", "ensemble", "targets/bootstrap.py", "targets/weights.py",
+    "evaluation/calibration.py", "evaluation/metrics.py", "inference/predict.py", "units/dataset.py",
+    "units/folds.py", "units/holdout.py", "units/stacked.py", "seeding.py",
 )  # fmt: skip
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 
@@ -32,19 +32,19 @@ DEFAULT_HORIZONS = (5, 10, 15, 20)
 class DataSpec:
     """Everything that decides what `prepare` writes. Labels take their horizon from the call.
 
-    scaler : a name out of `SCALERS`.
+    preprocess : names out of `STEPS`, or {"step": name, setting: value}; the last one scales.
     """
 
     bars: BarSpec = field(default_factory=BarSpec)
     features: FeatureSpec = field(default_factory=FeatureSpec)
     labels: LabelSpec = field(default_factory=LabelSpec)
     splits: SplitSpec = field(default_factory=SplitSpec)
-    scaler: str = "robust"
+    preprocess: tuple[str | dict, ...] = ("robust",)
     calendar: str | None = None
     tick: float | None = None
 
     def __post_init__(self):
-        scaler_class(self.scaler)
+        object.__setattr__(self, "preprocess", check_steps(self.preprocess))
 
     def labels_for(self, horizon: int) -> LabelSpec:
         return replace(self.labels, horizon=horizon)

@@ -6,6 +6,7 @@ Each function takes a workspace, goes on from whatever was interrupted before, a
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +20,7 @@ from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import (
@@ -55,12 +57,13 @@ Callback = Callable[[int, dict], None]
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
-    model_settings: Mapping | None = None,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None,
 ) -> TrainResult:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
     A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
-    beside it. Each callback is called (epoch, metrics) after every epoch or booster block.
+    beside it. Each callback is called (epoch, metrics) after every epoch or booster block. `weights` says what makes a
+    training row count; by default its average uniqueness.
 
     Raises SettingsError, NotPreparedError, FactoryError.
     """
@@ -70,7 +73,7 @@ def train(
     data = load_dataset(workspace, symbol, horizon)
     spec = run_spec(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
-        settings=_for_the_model(model_settings),
+        settings=_for_the_model(model_settings) | _weights(weights),
     )  # fmt: skip
     run = open_run(workspace.results, symbol, spec, fresh)
     artifact = Registry(workspace.models).find(symbol, horizon, model, kind="model", run_id=run.run_id)
@@ -99,12 +102,12 @@ def train(
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
-    model_settings: Mapping | None = None,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `units.folds.SchemeSpec`.
+    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights : as of `train`.
     A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
     """
     started = time.perf_counter()
@@ -112,16 +115,17 @@ def cross_validate(
     spec_of(model)
     cut = SchemeSpec(scheme, folds, test_blocks, window)
     data = load_dataset(workspace, symbol, horizon)
-    settings = cut.to_dict() | _for_the_model(model_settings)
+    asked = cut.to_dict() | _weights(weights)
+    settings = asked | _for_the_model(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
     run = open_run(workspace.results, symbol, spec, fresh)
-    fitted_with = {name: value for name, value in spec.settings if name not in cut.to_dict()}
+    fitted_with = {name: value for name, value in spec.settings if name not in asked}
     plan = fold_plan(data, data.development(), cut, build_model(model, **fitted_with).lookback, quick)
     elsewhere = run.begin(spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
-        outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with)
+        outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with, weights)
     inexact = [*outcome.inexact, *(elsewhere if outcome.found < len(plan.folds) else ())]
     judged = judged_folds(data, outcome, model)
     table, paths = fold_metrics(data, judged), path_metrics(data, plan, judged)
@@ -246,12 +250,17 @@ def _store(workspace: Workspace, symbol: str) -> Store:
 
 def _for_the_model(settings: Mapping | None) -> dict:
     """The model's own settings; what is asked of the run has an argument of its own and only that one."""
-    for name in ("seed", "folds", "scheme", "test_blocks", "window"):
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights"):
         if name in (settings or {}):
             raise SettingsError(
                 "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
             )
     return dict(settings or {})
+
+
+def _weights(spec: WeightSpec | None) -> dict:
+    """What a run's settings say of them: nothing when they are the default."""
+    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
 
 
 def _check_base_models(names: Sequence[str]) -> tuple[str, ...]:

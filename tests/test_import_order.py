@@ -25,7 +25,8 @@ features.wavelet features.fractional features.calendar features.multi_timeframe 
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
-datasets.quantiles datasets.scaling datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
+datasets.quantiles datasets.scaling datasets.transforms datasets.selection datasets.preprocessing
+datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.subject leakage.fitted leakage.proof leakage.certificate
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.layers models.sequence models.transformer models.registry

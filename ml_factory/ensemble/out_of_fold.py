@@ -72,6 +72,7 @@ def fold_forecasts(
     folds: Sequence[Fold],
     *,
     usable: np.ndarray | None = None,
+    weigh: Callable[[np.ndarray], np.ndarray] | None = None,
     validation_share: float = 0.15,
     fit_options: Callable[[int], dict] = lambda fold: {},
     checkpoints=None,
@@ -86,6 +87,7 @@ def fold_forecasts(
     labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
     folds : (train, test) positions into `labels`, already purged and embargoed, as from `targets.splits`.
     usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
+    weigh : positions fitted on → their weights, from these rows alone; None: `training_weights` as it is.
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
     on_fold : called with the fold number and what `fit` returned.
@@ -109,7 +111,7 @@ def fold_forecasts(
         train, said = train[usable[train]], usable[test]
         forecasts.append(np.full((len(test), 3), np.nan))
         fit, validation = inner_validation(labels, train, validation_share)
-        w_fit = training_weights(labels.iloc[fit])  # of the fold's own rows alone
+        w_fit = weigh(fit) if weigh else training_weights(labels.iloc[fit])  # of the fold's own rows alone
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
         if len(np.unique(y[fit])) > 1:
             take, held_out = inputs(fit), None

@@ -12,6 +12,7 @@ import pandas as pd
 from numba import njit
 
 from ml_factory.errors import SettingsError
+from ml_factory.targets.bootstrap import bootstrap_rows
 from ml_factory.targets.labels import average_uniqueness
 
 __all__ = ["WeightSpec", "average_uniqueness", "concurrency", "effective_rows", "time_decay", "training_weights"]
@@ -25,11 +26,14 @@ class WeightSpec:
     returns : what is shared is the bar's return, so that large moves count more (AFML 4.10); False: each bar counts 1.
     decay : weight of the oldest row beside the newest (AFML 4.11), straight in cumulative uniqueness. 1: none;
         0: down to nothing; below 0: the oldest share of that size counts nothing.
+    bootstrap : seed of a sequential bootstrap (AFML 4.5); a row counts as often as it is drawn. None: every row once.
+        It prefers unique rows by itself: set uniqueness=False with it, else they are preferred twice.
     """
 
     uniqueness: bool = True
     returns: bool = False
     decay: float = 1.0
+    bootstrap: int | None = None
 
     def __post_init__(self):
         for name in ("uniqueness", "returns"):
@@ -42,6 +46,15 @@ class WeightSpec:
                     next_step=f"leave {name} out for its default",
                 )
         _check_decay(self.decay, "WeightSpec.decay")
+        seed = self.bootstrap
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise SettingsError(
+                "Rows cannot be drawn like this",
+                where="WeightSpec.bootstrap",
+                got=repr(seed),
+                wanted="a seed, 0 or more, or None",
+                next_step="use for example bootstrap=0",
+            )
 
 
 def training_weights(
@@ -75,6 +88,8 @@ def training_weights(
         weights[clear] = 1.0
     if spec.decay != 1:
         weights[clear] *= time_decay(average_uniqueness(first, last, bars), spec.decay)
+    if spec.bootstrap is not None:
+        weights *= np.bincount(bootstrap_rows(rows, seed=spec.bootstrap), minlength=len(rows))
     total = weights.sum()
     return weights * (len(rows) / total) if total > 0 else weights
 

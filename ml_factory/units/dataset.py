@@ -11,8 +11,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from ml_factory.datasets.preprocessing import Fitted, fit_steps, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
-from ml_factory.datasets.scaling import Scaler
+from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation.metrics import (
     last_move_probabilities,
     metrics_table,
@@ -20,7 +21,7 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.experiment import QuickLimits
-from ml_factory.targets.weights import effective_rows, training_weights
+from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,7 +32,7 @@ class Dataset:
 
     features : (N, F) float32, unscaled, index known_at.  segment, close : (N,).
     labels : L rows, index a subset of the features'.  splits : name -> positions into the labels' rows.
-    scaler : fitted on the split's training rows.  settings : those of the data and the market, as stored.
+    scaler : the steps up to the scaler, fitted on the split's training rows.  settings : those of the data and the market, as stored.
     """
 
     symbol: str
@@ -42,7 +43,7 @@ class Dataset:
     close: np.ndarray
     labels: pd.DataFrame
     splits: dict[str, np.ndarray]
-    scaler: Scaler
+    scaler: Fitted
     settings: dict
 
     @cached_property
@@ -90,12 +91,18 @@ class Dataset:
         return np.flatnonzero((self.labels["label_end"] < first_test).to_numpy())
 
 
+def fit_on(data: Dataset, rows: np.ndarray) -> Fitted:
+    """The data set's steps up to the scaler, fitted on these rows: positions into the labels' rows."""
+    sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    return fit_steps(data.settings["data"]["preprocess"], sample)
+
+
 Take = Callable[[np.ndarray], object]
 
 
-def model_inputs(data: Dataset, scaler: Scaler, lookback: int) -> Take:
+def model_inputs(data: Dataset, scaler: Fitted, lookback: int) -> Take:
     """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
-    scaled_NF = scaler.transform(data.x_NF)
+    scaled_NF = transform(scaler, data.x_NF, data.close)
     if lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
     # torch comes with the networks only: boosters train where it is not installed.
@@ -112,10 +119,22 @@ def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
     return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
 
 
-def weighted(data: Dataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def weighted(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows that carry weight, and their weights computed from these rows alone."""
-    weights = training_weights(data.labels.iloc[rows])
+    weights = weights_of(data, rows, spec)
     return rows[weights > 0], weights[weights > 0]
+
+
+def weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
+    """float64: `training_weights` of these rows of the labels, with the bars' returns where they are asked for."""
+    labels = data.labels.iloc[rows]
+    if spec is None or not spec.returns:
+        return training_weights(labels, spec)
+    # Lives are counted in bars of the base frame; the rows of the data set begin after its warm-up.
+    lives = ["entry_bar", "exit_bar"]
+    warm_up = int(data.labels["entry_bar"].iloc[0]) - int(data.row[0])
+    labels = labels.assign(**(labels[lives] - warm_up))
+    return training_weights(labels, spec, np.diff(np.log(data.close), prepend=np.nan))
 
 
 def with_baselines(data: Dataset, teachers: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray]):

@@ -16,8 +16,8 @@ from ml_factory.seeding import derive_seed
 from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_purged
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
-from ml_factory.targets.weights import effective_rows
-from ml_factory.units.dataset import Dataset, baselines, limit_rows, model_inputs, verdicts
+from ml_factory.targets.weights import WeightSpec, effective_rows
+from ml_factory.units.dataset import Dataset, baselines, limit_rows, model_inputs, verdicts, weights_of
 
 # scheme -> what its folds are called
 SCHEMES = {
@@ -154,9 +154,10 @@ class FoldOutcome:
 
 
 def out_of_fold_predictions(
-    manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict
-) -> FoldOutcome:
-    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's.
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
+    weights: WeightSpec | None = None,
+) -> FoldOutcome:  # fmt: skip
+    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
 
     Raises FactoryError when no fold had rows of two classes to learn from.
     """
@@ -176,6 +177,7 @@ def out_of_fold_predictions(
         plan.labels,
         plan.folds,
         usable=plan.usable,
+        weigh=lambda fit: weights_of(data, plan.rows[fit], weights),
         fit_options=lambda fold: {"checkpoints": manager.phase(f"folds_{model}_{fold}")},
         checkpoints=phase,
         on_fold=lambda fold, result: inexact.update(dict.fromkeys(result.inexact)),

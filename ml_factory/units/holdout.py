@@ -15,6 +15,7 @@ from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
 
 Callback = Callable[[int, dict], None]
@@ -25,10 +26,12 @@ def fit_holdout(
 ) -> Artifact:
     """Train on the training rows, stop early and calibrate on validation rows, and register the bundle."""
     started = time.perf_counter()
-    model = build_model(spec.model, seed=spec.seed, **dict(spec.settings))
+    settings = dict(spec.settings)
+    weights = WeightSpec(**settings.pop("weights", {}))
+    model = build_model(spec.model, seed=spec.seed, **settings)
     train, validation, limited = _teachers(data, model, spec.quick)
     take = model_inputs(data, data.scaler, model.lookback)
-    (train, w_train), (validation, w_validation) = weighted(data, train), weighted(data, validation)
+    (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
     held_out = (take(validation), data.y[validation], w_validation)
     run.begin(spec)
     with (

@@ -8,6 +8,7 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
+from ml_factory.targets.bootstrap import bootstrap_rows
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.weights import (
     WeightSpec,
@@ -166,7 +167,28 @@ def test_effective_rows_of_cases_one_can_see():
     assert effective_rows(apart.iloc[:0]) == 0 == effective_rows(lives((0, 1), barrier="ambiguous"))
 
 
-@pytest.mark.parametrize("bad", [{"decay": -1.0}, {"decay": 1.5}, {"decay": "0"}, {"decay": True}, {"returns": 1}])
+def test_a_bootstrap_counts_rows_as_often_as_they_are_drawn():
+    rows = pd.concat([lives((0, 9), (1, 8), (12, 14)), lives((2, 5), barrier="ambiguous")], ignore_index=True)
+    weights = training_weights(rows, WeightSpec(uniqueness=False, bootstrap=3))
+    counts = np.bincount(bootstrap_rows(rows, seed=3), minlength=4)
+    np.testing.assert_allclose(weights, counts * 4 / 3, rtol=1e-15)
+    assert weights[3] == 0 and counts.sum() == 3
+    several = {tuple(training_weights(rows, WeightSpec(bootstrap=seed))) for seed in range(8)}
+    assert len(several) > 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"bootstrap": -1},
+        {"bootstrap": True},
+        {"decay": -1.0},
+        {"decay": 1.5},
+        {"decay": "0"},
+        {"decay": True},
+        {"returns": 1},
+    ],
+)
 def test_weights_that_cannot_be_say_so(bad):
     with pytest.raises(SettingsError, match=next(iter(bad))):
         WeightSpec(**bad)

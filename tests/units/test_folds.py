@@ -12,9 +12,9 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.runs.workspace import Workspace
-from ml_factory.targets.weights import effective_rows
+from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.units import folds
-from ml_factory.units.dataset import Dataset
+from ml_factory.units.dataset import Dataset, weights_of
 from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
 from ml_factory.units.preparation import load_dataset
 
@@ -145,6 +145,41 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     assert result.plot().axes
 
 
+def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
+    data = prepared[1]
+    rows = np.array([40, 900, 1500])
+    spec = WeightSpec(uniqueness=False, returns=True)
+    close = data.features.index.to_series().map(dict(zip(data.features.index, data.close, strict=True)))
+    moved = []
+    for row in rows:
+        here = data.features.index.get_loc(data.labels.index[row])
+        life = data.labels["exit_bar"].iloc[row] - data.labels["entry_bar"].iloc[row]
+        moved.append(abs(np.log(close.iloc[here + life] / close.iloc[here])))
+    assert (data.labels["barrier"].iloc[rows] != "ambiguous").all()
+    np.testing.assert_allclose(weights_of(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
+
+
+@pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(returns=True), WeightSpec(False, bootstrap=1)])
+def test_weights_are_a_setting_of_the_run_and_of_each_fold(prepared, monkeypatch, spec):
+    workspace, _ = prepared
+    seen = []
+    monkeypatch.setattr(folds, "weights_of", lambda *said: seen.append(weights_of(*said)) or seen[-1])
+    ask = {"folds": 3, "model_settings": SMALL}
+    plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
+    seen.clear()
+    other = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", weights=spec, **ask)
+    assert other.run_id != plain.run_id and len(seen) == 3
+    losses = [one.folds.loc[one.folds["name"] == "lightgbm", "log_loss"].to_numpy() for one in (plain, other)]
+    assert (losses[0] != losses[1]).all()
+    if spec.decay < 0:
+        assert all((w[: len(w) // 4] == 0).all() and (w[-len(w) // 4 :] > 0).any() for w in seen)
+    trained = [
+        pipeline.train(workspace, "MES", HORIZON, "lightgbm", model_settings=SMALL, mirror="off", **more)
+        for more in ({}, {"weights": spec})
+    ]
+    assert trained[0].predictions_hash != trained[1].predictions_hash
+
+
 def of_one_class(data: Dataset, rows: np.ndarray) -> Dataset:
     """The same data, but these rows of the labels were all long."""
     labels = data.labels.copy()
@@ -173,7 +208,7 @@ def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
 
 def test_what_is_asked_of_the_run_is_no_setting_of_the_model(prepared):
     workspace, _ = prepared
-    for name in ("scheme", "test_blocks", "window"):
+    for name in ("scheme", "test_blocks", "window", "weights"):
         with pytest.raises(SettingsError, match=name):
             pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", model_settings={name: 2})
     with pytest.raises(SettingsError, match="combinatorial"):
