@@ -23,6 +23,7 @@ data.resample data.sampling data.stream
 features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
 features.wavelet features.fractional features.calendar features.multi_timeframe features.build
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
+targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.transforms datasets.selection datasets.preprocessing
@@ -51,6 +52,7 @@ HOMES = {
     "ipywidgets": {"notebook"},
     "IPython": {"notebook"},
     "papermill": {"suite"},
+    "optuna": {"targets.barrier_search"},
 }
 TORCH_STARTS_AT = "datasets.windows"
 TORCH_ON_DEMAND = {"runs.state"}  # gives tensors back as tensors, and loads torch only when a state holds one

@@ -150,8 +150,12 @@ def pip(monkeypatch, pretend):
 @pytest.mark.parametrize(
     ("tpu", "there", "added"),
     [
-        ("", COLAB_GPU, {"catboost", "exchange_calendars", "papermill"}),
-        ("v5e-1", COLAB_TPU, {"catboost", "exchange_calendars", "papermill", "xgboost", "lightgbm", "wandb"}),
+        ("", COLAB_GPU, {"catboost", "exchange_calendars", "optuna", "papermill"}),
+        (
+            "v5e-1",
+            COLAB_TPU,
+            {"catboost", "exchange_calendars", "optuna", "papermill", "xgboost", "lightgbm", "wandb"},
+        ),
     ],
     ids=["gpu", "tpu"],
 )

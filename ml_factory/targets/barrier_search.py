@@ -1,0 +1,251 @@
+"""Barriers chosen on training rows only: how near may they stand, and over how many bars is the volatility taken?
+
+Off unless called. What is looked for is not a model's score, which would have seen the answers, but how much the labels
+themselves can teach: the entropy of the three classes, times the rows that remain once overlap is shared out (average
+uniqueness), each counted by the part of its barrier's distance that a round trip does not cost. Near barriers give more
+rows that do not overlap and cost more; balance constraints keep the classes apart from one-sided or all neutral.
+
+Optuna's TPE proposes (Akiba and others 2019; constraints as in Watanabe and Hutter 2023). Each trial has a sampler of
+its own, seeded by (seed, trial number), over the trials before it: a search that was killed goes on from its record and
+ends the same.
+"""
+
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import Frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import SettingsError
+from ml_factory.runs.storage import fingerprint
+from ml_factory.seeding import derive_seed
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.outcomes import average_uniqueness
+from ml_factory.targets.search_spec import SearchedLabels, SearchSpec, SeenRows
+
+
+def search_barriers(
+    base: Frame,
+    fine: Frame | None,
+    market: MarketSpec,
+    train_rows: pd.DatetimeIndex,
+    spec: SearchSpec,
+    *,
+    judged: pd.DatetimeIndex | None = None,
+    record: dict | None = None,
+    save: Callable[[dict], None] | None = None,
+    session_close: np.ndarray | None = None,
+) -> SearchedLabels:
+    """The label spec whose labels teach the training rows most, among those that keep the balance asked for.
+
+    Parameters
+    ----------
+    train_rows : known_at of the training rows, which are rows of `base`.
+    judged : known_at of the rows that judge (validation, test). A trial uses only labels with label_end strictly before
+        the next of them, and none that ends after the last training row where no judging row follows. Bars after that
+        are cut away before the first trial.
+    record : what an earlier, unfinished call gave to `save`; the search goes on from there.
+    save : called after every trial with the whole record, which is JSON.
+
+    Raises SettingsError when no trial keeps the balance (the message has the nearest one), for a record of another
+    search, for rows that are none, and when Optuna is absent.
+    """
+    view = _View.of(base, fine, market, train_rows, judged, session_close)
+    key = fingerprint({"search": asdict(spec), "seen": asdict(view.seen), "market": market.to_dict()})
+    done = _record_of(key, record)
+    optuna = _optuna()
+    study = optuna.create_study(direction="maximize")
+    room = _room(optuna, spec)
+    for old in done:
+        study.add_trial(_told(optuna, room, old))
+    for number in range(len(done), spec.trials):
+        study.sampler = optuna.samplers.TPESampler(seed=derive_seed("barriers", spec.seed, number))
+        asked = study.ask(room) if number else None
+        params = spec.start if asked is None else asked.params
+        trial = {"number": number, "params": params, **view.judge(spec, spec.labels_of(params))}
+        if asked is None:
+            study.add_trial(_told(optuna, room, trial))
+        else:
+            for name, broken in trial["broken"].items():
+                asked.set_constraint(name, broken)
+            study.tell(asked, trial["value"])
+        done.append(trial)
+        if save is not None:
+            save({"key": key, "trials": list(done)})
+    best = _best(spec, done)
+    return SearchedLabels(spec.labels_of(best["params"]), spec, view.seen, best, len(done))
+
+
+def search_per_fold(
+    base: Frame,
+    fine: Frame | None,
+    market: MarketSpec,
+    rows: pd.DatetimeIndex,
+    folds: Sequence[tuple[np.ndarray, np.ndarray]],
+    spec: SearchSpec,
+    *,
+    records: dict[str, dict] | None = None,
+    save: Callable[[dict[str, dict]], None] | None = None,
+    session_close: np.ndarray | None = None,
+) -> list[SearchedLabels]:
+    """Nested cross-validation: one search a fold, on that fold's training rows, its test rows judging.
+
+    rows : known_at of the labelled rows that `folds` (training and test positions, as the splits give them) are of.
+    records, save : as in `search_barriers`, a record for each fold under its number as text.
+    Labels made anew with what a fold found have other ends: purge the fold again before training.
+    """
+    kept = dict(records or {})
+
+    def keep(number: int, record: dict) -> None:
+        kept[str(number)] = record
+        if save is not None:
+            save(kept)
+
+    return [
+        search_barriers(
+            base, fine, market, rows[train], spec, judged=rows[test], record=kept.get(str(number)),
+            save=lambda record, number=number: keep(number, record), session_close=session_close,
+        )
+        for number, (train, test) in enumerate(folds)
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _View:
+    """All that a search may see: bars up to its last moment, its rows, and when the label of each must have ended."""
+
+    base: Frame
+    fine: Frame | None
+    market: MarketSpec
+    rows: np.ndarray  # int64[R] ns, increasing
+    by: np.ndarray  # int64[R] ns, the latest label_end allowed
+    session_close: np.ndarray | None
+    seen: SeenRows
+
+    @classmethod
+    def of(cls, base, fine, market, train_rows, judged, session_close) -> "_View":
+        rows = np.unique(pd.DatetimeIndex(train_rows).as_unit("ns").asi8)
+        others = np.unique(pd.DatetimeIndex([] if judged is None else judged).as_unit("ns").asi8)
+        strange, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
+        if not len(rows) or len(strange) or len(shared):
+            raise SettingsError(
+                "Barriers cannot be searched on these rows",
+                where="train_rows",
+                got=f"{len(rows)} rows, {len(strange)} without a bar, {len(shared)} of them judge",
+                wanted="rows of the base frame, none of which judges",
+                next_step="give labels.index[train] and judged=labels.index[test]",
+            )
+        by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
+        until = int(by.max())
+        base, fine = _up_to(base, until), None if fine is None else _up_to(fine, until)
+        session_close = None if session_close is None else np.asarray(session_close)[: len(base)]
+        moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
+        seen = SeenRows(*moment, len(rows), _fingerprint_of(rows, by, base, fine))
+        return cls(base, fine, market, rows, by, session_close, seen)
+
+    def judge(self, spec: SearchSpec, labels: LabelSpec) -> dict:
+        """Value (bits a training row), what is broken (above 0) and the shares, of one trial's labels."""
+        table = triple_barrier(self.base, self.fine, labels, self.market, session_close=self.session_close)
+        known_at = table.index.as_unit("ns").asi8
+        at = np.minimum(np.searchsorted(self.rows, known_at), len(self.rows) - 1)
+        ends = pd.DatetimeIndex(table["label_end"]).as_unit("ns").asi8
+        allowed = (self.rows[at] == known_at) & (ends <= self.by[at])
+        table = table[allowed & (table["barrier"] != "ambiguous").to_numpy()]
+        if not len(table):
+            return {"value": 0.0, "broken": {"neutral": 1.0, "lean": 1.0}, "rows": 0}
+        sides = table["label"].to_numpy()
+        short, neutral, long = (float((sides == side).mean()) for side in (-1, 0, 1))
+        low, high = spec.neutral
+        broken = {"neutral": max(low - neutral, neutral - high), "lean": abs(long - short) - spec.lean}
+        value = self._bits(table, labels) / len(self.rows)
+        shares = {"rows": len(table), "short": short, "neutral": neutral, "long": long}
+        return {"value": value, "broken": broken, **shares}
+
+    def _bits(self, table: pd.DataFrame, labels: LabelSpec) -> float:
+        """Entropy of the classes in bits, times the rows that do not overlap, net of what a round trip costs."""
+        entry = table["entry_bar"].to_numpy()
+        unique = average_uniqueness(entry + 1, table["exit_bar"].to_numpy(), len(self.base))
+        cost = np.log1p(labels.cost_ticks * (self.market.tick or 0.0) / self.base.close[entry])
+        distance = 0.5 * (table["up"].to_numpy() + table["down"].to_numpy())
+        shares = np.bincount(table["label"].to_numpy() + 1, unique, minlength=3) / unique.sum()
+        entropy = -sum(p * math.log2(p) for p in shares.tolist() if p > 0)
+        return float(entropy * (unique * np.maximum(1 - cost / distance, 0)).sum())
+
+
+def _up_to(frame: Frame, until: int) -> Frame:
+    """The bars known by `until`."""
+    count = int(np.searchsorted(frame.known_at, until, side="right"))
+    arrays = {f.name: getattr(frame, f.name) for f in fields(frame)}
+    return replace(frame, **{name: a[:count] for name, a in arrays.items() if isinstance(a, np.ndarray)})
+
+
+def _fingerprint_of(rows: np.ndarray, by: np.ndarray, base: Frame, fine: Frame | None) -> str:
+    digest = hashlib.sha256()
+    for frame in (base, fine):
+        for name in ("known_at", "open", "high", "low", "close", "segment") if frame is not None else ():
+            digest.update(np.ascontiguousarray(getattr(frame, name)).tobytes())
+    for moments in (rows, by):
+        digest.update(moments.tobytes())
+    return digest.hexdigest()
+
+
+def _room(optuna, spec: SearchSpec) -> dict:
+    """What Optuna may propose; k on a log scale."""
+    sides = ("k",) if spec.symmetric else ("k_up", "k_down")
+    ks = {name: optuna.distributions.FloatDistribution(*spec.k, log=True) for name in sides}
+    return ks | {"sigma_span": optuna.distributions.CategoricalDistribution(spec.sigma_spans)}
+
+
+def _told(optuna, room: dict, trial: dict):
+    """A trial of our record as Optuna knows it."""
+    return optuna.trial.create_trial(
+        params=trial["params"], distributions=room, value=trial["value"], constraints=trial["broken"]
+    )
+
+
+def _record_of(key: str, record: dict | None) -> list[dict]:
+    if record is None:
+        return []
+    if record.get("key") != key:
+        raise SettingsError(
+            "The record belongs to another search",
+            where="record",
+            got=str(record.get("key"))[:10],
+            wanted=f"{key[:10]}, that of these settings, bars and rows",
+            next_step="leave record out to begin anew",
+        )
+    return list(record["trials"])
+
+
+def _best(spec: SearchSpec, trials: list[dict]) -> dict:
+    """The best trial that breaks nothing, the first of equals."""
+    kept = [trial for trial in trials if max(trial["broken"].values()) <= 0]
+    if kept:
+        return max(kept, key=lambda trial: trial["value"])
+    near = min(trials, key=lambda trial: sum(max(broken, 0) for broken in trial["broken"].values()))
+    shares = ", ".join(f"{name} {near.get(name, 0):.1%}" for name in ("short", "neutral", "long"))
+    raise SettingsError(
+        f"None of {len(trials)} trials keeps the balance asked for",
+        where=f"barriers for {spec.labels.horizon} bars",
+        got=f"{shares} at the nearest, with {near['params']}",
+        wanted=f"neutral {spec.neutral[0]:.0%} to {spec.neutral[1]:.0%}, |long - short| at most {spec.lean:.0%}",
+        next_step="widen neutral, lean or k, or use more trials; without a search the given barriers stand",
+    )
+
+
+def _optuna():
+    """Optuna, loaded when a search is asked for; its chatter off."""
+    try:
+        optuna = importlib.import_module("optuna")
+    except ImportError:
+        step = "pip install 'optuna>=5,<6', or leave the barriers as they are given"
+        raise SettingsError(
+            "A search for barriers needs Optuna", where="optuna", got="absent", next_step=step
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
