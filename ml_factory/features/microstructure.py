@@ -1,72 +1,198 @@
 """Microstructure proxies: what bars let one guess about spreads, pressure and impact.
 
-Sources: Roll (1984); Corwin and Schultz (2012); Amihud (2002); Kyle (1985); Easley, Lopez de Prado and O'Hara (2012)
-for bulk volume classification and VPIN; Livshin for the balance of power. No tick size is used, so a back-adjusted
-price series that left its tick gives the same columns.
+Sources: Roll (1984); Corwin and Schultz (2012); Abdi and Ranaldo (2017); Lesmond, Ogden and Trzcinka (1999) for zero
+returns; Amihud (2002); Kyle (1985); Hasbrouck (2009) by way of Lopez de Prado (2018), 19.4; Pastor and Stambaugh
+(2003); Easley, Lopez de Prado and O'Hara (2012) for bulk volume classification and VPIN; Livshin for the balance of
+power. No tick size is used, so a back-adjusted price series that left its tick gives the same columns.
 """
 
 import math
 
 import numpy as np
+from numba import njit
 
-from ml_factory.data.resample import Frame
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.features import rolling
-from ml_factory.features.rolling import lag, log, ratio, rolling_mean, rolling_sum
+from ml_factory.features.engine import Family, columns
 from ml_factory.features.volume import balance
+from ml_factory.features.windows import (
+    HISTORY,
+    deviation,
+    lag,
+    ratio,
+    window_correlation,
+    window_covariance,
+    window_sum,
+)
+
+COARSE = ("bar_body", "bar_place")
+BASE = (
+    "bar_wicks", "body_mean_12", "open_gap", "autocorrelation_48", "roll_spread_96", "corwin_schultz_24",
+    "abdi_ranaldo_24", "zero_share_48", "sign_persistence_48", "place_mean_12", "body_share_24", "gap_share_24",
+    "outside_share_24",
+)  # fmt: skip
+WITH_VOLUME = (
+    "amihud_ratio_12_96", "kyle_48", "vpin_48", "bulk_imbalance_48", "hasbrouck_48", "pastor_stambaugh_48",
+)  # fmt: skip
 
 
-def microstructure(bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Columns of the family, float64 of the frame's length; the shorter list where `coarse`."""
-    open_, high, low, close = bars.open, bars.high, bars.low, bars.close
-    span = high - low
-    columns = {
-        "bar_body": ratio(close - open_, span),
-        "bar_place": ratio((close - low) - (high - close), span),
-    }
+def _names(market, coarse):
     if coarse:
-        return columns
-    returns = rolling.log_returns(close)
-    upper, lower = high - np.maximum(open_, close), np.minimum(open_, close) - low
-    columns |= {
-        "bar_wicks": ratio(upper - lower, span),
-        "body_mean_12": ratio(rolling_sum(close - open_, 12), rolling_sum(span, 12)),
-        "open_gap": (open_ - lag(close, 1)) / lag(rolling.average_true_range(high, low, close), 1),
-        "autocorrelation_48": rolling.rolling_correlation(returns, lag(returns, 1), 48),
-        "roll_spread_96": roll_spread(close, 96),
-        "corwin_schultz_24": corwin_schultz(high, low, 24),
-    }
-    if market.has_volume:
-        impact = ratio(np.abs(returns), close * bars.volume)
-        columns |= {
-            "amihud_ratio_12_96": balance(rolling_mean(impact, 12), rolling_mean(impact, 96)),
-            "kyle_48": rolling.rolling_correlation(returns, np.sign(close - open_) * bars.volume, 48),
-            "vpin_48": vpin(close, bars.volume, 48),
-        }
-    return columns
+        return COARSE
+    return COARSE + BASE + WITH_VOLUME if market.has_volume else COARSE + BASE
 
 
-def roll_spread(close: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def _kernel(b, state, out, coarse):
+    body, span, place = b.close - b.open, b.high - b.low, (b.close - b.low) - (b.high - b.close)
+    share_of_bar(body, span, out[0])
+    share_of_bar(place, span, out[1])
+    if coarse:
+        return
+    before = lag(b.ret)
+    share_of_bar(b.high - np.maximum(b.open, b.close) - (np.minimum(b.open, b.close) - b.low), span, out[2])
+    spans = window_sum(span, 12, b.t0, HISTORY)
+    share_of(body, spans, 12, b.t0, out[3])
+    gap = b.open - lag(b.close)
+    share_of_bar(gap, lag(b.atr), out[4])
+    out[5] = window_correlation(b.ret, before, 48, b.t0, HISTORY)[HISTORY:]
+    roll_spread(b.ret, before, 96, b.t0, out[6])
+    corwin_schultz(b, 24, out[7])
+    abdi_ranaldo(b, 24, out[8])
+    signs(b.ret, 48, b.t0, out[9], out[10])
+    share_of(place, spans, 12, b.t0, out[11])
+    share_of(np.abs(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
+    share_of(np.abs(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
+    outside_share(b.high, b.low, 24, b.t0, out[14])
+    if len(out) > 15:
+        _volume_kernel(b, np.sign(body), before, out[15:])
+
+
+@njit(cache=True, nogil=True)
+def _volume_kernel(b, side, before, out):
+    amihud_ratio(b, 12, 96, out[0])
+    out[1] = window_correlation(b.ret, side * b.volume, 48, b.t0, HISTORY)[HISTORY:]
+    bulk_sides(b, 48, out[2], out[3])
+    out[4] = window_correlation(b.ret, side * np.sqrt(b.close * b.volume), 48, b.t0, HISTORY)[HISTORY:]
+    out[5] = window_correlation(b.ret, lag(b.volume) * np.sign(before), 48, b.t0, HISTORY)[HISTORY:]
+
+
+FAMILY = Family(names=_names, kernel=_kernel)
+
+
+@njit(cache=True, nogil=True)
+def share_of_bar(x, of, out):
+    """x over `of`, row by row; 0 where that is 0."""
+    x, of = x[HISTORY:], of[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(x[i], of[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def share_of(x, total, n, t0, out):
+    """Sum of the last n values of x over a total of as many bars; 0 where that is 0."""
+    share_of_bar(window_sum(x, n, t0, HISTORY), total, out)
+
+
+@njit(cache=True, nogil=True)
+def roll_spread(ret, before, n, t0, out):
     """Roll (1984): 2 sqrt(-cov of successive log returns), 0 where the covariance is positive; share of price."""
-    returns = rolling.log_returns(close)
-    return 2.0 * np.sqrt(np.maximum(-rolling.rolling_covariance(returns, lag(returns, 1), n), 0.0))
+    together = window_covariance(ret, before, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 2.0 * math.sqrt(0.0 if together[i] > 0.0 else -together[i])
 
 
-def corwin_schultz(high: np.ndarray, low: np.ndarray, n: int) -> np.ndarray:
+@njit(cache=True, nogil=True)
+def corwin_schultz(b, n, out):
     """Corwin and Schultz (2012), eq. 14 and 18, over two bars, negatives set to 0, mean of n; share of price."""
-    one = log(high / low) ** 2
-    beta = one + lag(one, 1)
-    gamma = log(np.maximum(high, lag(high, 1)) / np.minimum(low, lag(low, 1))) ** 2
+    spread = np.full(len(b.close), np.nan)
     root = 3.0 - 2.0 * math.sqrt(2.0)
-    alpha = (np.sqrt(2.0 * beta) - np.sqrt(beta)) / root - np.sqrt(gamma / root)
-    spread = 2.0 * rolling.tanh(0.5 * alpha)  # = 2 (e^a - 1) / (1 + e^a)
-    return rolling_mean(np.maximum(spread, 0.0), n)
+    high, low, rows = b.log_high[1:], b.log_low[1:], spread[1:]
+    before_high, before_low = b.log_high[:-1], b.log_low[:-1]
+    for i in range(len(rows)):
+        now, before = high[i] - low[i], before_high[i] - before_low[i]
+        beta = now * now + before * before
+        both = max(high[i], before_high[i]) - min(low[i], before_low[i])  # sqrt(gamma)
+        rows[i] = (math.sqrt(2.0) - 1.0) / root * math.sqrt(beta) - both / math.sqrt(root) + 0.0 * before
+    for i in range(len(rows)):
+        if rows[i] <= 0.0:
+            rows[i] = 0.0
+        else:
+            rows[i] = 2.0 * math.tanh(0.5 * rows[i])  # = 2 (e^a - 1) / (1 + e^a)
+    mean_of(spread, n, b.t0, out)
 
 
-def vpin(close: np.ndarray, traded: np.ndarray, n: int) -> np.ndarray:
-    """Share of volume that bulk classification puts on one side, 0 to 1; 0 where nothing traded.
+@njit(cache=True, nogil=True)
+def abdi_ranaldo(b, n, out):
+    """Abdi and Ranaldo (2017), the two-day corrected estimator over two bars, mean of n; share of price.
+
+    The close is measured from the middle of its own range and of the next bar's: 2 sqrt((c - m)(c - m next)), in logs.
+    """
+    spread = np.full(len(b.close), np.nan)
+    high, low, rows = b.log_high[1:], b.log_low[1:], spread[1:]
+    before_high, before_low, close = b.log_high[:-1], b.log_low[:-1], b.log_close[:-1]
+    for i in range(len(rows)):
+        product = (close[i] - 0.5 * (before_high[i] + before_low[i])) * (close[i] - 0.5 * (high[i] + low[i]))
+        rows[i] = 2.0 * math.sqrt(0.0 if product < 0.0 else product)
+    mean_of(spread, n, b.t0, out)
+
+
+@njit(cache=True, nogil=True)
+def mean_of(x, n, t0, out):
+    """Mean of the last n values."""
+    x = window_sum(x, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = x[i] / n
+
+
+@njit(cache=True, nogil=True)
+def signs(ret, n, t0, out_zero, out_persistence):
+    """(share of n bars whose close did not move, Lesmond, Ogden and Trzcinka's measure; mean product of successive
+    signs: -1 where every move turns back, as between bid and ask, 1 in one long run)."""
+    side, still = np.sign(ret), np.empty(len(ret))
+    for i in range(len(ret)):
+        still[i] = 1.0 - side[i] * side[i]
+    mean_of(still, n, t0, out_zero)
+    mean_of(side * lag(side), n, t0, out_persistence)
+
+
+@njit(cache=True, nogil=True)
+def outside_share(high, low, n, t0, out):
+    """Share of n bars that reached past both ends of the bar before, less the share that stayed inside both."""
+    side = np.full(len(high), np.nan)
+    before_high, before_low, high, low, rows = high[:-1], low[:-1], high[1:], low[1:], side[1:]
+    for i in range(len(rows)):
+        outside = (high[i] > before_high[i]) & (low[i] < before_low[i])
+        inside = (high[i] < before_high[i]) & (low[i] > before_low[i])
+        rows[i] = np.float64(outside) - np.float64(inside) + 0.0 * before_high[i]
+    mean_of(side, n, t0, out)
+
+
+@njit(cache=True, nogil=True)
+def amihud_ratio(b, short, long, out):
+    """Balance of Amihud's illiquidity, mean |return| over money traded, of the last bars and of many."""
+    impact = np.empty(len(b.close))
+    for i in range(len(impact)):
+        impact[i] = ratio(abs(b.ret[i]), b.close[i] * b.volume[i], 0.0)
+    many = window_sum(impact, long, b.t0, HISTORY)[HISTORY:]
+    impact = window_sum(impact, short, b.t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = balance(impact[i] / short, many[i] / long)
+
+
+@njit(cache=True, nogil=True)
+def bulk_sides(b, n, out_vpin, out_imbalance):
+    """(VPIN: share of volume on one side of its bar, 0 to 1; the same with its sign, -1 to 1); 0 where nothing traded.
 
     A bar's volume splits by the normal distribution of its return in deviations of the last n (Easley et al., 2012).
     """
-    one_sided = np.abs(rolling.erf(rolling.log_returns(close) / (rolling.deviation(close, n) * math.sqrt(2.0))))
-    return ratio(rolling_sum(one_sided * traded, n), rolling_sum(np.where(np.isnan(one_sided), np.nan, traded), n))
+    first = HISTORY - 2 * n
+    spread = deviation(b.ret, n, b.t0, first)
+    signed = np.full(len(spread), np.nan)
+    for i in range(first, len(spread)):
+        signed[i] = math.erf(b.ret[i] / (spread[i] * math.sqrt(2.0))) * b.volume[i]
+    traded = window_sum(b.volume, n, b.t0, HISTORY)
+    share_of(np.abs(signed), traded, n, b.t0, out_vpin)
+    share_of(signed, traded, n, b.t0, out_imbalance)
+
+
+def microstructure(bars, market, coarse):
+    return columns(FAMILY, bars, market, coarse)

@@ -18,6 +18,7 @@ from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
     deviation,
+    lag,
     ratio,
     recursive_means,
     window_correlation,
@@ -85,15 +86,6 @@ def _kernel(b, state, out, coarse):
 
 
 FAMILY = Family(names=_names, kernel=_kernel, recursions=1)
-
-
-@njit(cache=True, nogil=True)
-def lag(x):
-    """x one row earlier; NaN in the first row."""
-    out = np.empty(len(x))
-    out[0] = np.nan
-    out[1:] = x[:-1]
-    return out
 
 
 @njit(cache=True, nogil=True)
@@ -203,7 +195,7 @@ def jump_share(size, realised, n, t0, out):
 
 @njit(cache=True, nogil=True)
 def median_jump_share(size, realised, n, t0, out):
-    """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012), eq. 2: it bears two jumps in a row."""
+    """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012): it bears two jumps in a row."""
     middle = np.full(len(size), np.nan)
     oldest, older, rows = size[:-2], size[1:-1], middle[2:]
     newest = size[2:]

@@ -10,14 +10,15 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family, columns
+from ml_factory.features.volatility import dispersion
 from ml_factory.features.windows import (
     HISTORY,
+    lag,
     ratio,
     recursive_means,
-    window_covariance,
+    window_correlation,
     window_max,
     window_min,
-    window_std,
     window_sum,
 )
 
@@ -55,7 +56,10 @@ def _kernel(b, state, out, coarse):
         return
     usual = window_sum(b.volume, 96, b.t0, HISTORY)
     volume_trend(window_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
-    correlations(b, 48, out[6], out[9], out[10], out[14])
+    dispersion(b.volume, 48, b.t0, out[6])
+    out[9] = window_correlation(b.ret, b.volume, 48, b.t0, HISTORY)[HISTORY:]
+    out[10] = window_correlation(np.abs(b.ret), b.volume, 48, b.t0, HISTORY)[HISTORY:]
+    out[14] = window_correlation(lag(b.volume), b.volume, 48, b.t0, HISTORY)[HISTORY:]
     session(b, flow, usual, 96, state[_SESSION], out[8], out[13])
     vwap_gap(b, typical, flow, 96, out[11])
     vwap_tilt(b, typical, flow, 48, out[12])
@@ -192,29 +196,6 @@ def session(b, flow, usual, n, state, out_gap, out_pace):
         out_gap[i - HISTORY] = (b.close[i] - mean) / b.atr[i]
         out_pace[i - HISTORY] = balance(traded / bars, usual[i] / n)
     state[0], state[1], state[2] = spent, traded, bars
-
-
-@njit(cache=True, nogil=True)
-def correlations(b, n, out_dispersion, out_return, out_size, out_before):
-    """Volume's deviation over its mean, and its correlations with the return, the return's size and the bar before."""
-    size, before = np.abs(b.ret), np.empty(len(b.volume))
-    before[0], before[1:] = np.nan, b.volume[:-1]
-    spread = window_std(b.volume, n, b.t0, HISTORY)
-    total, rows = window_sum(b.volume, n, b.t0, HISTORY)[HISTORY:], spread[HISTORY:]
-    for i in range(len(total)):
-        out_dispersion[i] = ratio(n * rows[i], total[i], 0.0)
-    _correlation(b.ret, b.volume, spread, n, b.t0, out_return)
-    _correlation(size, b.volume, spread, n, b.t0, out_size)
-    _correlation(before, b.volume, spread, n, b.t0, out_before)
-
-
-@njit(cache=True, nogil=True)
-def _correlation(x, y, spread, n, t0, out):
-    """Pearson correlation of n pairs as `window_correlation` gives it; `spread` is the deviation of y."""
-    both, alone, spread = window_covariance(x, y, n, t0, HISTORY), window_std(x, n, t0, HISTORY), spread[HISTORY:]
-    both, alone = both[HISTORY:], alone[HISTORY:]
-    for i in range(len(out)):
-        out[i] = min(max(ratio(both[i], alone[i] * spread[i], 0.0), -1.0), 1.0)
 
 
 @njit(cache=True, nogil=True)

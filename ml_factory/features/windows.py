@@ -57,6 +57,15 @@ def ratio(a, b, empty):
 
 
 @njit(cache=True, nogil=True)
+def lag(x):
+    """x one row earlier; NaN in the first row."""
+    out = np.empty(len(x))
+    out[0] = np.nan
+    out[1:] = x[:-1]
+    return out
+
+
+@njit(cache=True, nogil=True)
 def window_sum(x, n, t0, first):
     """Sum of the last n values; n zeros sum to exactly 0."""
     size = len(x)
@@ -176,11 +185,35 @@ def deviation(ret, n, t0, first):
 
 @njit(cache=True, nogil=True)
 def window_correlation(x, y, n, t0, first):
-    """Pearson correlation of the last n pairs, within [-1, 1]; 0 where either side is constant."""
-    out = window_covariance(x, y, n, t0, first)
-    spread_x, spread_y = window_std(x, n, t0, first), window_std(y, n, t0, first)
-    for i in range(first, len(out)):
-        out[i] = min(max(ratio(out[i], spread_x[i] * spread_y[i], 0.0), -1.0), 1.0)
+    """Pearson correlation of the last n pairs, within [-1, 1]; 0 where either side is constant.
+
+    Sums are measured as in `window_covariance`.
+    """
+    size = len(x)
+    out, spread = np.empty(size), np.empty(n)
+    tail_x, tail_y, tail_xy, tail_xx, tail_yy = (
+        np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
+    )  # fmt: skip
+    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+        older_x, older_y = x[start - n : start], y[start - n : start]
+        newer_x, newer_y, row = x[start : start + n], y[start : start + n], out[start : start + n]
+        x0, y0 = x[start], y[start]
+        sx, sy, sxy, sxx, syy = 0.0, 0.0, 0.0, 0.0, 0.0
+        for k in range(n - 1, 0, -1):
+            dx, dy = older_x[k] - x0, older_y[k] - y0
+            sx, sy, sxy, sxx, syy = sx + dx, sy + dy, sxy + dx * dy, sxx + dx * dx, syy + dy * dy
+            tail_x[k], tail_y[k], tail_xy[k], tail_xx[k], tail_yy[k] = sx, sy, sxy, sxx, syy
+        sx, sy, sxy, sxx, syy = 0.0, 0.0, 0.0, 0.0, 0.0
+        for k in range(len(row)):
+            dx, dy = newer_x[k] - x0, newer_y[k] - y0
+            sx, sy, sxy, sxx, syy = sx + dx, sy + dy, sxy + dx * dy, sxx + dx * dx, syy + dy * dy
+            all_x, all_y = sx + tail_x[k + 1], sy + tail_y[k + 1]
+            row[k] = (sxy + tail_xy[k + 1]) - all_x * all_y / n
+            spread_x = (sxx + tail_xx[k + 1]) - all_x * all_x / n
+            spread_y = (syy + tail_yy[k + 1]) - all_y * all_y / n
+            spread[k] = (0.0 if spread_x < 0.0 else spread_x) * (0.0 if spread_y < 0.0 else spread_y)
+        for k in range(len(row)):
+            row[k] = min(max(ratio(row[k], math.sqrt(spread[k]), 0.0), -1.0), 1.0)
     return out
 
 

@@ -48,6 +48,10 @@ WINDOWS = {
         lambda x, y, n, t0: windows.window_covariance(x, y, n, t0, HISTORY),
         lambda w, v: np.mean(w * v) - w.mean() * v.mean(),
     ),
+    "correlation": (
+        lambda x, y, n, t0: windows.window_correlation(x, y, n, t0, HISTORY),
+        lambda w, v: np.corrcoef(w, v)[0, 1] if np.ptp(w) and np.ptp(v) else 0.0,
+    ),
     "max": (lambda x, y, n, t0: windows.window_max(x, n, t0, HISTORY), lambda w, _: np.max(w)),
     "min": (lambda x, y, n, t0: windows.window_min(x, n, t0, HISTORY), lambda w, _: np.min(w)),
     "argmax": (
