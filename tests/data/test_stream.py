@@ -122,6 +122,7 @@ def test_a_bar_too_late_or_twice_is_refused_and_nothing_changes(gappy_minutes):
         stream.push(bars.iloc[99:120])
     assert stream.get_state() == before
     parts.append(stream.advance(bars.index[102].value))
+    stream = restored(stream)
     with pytest.raises(BarsError, match="too late"):
         stream.push(bars.iloc[101:120])
     parts.append(stream.push(bars.iloc[102:]))
