@@ -7,7 +7,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from ml_factory.datasets.quantiles import quantiles
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
 BLOCK_ROWS = 65_536
@@ -172,22 +172,6 @@ class QuantileScaler:
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
-
-
-def scaler_class(kind: object) -> type:
-    """The scaler of this name. Raises SettingsError with the nearest name."""
-    if kind not in SCALERS:
-        step = did_you_mean(str(kind), SCALERS)
-        raise SettingsError("There is no such scaler", where="scaler", got=repr(kind), next_step=step)
-    return SCALERS[kind]
-
-
-def scaler_from_dict(stored: dict) -> Scaler:
-    """The scaler whose `to_dict` this is. Raises FactoryError."""
-    kind = stored.get("kind") if isinstance(stored, dict) else None
-    if kind not in SCALERS:
-        raise unreadable(stored, f"kind: one of {', '.join(SCALERS)}")
-    return SCALERS[kind].from_dict(stored)
 
 
 def unreadable(stored: object, wanted: str) -> FactoryError:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ml_factory.datasets import mapped, parts
-from ml_factory.datasets.scaling import Scaler, scaler_from_dict
+from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.runs import storage
@@ -145,7 +145,7 @@ class Store:
         runs = {name: parts.to_runs(rows) for name, rows in splits.items()}
         self._write(f"splits_h{horizon}.json", lambda aside: parts.write_plain(runs, aside))
 
-    def write_scaler(self, horizon: int, scaler: Scaler) -> None:
+    def write_scaler(self, horizon: int, scaler: Fitted) -> None:
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
 
@@ -282,9 +282,9 @@ class Store:
         stored = storage.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
         return {name: parts.from_runs(runs) for name, runs in stored.items()}
 
-    def load_scaler(self, horizon: int) -> Scaler:
-        """The scaler fitted on this horizon's training rows."""
-        return scaler_from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+    def load_scaler(self, horizon: int) -> Fitted:
+        """The scaler, or all steps up to it, fitted on this horizon's training rows."""
+        return from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
 
     def verify(self) -> list[str]:
         """What is wrong, in words; empty when each file has its size and hash.

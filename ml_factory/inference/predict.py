@@ -5,8 +5,8 @@ import importlib
 import numpy as np
 import pandas as pd
 
+from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
-from ml_factory.datasets.scaling import scaler_from_dict
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -20,6 +20,7 @@ def predict_features(
     *,
     segment: np.ndarray | None = None,
     rows: np.ndarray | None = None,
+    close: np.ndarray | None = None,
     batch: int = 65_536,
 ) -> pd.DataFrame:
     """Calibrated probabilities for feature rows.
@@ -30,6 +31,7 @@ def predict_features(
     segment : int (N,), changes at each session edge and hole. Needed when the bundle has a look-back: a window
         never crosses one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
+    close : float64 (N,); needed when a step before the scaler follows the price.
     batch : rows handed to the model at a time; it bounds memory and changes no number.
 
     Returns
@@ -50,7 +52,7 @@ def predict_features(
                 next_step="pass the segments stored beside the features",
             )
         rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
-    scaled = scaler_from_dict(bundle.scaler).transform(features.to_numpy(dtype=np.float32))
+    scaled = transform(from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close)
     model, temperature = load_model(bundle.model_state), Temperature.from_dict(bundle.temperature)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):

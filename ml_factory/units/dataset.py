@@ -32,7 +32,8 @@ class Dataset:
 
     features : (N, F) float32, unscaled, index known_at.  segment, close : (N,).
     labels : L rows, index a subset of the features'.  splits : name -> positions into the labels' rows.
-    scaler : the steps up to the scaler, fitted on the split's training rows.  settings : those of the data and the market, as stored.
+    scaler : the steps up to the scaler, fitted on the split's training rows.
+    settings : those of the data and the market, as stored.
     """
 
     symbol: str

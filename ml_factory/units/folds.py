@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.experiment import RunSpec
@@ -17,7 +16,7 @@ from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_p
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, effective_rows
-from ml_factory.units.dataset import Dataset, baselines, limit_rows, model_inputs, verdicts, weights_of
+from ml_factory.units.dataset import Dataset, baselines, fit_on, limit_rows, model_inputs, verdicts, weights_of
 
 # scheme -> what its folds are called
 SCHEMES = {
@@ -167,8 +166,7 @@ def out_of_fold_predictions(
     before = phase.load()
 
     def inputs(fit: np.ndarray):
-        scaler = RobustScaler.fit(data.x_NF[data.row[plan.rows[fit]]])
-        take = model_inputs(data, scaler, lookback)
+        take = model_inputs(data, fit_on(data, plan.rows[fit]), lookback)
         return lambda positions: take(plan.rows[positions])
 
     forecasts = fold_forecasts(

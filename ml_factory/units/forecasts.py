@@ -84,7 +84,7 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
         frame = _pooled(state, {name: uncalibrated(workspace, data, base) for name, base in bases.items()})
     else:
         bundle = Bundle.from_state(artifact.load_state())
-        frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row)
+        frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
     positions = data.labels.index.get_indexer(frame.index)
     frame["split"], frame["label"] = data.split_of()[positions], data.y[positions]
     write_frame(path, frame)
@@ -203,11 +203,11 @@ def for_bars(
     if spec["sources"] != source_hash(DATA_ROOMS):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     if artifact.kind != STACK:
-        return predict_features(_bundle(artifact), features, segment=matrix.segment), close
+        return predict_features(_bundle(artifact), features, segment=matrix.segment, close=matrix.close), close
     said = {}
     for name, base in base_artifacts(workspace, artifact).items():
         plain = replace(_bundle(base), temperature=Temperature().to_dict())
-        said[name] = predict_features(plain, features, segment=matrix.segment)
+        said[name] = predict_features(plain, features, segment=matrix.segment, close=matrix.close)
     return _pooled(state, said), close
 
 

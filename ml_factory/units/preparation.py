@@ -17,8 +17,9 @@ from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.mapped import content_hash
-from ml_factory.datasets.scaling import scaler_class
+from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
@@ -219,12 +220,13 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         "bars": report.to_dict(),
     }
     if store.committed:
-        base, rows = base_frame(bars, market, settings.features.base_minutes), _Rows(store.facts["first"], store.values)
+        base = base_frame(bars, market, settings.features.base_minutes)
+        rows = _Rows(store.facts["first"], store.values, store.feature_names)
     else:
         matrix = build_features(bars, market, settings.features)
         store.write_features(matrix, _grown_from(store, bars, made))
         made |= {"first": matrix.first, "staleness": matrix.frame_staleness}
-        base, rows = matrix.base, _Rows(matrix.first, matrix.values)
+        base, rows = matrix.base, _Rows(matrix.first, matrix.values, matrix.names)
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
     facts = {str(h): _write_horizon(store, base, fine, rows, settings, market, h) for h in horizons}
     store.commit(made | {"horizons": facts})
@@ -258,6 +260,7 @@ class _Rows:
 
     first: int
     values: np.ndarray
+    names: list[str]
 
 
 def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
@@ -268,7 +271,9 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
-    store.write_scaler(horizon, scaler_class(settings.scaler).fit(rows.values, teachers))
+    close = base.close[rows.first : rows.first + len(rows.values)]
+    sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
+    store.write_scaler(horizon, fit_steps(settings.preprocess, sample))
     clear = labels["barrier"] != "ambiguous"
     sides = {"short": -1, "neutral": 0, "long": 1}
     balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}

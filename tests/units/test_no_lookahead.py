@@ -10,13 +10,14 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.experiment import open_run, run_spec
 from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import encode_state
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import folds, forecasts, holdout, stacked
-from ml_factory.units.dataset import Dataset, with_baselines
+from ml_factory.units.dataset import Dataset, fit_on, with_baselines
 from ml_factory.units.preparation import load_dataset
 
 HORIZON = 10
@@ -111,9 +112,9 @@ def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(pre
 
 
 def test_the_stored_scaler_is_fitted_on_training_rows(data):
-    wanted = folds.RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
+    wanted = RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
     assert data.scaler.to_dict() == wanted.to_dict()
-    assert data.scaler.to_dict() != folds.RobustScaler.fit(data.x_NF).to_dict()
+    assert data.scaler.to_dict() != RobustScaler.fit(data.x_NF).to_dict()
 
 
 def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
@@ -149,8 +150,8 @@ def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
 def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
     """Rows of the block moved far away: the scaler of that fold stays where it was."""
     seen = []
-    fit = folds.RobustScaler.fit
-    monkeypatch.setattr(folds.RobustScaler, "fit", lambda x_NF: seen.append(fit(x_NF).to_dict()) or fit(x_NF))
+    fit = RobustScaler.fit
+    monkeypatch.setattr(RobustScaler, "fit", lambda *words: seen.append(fit(*words).to_dict()) or fit(*words))
     plan, _ = out_of_fold(data, tmp_path / "clean")
     test = plan.rows[plan.folds[1][1]]
     features = data.features.copy()

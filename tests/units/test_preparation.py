@@ -13,10 +13,10 @@ from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import mapped
 from ml_factory.datasets.store import Store
-from ml_factory.errors import SettingsError
 from ml_factory.experiment import DataSpec
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import preparation
+from ml_factory.units.dataset import fit_on
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +138,18 @@ def test_the_data_set_maps_its_features(place):
     assert not data.x_NF.flags.writeable
 
 
-@pytest.mark.parametrize("kind", ["standard", "quantile"])
-def test_the_scaler_is_a_setting(kind, place):
+def test_the_steps_up_to_the_scaler_are_a_setting(place):
     raw(place, BARS[:8000])
-    pipeline.prepare(place, "MES", (5,), settings=DataSpec(scaler=kind))
-    assert pipeline.load_dataset(place, "MES", 5).scaler.kind == kind
-    with pytest.raises(SettingsError, match="no such scaler"):
-        DataSpec(scaler="rubust")
+    steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.8}, "standard")
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
+    data = pipeline.load_dataset(place, "MES", 5)
+    assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
+    assert fit_on(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
+    trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
+    said = pipeline.load_predictions(place, "MES", 5, "lightgbm")
+    new = pipeline.predict(place, "MES", 5, "lightgbm").frame
+    np.testing.assert_allclose(new.loc[said.index], said[new.columns], atol=1e-12)
+    assert trained.report_path.is_file()
 
 
 def test_two_processes_prepare_a_horizon_each_at_once(place):
