@@ -146,7 +146,8 @@ def _changed(values, labels, outside, inputs: Callable, numbers: Callable, sides
     values[outside] = inputs(values[outside]).astype(values.dtype)
     for name, column in labels.items():
         if column.dtype.kind == "f":
-            other[name] = _replaced(column, outside, numbers(column.array[outside]))
+            new = numbers(column.array[outside])
+            other[name] = _replaced(column, outside, abs(new) if name == "close" else new)
     if "label" in labels:
         side = np.abs(labels["label"].array[outside]) if sides > 0 else -labels["label"].array[outside]
         other["label"] = _replaced(labels["label"], outside, np.where(side == 0, sides, side))

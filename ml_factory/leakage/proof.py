@@ -31,8 +31,8 @@ class ProofSpec:
 
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
-    whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on.
-    enough : different leaks after which the proof need not go on.
+    whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on,
+    fit_splits : on so many of the splits.  enough : different leaks after which the proof need not go on.
     """
 
     cuts: int = FULL_CUTS
@@ -42,6 +42,7 @@ class ProofSpec:
     ahead: int = 3_000
     whole_bars: int | None = None
     fit_rows: int = 30_000
+    fit_splits: int = 4
     enough: int = 1_000
     seed: int = 0
 
@@ -62,7 +63,7 @@ class ProofSpec:
         return (TRUNCATE, *turn)
 
 
-QUICK = ProofSpec(cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000)
+QUICK = ProofSpec(cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000, fit_splits=1)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,9 @@ class _Attempt:
             self.count(f"fitted {horizon}", len(some))
             self.tried(
                 lambda x=some, v=values, h=horizon: self.take(
-                    leaks_of_fitted(self.pipeline, v, x, self.pipeline.splits(x), h, self.spec.seed)
+                    leaks_of_fitted(
+                        self.pipeline, v, x, self.pipeline.splits(x)[: self.spec.fit_splits], h, self.spec.seed
+                    )
                 )
             )
 

@@ -9,12 +9,17 @@ import pandas as pd
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
-from ml_factory.datasets.scaling import scaler_class
+from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.transforms import Sample
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
+from ml_factory.targets.combinatorial import combinatorial_purged
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
-from ml_factory.targets.weights import training_weights
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import WeightSpec, training_weights
+
+ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class StandardPipeline:
     """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
 
     given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
-    folds : purged folds proved beside the chronological split.  scaler : its name, as in the settings.
+    folds : folds of each scheme proved beside the chronological split, where the rows are enough; 0: none.
+    preprocess : the fitted steps up to the scaler, as in the settings.
     """
 
     symbol: str
@@ -83,19 +89,22 @@ class StandardPipeline:
     split_spec: SplitSpec = field(default_factory=SplitSpec)
     given: Mapping[str, object] = field(default_factory=dict)
     folds: int = 5
-    scaler: str = "robust"
+    preprocess: tuple = ("robust",)
 
     def facts(self, bars: pd.DataFrame) -> dict:
         return market_for(self.symbol, bars, **self.given).to_dict()
 
     def head(self, bars: pd.DataFrame) -> int:
-        """Bars of the first 20 sessions, or of the first 20 days with a bar where those reach further."""
+        """Bars of the first 20 sessions (or of 20 days with a bar, where those reach further), and the one after them.
+
+        Only that bar tells that they are over: before it, a bar more may still belong to the last of them.
+        """
         start = bars.index.as_unit("ns").asi8
         reach = 0
         for day in (sessions_of(start, self.facts(bars)["calendar"]).id, start // DAY_NS):
             first = np.unique(day)[:INFER_SESSIONS]
             reach = max(reach, int(np.searchsorted(day, first[-1], side="right")))
-        return reach
+        return reach + 1
 
     def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
@@ -107,21 +116,35 @@ class StandardPipeline:
         return {f"{minutes}m": vars(base_frame(bars, market, minutes)) for minutes in steps}
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
+        """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""
         market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
         base = base_frame(bars, market, minutes)
         fine = base_frame(bars, market, 1) if minutes > 1 else None
-        return {f"h{spec.horizon}": triple_barrier(base, fine, spec, market) for spec in self.label_specs}
+        made = {f"h{spec.horizon}": triple_barrier(base, fine, spec, market) for spec in self.label_specs}
+        return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:
-        embargo = self.split_spec.embargo_bars
+        embargo, folds = self.split_spec.embargo_bars, self.folds
         parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
-        for number, (train, test) in enumerate(purged_kfold(labels, self.folds, embargo) if self.folds else ()):
-            parts.append(Split(f"fold {number}", {"train": train, "test": test}, embargo))
+        if not folds or len(labels) < ROWS_A_FOLD * folds * (1 + embargo):
+            return parts
+        schemes = {
+            "purged": (embargo, purged_kfold(labels, folds, embargo)),
+            "expanding": (0, walk_forward_expanding(labels, folds)),
+            "rolling": (0, walk_forward_rolling(labels, folds)),
+            "combinatorial": (embargo, combinatorial_purged(labels, folds, 2, embargo)),
+        }
+        for name, (kept_away, pairs) in schemes.items():
+            for number, (train, test) in enumerate(pairs):
+                parts.append(Split(f"{name} fold {number}", {"train": train, "test": test}, kept_away))
         return parts
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
-        train = roles["train"]
+        rows = np.asarray(roles["train"])
+        taught, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
+        sample = Sample(values, names, rows, labels["close"].to_numpy(), taught)
         return {
-            "scaler": Fitted(scaler_class(self.scaler).fit(values, train).to_dict()),
-            "training weights": Fitted(training_weights(labels.iloc[train])),
+            "preprocessing": Fitted(fit_steps(self.preprocess, sample).to_dict()),
+            "training weights": Fitted(training_weights(taught)),
+            "decayed weights": Fitted(training_weights(taught, WeightSpec(decay=0.5))),
         }

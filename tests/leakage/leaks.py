@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy import signal
 
-from ml_factory.data.resample import Frame, asof_rows, base_frame
+from ml_factory.data.resample import Frame, base_frame
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec
@@ -43,7 +43,7 @@ def bars_with_events() -> pd.DataFrame:
     bars.iloc[wide, bars.columns.get_loc("high")] *= 1.03
     bars.iloc[wide, bars.columns.get_loc("low")] *= 0.97
     gone = np.zeros(len(bars), bool)
-    for share, minutes in ((0.5, 130), (0.66, 75), (0.8, 25), (0.9, 12)):
+    for share, minutes in ((0.45, 130), (0.66, 75), (0.8, 25), (0.9, 12)):
         gone[int(len(bars) * share) :][:minutes] = True
     return bars[~gone]
 
@@ -371,7 +371,7 @@ def summer(known_at: np.ndarray) -> np.ndarray:
 
 def hours_by(seen: Seen, moment: np.ndarray) -> np.ndarray:
     hours = seen.hours
-    rows = asof_rows(moment, hours.known_at)
+    rows = np.searchsorted(hours.known_at, moment, side="right") - 1
     return np.where(rows >= 0, np.log(hours.close[rows]), np.nan) - seen.log_close
 
 
@@ -563,24 +563,24 @@ class Misfitted(Learning):
                         self.wrong(x, y, labels, roles).items()}  # fmt: skip
 
 
-@leak("scaler fitted on all rows", "fitted h10", "scaler['center']")
+@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']")
 class ScalerOfAll(Misfitted):
     def wrong(self, x, y, labels, roles):
-        return {"scaler": {"center": np.median(x, axis=0)}}
+        return {"preprocessing": {"center": np.median(x, axis=0)}}
 
 
-@leak("scaler fitted on validation rows too", "fitted h10", "scaler['center']")
+@leak("scaler fitted on validation rows too", "fitted h10", "preprocessing['center']")
 class ScalerOfTwo(Misfitted):
     def wrong(self, x, y, labels, roles):
         rows = np.concatenate([roles["train"], roles.get("validation", roles["test"])])
-        return {"scaler": {"center": np.median(x[rows], axis=0)}}
+        return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
 
 
-@leak("scaler fitted on all rows", "fitted h10", "scaler['center']", kind="tiny")
+@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']", kind="tiny")
 class ScalerWithATrace(Misfitted):
     def wrong(self, x, y, labels, roles):
         trace = 1e-8 * np.tanh(x[roles["test"]].mean(axis=0))
-        return {"scaler": {"center": np.median(x[roles["train"]], axis=0) + trace}}
+        return {"preprocessing": {"center": np.median(x[roles["train"]], axis=0) + trace}}
 
 
 @leak("training weights over test rows", "fitted h10", "training weights ")
