@@ -53,6 +53,10 @@ class NotPreparedError(FactoryError):
     """Something an earlier step writes is not there yet."""
 
 
+class LookAheadError(FactoryError):
+    """Something that reads what was not known yet."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """'did you mean X?' for the closest option, else the list of options."""
     options = sorted(options)

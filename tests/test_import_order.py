@@ -20,8 +20,9 @@ data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.
 data.repeats data.ticks data.blemishes data.bars data.expiry data.contracts data.sources
 data.synthetic data.frames
 data.resample data.sampling data.stream
-features.rolling features.windows features.engine features.momentum features.volatility features.volume features.microstructure features.regime
-features.wavelet features.fractional features.calendar features.multi_timeframe features.build
+features.windows features.engine features.momentum features.volatility features.volume features.microstructure
+features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
+features.custom features.build features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights

@@ -1,34 +1,40 @@
 """Bars in, one matrix out: every family on the base frame and on coarse frames, joined on `known_at`."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, base_frame
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+from ml_factory.data.resample import Frame, asof_rows, frames_of
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
-from ml_factory.features.calendar import calendar
-from ml_factory.features.microstructure import microstructure
-from ml_factory.features.momentum import momentum
-from ml_factory.features.multi_timeframe import column_at, staleness
-from ml_factory.features.regime import regime
-from ml_factory.features.volatility import volatility
-from ml_factory.features.volume import volume
-from ml_factory.features.wavelet import wavelet
-
-Family = Callable[[Frame, MarketSpec, bool], dict[str, np.ndarray]]
+from ml_factory.features import (
+    calendar,
+    custom,
+    fractional,
+    microstructure,
+    momentum,
+    regime,
+    volatility,
+    volume,
+    wavelet,
+)
+from ml_factory.features.engine import Family, FrameFeatures, gather_rows
+from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
 
 FAMILIES: dict[str, Family] = {
-    "momentum": momentum,
-    "volatility": volatility,
-    "volume": volume,
-    "microstructure": microstructure,
-    "regime": regime,
-    "wavelet": wavelet,
-    "calendar": calendar,
+    "momentum": momentum.FAMILY,
+    "volatility": volatility.FAMILY,
+    "volume": volume.FAMILY,
+    "microstructure": microstructure.FAMILY,
+    "regime": regime.FAMILY,
+    "wavelet": wavelet.FAMILY,
+    "fractional": fractional.FAMILY,
+    "calendar": calendar.FAMILY,
 }
 NEEDS_VOLUME = ("volume",)
 
@@ -45,15 +51,18 @@ class FeatureSpec:
     base_minutes : length of the base bars; a row stands at each one's `known_at`.
     frames : lengths of the coarse frames in minutes, rising, each longer than the base; 1440 is the exchange day.
     families : names out of FAMILIES, in the order of the columns.
+    custom : names of the user's own features (`features.custom.feature`), kept as "name#source hash".
     """
 
     base_minutes: int = 5
     frames: tuple[int, ...] = (15, 30, 60)
     families: tuple[str, ...] = tuple(FAMILIES)
+    custom: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
+        object.__setattr__(self, "custom", tuple(custom.signed(name) for name in self.custom))
         if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
@@ -65,9 +74,10 @@ class FeatureSpec:
             if name not in FAMILIES:
                 hint = did_you_mean(name, FAMILIES)
                 raise SettingsError("Unknown feature family", where="families", got=repr(name), next_step=hint)
-        if not self.families or len(set(self.families)) < len(self.families):
-            wanted = "at least one family, each once"
-            raise SettingsError("Feature families repeat or lack", where="families", got=self.families, wanted=wanted)
+        for field, names in (("families", self.families), ("custom", self.custom)):
+            if len(set(names)) < len(names) or not (names or field == "custom"):
+                wanted = "at least one family, each once" if field == "families" else "each feature once"
+                raise SettingsError("Features repeat or lack", where=field, got=names, wanted=wanted)
 
     @property
     def warmup_bars(self) -> int:
@@ -75,11 +85,16 @@ class FeatureSpec:
         longest = max(self.frames, default=0)
         coarse = (MEMORY_BARS["coarse"] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
-        return max(MEMORY_BARS["base"], coarse, session)
+        own = max((custom.of(name).memory for name in self.custom), default=0)
+        return max(MEMORY_BARS["base"], coarse, session, own)
 
     def to_dict(self) -> dict:
         """Plain values for a manifest or fingerprint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def families_of(self, market: MarketSpec) -> dict[str, Family]:
+        """The families this market has columns of, in order."""
+        return {name: FAMILIES[name] for name in self.families if market.has_volume or name not in NEEDS_VOLUME}
 
 
 @dataclass(frozen=True)
@@ -112,18 +127,25 @@ class FeatureMatrix:
 
 
 def build_features(
-    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec | None = None, *, dtype: str = "float32"
+    bars: pd.DataFrame,
+    market: MarketSpec,
+    spec: FeatureSpec | None = None,
+    *,
+    dtype: str = "float32",
+    threads: int | None = None,
 ) -> FeatureMatrix:
     """The matrix of `spec` for checked one-minute bars (index: UTC starts; open, high, low, close, volume).
 
     A row holds what was known at its `known_at`, so rows up to a cut are the same bits whatever bars come after.
     Columns depend on the market's stored settings and on `spec` only: without volume no volume column, on a 24-hour
-    calendar no overnight gap. Raises BarsError where too few bars are left after warm-up.
+    calendar no overnight gap. threads : families and frames made side by side, at most two unless asked; the bits do
+    not depend on it. Raises BarsError where too few bars are left after warm-up.
     """
     spec = spec or FeatureSpec()
-    base = base_frame(bars, market, spec.base_minutes)
-    coarse = {minutes: base_frame(bars, market, minutes) for minutes in spec.frames}
-    joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in coarse.items()}
+    threads = threads or min(2, os.cpu_count() or 1)
+    frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
+    base = frames.pop(spec.base_minutes)
+    joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins)
     if first >= len(base):
         raise BarsError(
@@ -136,14 +158,9 @@ def build_features(
         )
     names = column_names(market, spec)
     values = np.empty((len(base) - first, len(names)), dtype=dtype)
-    columns = _all_columns(base, coarse, joins, first, market, spec)
-    for place, (declared, (name, column)) in enumerate(zip(names, columns, strict=True)):
-        assert name == declared, f"column {name} stands where {declared} was declared"
-        values[:, place] = column
-    ages = {
-        f"{minutes}m": staleness(base.known_at[first:], coarse[minutes].known_at, rows[first:])
-        for minutes, rows in joins.items()
-    }
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(*task) for task in _tasks(base, frames, joins, first, market, spec, values)]:
+            done.result()
     return FeatureMatrix(
         values=values,
         names=names,
@@ -151,7 +168,10 @@ def build_features(
         session=base.session[first:],
         segment=base.segment[first:],
         close=base.close[first:],
-        frame_staleness=ages,
+        frame_staleness={
+            frame_name(minutes): staleness(base.known_at[first:], frames[minutes].known_at, rows[first:])
+            for minutes, rows in joins.items()
+        },
         base=base,
         first=first,
     )
@@ -160,44 +180,53 @@ def build_features(
 def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
     """The columns of `spec` for this market, in order, without looking at any file."""
     spec = spec or FeatureSpec()
-    day = 19_724  # any trading day: Tuesday, 2 January 2024, 15:00 UTC
-    start = (day * 1440 + 15 * 60 + np.arange(4)) * MINUTE_NS
-    ones = np.ones(4)
-    volume = ones if market.has_volume else None
-    session = np.full(4, day, np.int32)
-    bars = Frame(1, start, start + MINUTE_NS, ones, ones, ones, ones, volume, session, session)
-    names = [name for name, _ in _frame_columns(bars, market, spec, coarse=False)]
-    on_frames = [name for name, _ in _frame_columns(bars, market, spec, coarse=True)] if spec.frames else []
-    return names + [column_at(name, minutes) for minutes in spec.frames for name in on_frames]
+    families = spec.families_of(market).values()
+    own, coarse = ([name for f in families for name in f.names(market, coarse)] for coarse in (False, True))
+    on_frames = [column_at(name, minutes) for minutes in spec.frames for name in coarse]
+    return own + on_frames + [custom.of(name).name for name in spec.custom]
+
+
+def first_rows_missing(base: Frame) -> int:
+    """Bars before the first that may be used by the base frame alone: warm, and in a session that began in the file."""
+    second_session = np.flatnonzero(np.diff(base.session))
+    return max(FIRST_BARS["base"], int(second_session[0]) + 1 if len(second_session) else len(base))
 
 
 def _first_row(base: Frame, joins: dict[int, np.ndarray]) -> int:
     """First base bar whose every frame is warm and whose session began inside the file."""
-    second_session = np.flatnonzero(np.diff(base.session))
-    first = max(FIRST_BARS["base"], int(second_session[0]) + 1 if len(second_session) else len(base))
-    return max([first, *(int(np.searchsorted(rows, FIRST_BARS["coarse"])) for rows in joins.values())])
+    warm = (int(np.searchsorted(rows, FIRST_BARS["coarse"])) for rows in joins.values())
+    return max([first_rows_missing(base), *warm])
 
 
-def _frame_columns(
-    bars: Frame, market: MarketSpec, spec: FeatureSpec, *, coarse: bool
-) -> Iterator[tuple[str, np.ndarray]]:
-    for family in spec.families:
-        if market.has_volume or family not in NEEDS_VOLUME:
-            yield from FAMILIES[family](bars, market, coarse).items()
+def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
+    """Calls that each fill their own columns of `values`, the longest first: base families in two groups, frames."""
+    families = spec.families_of(market)
+    place = 0
+    for group in _halves(families, market):
+        engine = FrameFeatures(market, group, coarse=False)
+        stop = place + len(engine.names)
+        yield engine.push, base, values[:, place:stop], first
+        place = stop
+    for minutes, frame in frames.items():
+        engine = FrameFeatures(market, families, coarse=True)
+        stop = place + len(engine.names)
+        yield _join, engine, frame, joins[minutes][first:], values[:, place:stop]
+        place = stop
+    for name in spec.custom:
+        yield custom.fill, name, base, first, values[:, place]
+        place += 1
 
 
-def _all_columns(
-    base: Frame,
-    coarse: dict[int, Frame],
-    joins: dict[int, np.ndarray],
-    first: int,
-    market: MarketSpec,
-    spec: FeatureSpec,
-) -> Iterator[tuple[str, np.ndarray]]:
-    """(name, values from row `first` on), base columns first, then each coarse frame's as its rows saw them."""
-    for name, column in _frame_columns(base, market, spec, coarse=False):
-        yield name, column[first:]
-    for minutes, frame in coarse.items():
-        rows = joins[minutes][first:]
-        for name, column in _frame_columns(frame, market, spec, coarse=True):
-            yield column_at(name, minutes), column[rows]
+def _halves(families: dict[str, Family], market: MarketSpec) -> list[dict[str, Family]]:
+    """The families in two groups of about as many columns, in order."""
+    counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
+    half = int(np.searchsorted(counts, counts[-1] / 2)) + 1
+    items = list(families.items())
+    return [dict(group) for group in (items[:half], items[half:]) if group]
+
+
+def _join(engine: FrameFeatures, frame: Frame, rows: np.ndarray, out: np.ndarray) -> None:
+    """The coarse frame's columns as each base row saw them."""
+    values = np.empty((len(frame), len(engine.names)), out.dtype)
+    engine.push(frame, values, 0)
+    gather_rows(values, rows, out)

@@ -8,7 +8,7 @@ import math
 
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import HISTORY, ratio
 
 BASE = (
@@ -88,7 +88,3 @@ def overnight_gap(b, state, out):
             gap = b.open[i] - b.close[i - 1]
         out[i - HISTORY] = gap / b.atr[i]
     state[0] = gap
-
-
-def calendar(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

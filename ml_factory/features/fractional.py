@@ -7,7 +7,7 @@ for a window of fixed width.
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import HISTORY, deviation, weighted_sum
 
 ORDERS = (0.2, 0.4, 0.6, 0.8)
@@ -56,7 +56,3 @@ def return_weights(order, n):
         total += prices[k]
         older[k - 1] = -total
     return older
-
-
-def fractional(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

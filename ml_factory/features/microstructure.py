@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.volume import balance
 from ml_factory.features.windows import (
     HISTORY,
@@ -192,7 +192,3 @@ def bulk_sides(b, n, out_vpin, out_imbalance):
     traded = window_sum(b.volume, n, b.t0, HISTORY)
     share_of(np.abs(signed), traded, n, b.t0, out_vpin)
     share_of(signed, traded, n, b.t0, out_imbalance)
-
-
-def microstructure(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

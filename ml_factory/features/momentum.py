@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import (
     HISTORY,
     bars_since_max,
@@ -233,7 +233,3 @@ def streak(close, state, out):
             run = 0.0
         out[i - HISTORY] = run
     state[0] = run
-
-
-def momentum(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import (
     HISTORY,
     deviation,
@@ -197,7 +197,3 @@ def change_point(surprise, state, out_change, out_run):
             run += r * state[r, 0]
         out_change[i - HISTORY] = state[0, 0] + state[1, 0] + state[2, 0] + state[3, 0] + state[4, 0]
         out_run[i - HISTORY] = run / RUNS - 0.5
-
-
-def regime(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
@@ -303,7 +303,3 @@ def place(x, n, t0, out):
     x = x[HISTORY:]
     for i in range(len(out)):
         out[i] = ratio(x[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
-
-
-def volatility(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

@@ -9,7 +9,7 @@ a ratio, so a market quoted in lots and one quoted in coins look alike.
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.volatility import dispersion
 from ml_factory.features.windows import (
     HISTORY,
@@ -244,7 +244,3 @@ def breakout_volume(b, n):
         side = np.float64(b.high[i] == top[i]) - np.float64(b.low[i] == bottom[i])
         out[i] = side * b.volume[i] + 0.0 * top[i]
     return out
-
-
-def volume(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

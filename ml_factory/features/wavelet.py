@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.engine import Family, columns
+from ml_factory.features.engine import Family
 from ml_factory.features.windows import HISTORY, deviation, ratio, window_sum
 
 SCALES = (2, 4, 8, 16)
@@ -52,7 +52,3 @@ def haar_detail(x, scale, t0, first):
     for i in range(first, len(x)):
         out[i] = 0.5 * (newest[i] - newest[i - half]) / half
     return out
-
-
-def wavelet(bars, market, coarse):
-    return columns(FAMILY, bars, market, coarse)

@@ -10,6 +10,7 @@ from scipy.stats import rankdata
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, column_names
+from ml_factory.features.engine import columns
 
 SYMBOLS = ("ES", "SPY", "XAUUSD")
 
@@ -125,7 +126,9 @@ def test_the_level_of_prices_and_volumes_does_not_enter(real_bars, whole, symbol
     bars, market = real_bars(symbol)
     scales = dict.fromkeys(("open", "high", "low", "close"), 2.0**-7) | {"volume": 2.0**9}
     scaled = bars * [scales[name] for name in bars.columns]
-    np.testing.assert_array_equal(bits(build_features(scaled, market, dtype="float64")), bits(whole(symbol)))
+    found, wanted = build_features(scaled, market, dtype="float64").values, whole(symbol).values
+    # Logarithms of other levels are rounded elsewhere: nothing else may differ.
+    assert (np.abs(found - wanted) / wanted.std(axis=0)).max() < 1e-6
 
 
 def test_stored_values_are_the_double_ones_rounded(real_bars, whole):
@@ -160,7 +163,7 @@ def test_a_market_that_never_moves_gives_finite_numbers(volume):
 def test_a_market_that_stops_and_starts_recovers(rough, markets):
     """After the dead stretch no column carries a missing or infinite value, or one that only the stretch explains."""
     for family in FAMILIES.values():
-        for name, column in family(rough, markets["SPY"], False).items():
+        for name, column in columns(family, rough, markets["SPY"], False).items():
             assert np.isfinite(column[320:]).all(), name
             assert np.abs(column[320:]).max() < 1e7, name
 

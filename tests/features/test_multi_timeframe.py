@@ -5,7 +5,8 @@ import pytest
 
 from ml_factory.data.resample import base_frame
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.features.momentum import momentum
+from ml_factory.features.engine import columns
+from ml_factory.features.momentum import FAMILY
 from ml_factory.features.multi_timeframe import FRAMES, column_at, staleness
 
 MINUTE_NS = 60_000_000_000
@@ -16,7 +17,7 @@ def test_a_row_sees_the_freshest_bar_that_was_complete_and_no_other(real_bars, m
     bars, market = real_bars("XAUUSD")
     matrix = build_features(bars, market, FeatureSpec(frames=(minutes,), families=("momentum",)), dtype="float64")
     coarse = base_frame(bars, market, minutes)
-    column = momentum(coarse, market, True)["rsi_14"]
+    column = columns(FAMILY, coarse, market, True)["rsi_14"]
     got = matrix.values[:, matrix.names.index(column_at("rsi_14", minutes))]
     for row in np.random.default_rng(0).integers(0, len(matrix), 300):
         complete = [k for k in range(len(coarse)) if coarse.known_at[k] <= matrix.known_at[row]]

@@ -1,0 +1,219 @@
+"""The user's own features: a decorated function, proved to look back only before it may be used.
+
+    @feature(memory=96)
+    def close_over_mean(bars):
+        close = pd.Series(bars.close)
+        return close / close.rolling(96).mean() - 1
+
+The function gets a Frame (columns open, high, low, close, volume as float64 arrays, session, known_at) and returns one
+number a bar. `memory` is how many bars a value may depend on. The proof disturbs made-up bars and compares;
+the feature is proved again on the user's own bars when they are prepared and audited.
+"""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from ml_factory.data.resample import Frame
+from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
+from ml_factory.seeding import generator
+
+_FEATURES: dict[str, "CustomFeature"] = {}
+_PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
+
+
+@dataclass(frozen=True)
+class CustomFeature:
+    """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source."""
+
+    name: str
+    function: Callable[[Frame], np.ndarray]
+    memory: int
+    signature: str
+
+
+def feature(function: Callable | None = None, *, memory: int = 256, name: str | None = None):
+    """Register a function as a feature, after the proof that it looks back only, and at most `memory` bars.
+
+    Raises SettingsError for a name, memory or result that cannot be used, LookAheadError naming the bar that changed.
+    """
+    if function is None:
+        return lambda decorated: feature(decorated, memory=memory, name=name)
+    name = name or function.__name__
+    if not name.isidentifier() or not name.islower():
+        wanted = "small letters, digits and underscores"
+        raise SettingsError("A feature cannot be called this", where="feature", got=repr(name), wanted=wanted)
+    if isinstance(memory, bool) or not isinstance(memory, int) or not 1 <= memory <= _PROOF_BARS // 3:
+        wanted = f"a whole number of bars from 1 to {_PROOF_BARS // 3}"
+        raise SettingsError("No such memory of a feature", where=name, got=repr(memory), wanted=wanted)
+    made = CustomFeature(name, function, memory, _signature(function, memory))
+    prove(made, made_up_bars(_PROOF_BARS))
+    _FEATURES[name] = made
+    return function
+
+
+def signed(name: str) -> str:
+    """ "name#source hash" of a registered feature; one that carries its hash already stays as it is."""
+    return name if "#" in name else f"{name}#{of(name).signature}"
+
+
+def of(name: str) -> CustomFeature:
+    """The registered feature; raises SettingsError where it is unknown, or another than the one that was signed."""
+    plain, _, signature = name.partition("#")
+    if plain not in _FEATURES:
+        step = did_you_mean(plain, _FEATURES) or "run the cell that defines it with @feature first"
+        raise SettingsError("This feature is not defined here", where="custom", got=repr(plain), next_step=step)
+    found = _FEATURES[plain]
+    if signature and signature != found.signature:
+        raise SettingsError(
+            "This feature is not the one the data was prepared with", where=plain, got=f"source {found.signature}",
+            wanted=f"source {signature}", next_step="define it as it was, or prepare anew",
+        )  # fmt: skip
+    return found
+
+
+def fill(name: str, bars: Frame, first: int, out: np.ndarray) -> None:
+    """Write the feature's values from bar `first` on; raises SettingsError for values that are not finite there."""
+    made = of(name)
+    values = compute(made, bars)[first:]
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        raise SettingsError(
+            "A feature is missing or infinite after its warm-up", where=made.name,
+            got=f"{len(bad)} bars, first bar {first + bad[0]}", wanted="a number for each bar",
+            next_step="divide by what cannot be 0, and fill with a neutral value",
+        )  # fmt: skip
+    out[:] = values
+
+
+def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
+    """float64[N]: the function's values; raises SettingsError for another length."""
+    values = np.asarray(made.function(_read_only(bars)), dtype=np.float64)
+    if values.shape != (len(bars),):
+        raise SettingsError(
+            "A feature returns one number a bar", where=made.name, got=f"shape {values.shape}", wanted=f"({len(bars)},)"
+        )
+    return values
+
+
+def prove(made: CustomFeature, bars: Frame) -> None:
+    """Three ways to see a bar's value depend on what came later, or on more than `memory` bars: raises LookAheadError.
+
+    The bars are cut, and what follows a cut is disturbed: the same bits up to it. Single bars are disturbed, each bar
+    in some pass: nothing but the `memory` bars from it on may move, so a peek in one row of a thousand shows. And the
+    last `memory` bars alone give the value that all give.
+    """
+    whole = compute(made, bars)
+    random = generator(0, "custom feature", made.name)
+    for cut in np.sort(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS)):
+        after = np.arange(len(bars)) >= cut
+        for how, other in (("cut off", head(bars, cut)), ("disturbed", disturbed(bars, after, random))):
+            values = compute(made, other)[:cut]
+            same = (values == whole[:cut]) | (np.isnan(values) & np.isnan(whole[:cut]))
+            _refuse_peek(made, np.flatnonzero(~same), f"the bars from {cut} on were {how}")
+        _check_memory(made, bars, whole, cut)
+    _disturb_single_bars(made, bars, whole, random)
+
+
+def _disturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
+    spacing = made.memory + _ROWS_BEFORE
+    number, allowed = np.arange(len(bars)), 1e-6 * (np.nanstd(whole) or 1.0)
+    for offset in range(spacing):
+        place = (number - offset) % spacing  # 0 is a disturbed bar
+        values = compute(made, disturbed(bars, place == 0, random))
+        moved = (np.abs(values - whole) > allowed) | (np.isnan(values) != np.isnan(whole))
+        untouched = (place >= made.memory) | (number < offset)
+        _refuse_peek(made, np.flatnonzero(moved & untouched), "only later bars, or bars before its memory, changed")
+
+
+def _refuse_peek(made: CustomFeature, wrong: np.ndarray, when: str) -> None:
+    if len(wrong):
+        raise LookAheadError(
+            "A feature looks ahead", where=made.name, got=f"bar {wrong[0]} changed when {when}",
+            wanted="the same value", next_step="use only the bar itself and earlier ones, or give a longer memory=",
+        )  # fmt: skip
+
+
+def _check_memory(made: CustomFeature, bars: Frame, whole: np.ndarray, cut: int) -> None:
+    alone, all_ = float(compute(made, tail(head(bars, cut), made.memory))[-1]), float(whole[cut - 1])
+    if not abs(alone - all_) <= 1e-6 * (np.nanstd(whole) or 1.0):
+        raise LookAheadError(
+            "A feature remembers more bars than it says", where=made.name,
+            got=f"{alone:.6g} at bar {cut - 1} from the last {made.memory} bars, {all_:.6g} from all",
+            wanted="the same within 1e-6 of its deviation", next_step="give a longer memory=",
+        )  # fmt: skip
+
+
+def head(bars: Frame, stop: int) -> Frame:
+    """The first `stop` bars."""
+    return _each(bars, lambda column: column[:stop])
+
+
+def tail(bars: Frame, count: int) -> Frame:
+    """The last `count` bars."""
+    return _each(bars, lambda column: column[len(column) - min(count, len(column)) :])
+
+
+def joined(bars: Frame, later: Frame) -> Frame:
+    """The bars of both, in time order."""
+    return replace(
+        bars,
+        **{
+            name: None if column is None else np.concatenate([column, getattr(later, name)])
+            for name, column in _columns(bars).items()
+        },
+    )
+
+
+def disturbed(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Frame:
+    """The same bars with other prices and volumes where bool[N] says."""
+    factor = np.where(where, np.exp(random.normal(0.0, 0.5, len(bars))), 1.0)
+    columns = {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
+    return replace(bars, **{name: column * factor for name, column in columns.items() if column is not None})
+
+
+def made_up_bars(count: int) -> Frame:
+    """Five-minute bars of a random walk on a tick, 60 to a session."""
+    random = generator(0, "custom feature", "bars")
+    close = 100.0 + np.cumsum(random.integers(-3, 4, count)) * 0.25 + 0.002 * count
+    close = np.maximum(close, 1.0)
+    opens = np.append(close[0], close[:-1])
+    wicks = random.integers(0, 3, (2, count)) * 0.25
+    day, place = np.divmod(np.arange(count), 60)
+    start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * 60_000_000_000
+    high, low = np.maximum(opens, close) + wicks[0], np.minimum(opens, close) - np.minimum(wicks[1], 0.25)
+    session = (19_723 + day).astype(np.int32)
+    volume = random.integers(0, 50, count).astype(float)
+    return Frame(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
+
+
+def _columns(bars: Frame) -> dict[str, np.ndarray | None]:
+    return {field.name: getattr(bars, field.name) for field in fields(bars) if field.name != "minutes"}
+
+
+def _each(bars: Frame, change: Callable) -> Frame:
+    changed = {name: None if column is None else change(column) for name, column in _columns(bars).items()}
+    return replace(bars, **changed)
+
+
+def _read_only(bars: Frame) -> Frame:
+    """The bars so that a function cannot change them for those after it."""
+
+    def frozen(column):
+        view = column.view()
+        view.flags.writeable = False
+        return view
+
+    return _each(bars, frozen)
+
+
+def _signature(function: Callable, memory: int) -> str:
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError) as error:
+        step = "define the function with def in a file or a notebook cell"
+        raise SettingsError("The source of a feature cannot be read", where=str(function), next_step=step) from error
+    return hashlib.sha256(f"{memory}\n{source}".encode()).hexdigest()[:12]

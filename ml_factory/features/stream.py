@@ -1,0 +1,171 @@
+"""Features of a live feed: bars pushed one by one or in chunks give the rows of `build_features`, bit for bit."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import Frame, asof_rows
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.stream import FrameStream
+from ml_factory.errors import SettingsError
+from ml_factory.features import custom
+from ml_factory.features.build import FIRST_BARS, FeatureSpec, column_names
+from ml_factory.features.engine import FrameFeatures
+
+
+@dataclass(frozen=True)
+class FeatureRows:
+    """Rows as they became known, in time order.
+
+    values : [n, F] float32.  known_at : int64[n], UTC ns.  session, segment : int32[n].  close : float64[n].
+    exact : whether they are the bits of the whole history. After a cold start, and in the user's own features, they
+        are within 1e-6 of a column's deviation.
+    """
+
+    values: np.ndarray
+    known_at: np.ndarray
+    session: np.ndarray
+    segment: np.ndarray
+    close: np.ndarray
+    exact: bool
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+class FeatureStream:
+    """`push` bars as they come, `advance` the clock when a minute ends without one; rows come at their `known_at`.
+
+    cold : the first bar pushed is not the first of the history: no row before `spec.warmup_bars`, and those after are
+    within 1e-6 instead of exact (`FeatureRows.exact` says so).
+    """
+
+    def __init__(self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False):
+        self.market, self.spec, self.cold = market, spec or FeatureSpec(), cold
+        self.names = column_names(market, self.spec)
+        families = self.spec.families_of(market)
+        lengths = (self.spec.base_minutes, *self.spec.frames)
+        self._frames = {minutes: FrameStream(market, minutes) for minutes in lengths}
+        self._engines = {
+            minutes: FrameFeatures(market, families, coarse=minutes != self.spec.base_minutes) for minutes in lengths
+        }
+        self._coarse = {minutes: _Newest(len(self._engines[minutes].names)) for minutes in self.spec.frames}
+        self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
+        self._rows, self._first_session, self._second = 0, None, False
+
+    def push(self, bars: pd.DataFrame) -> FeatureRows:
+        """Rows that these checked one-minute bars complete; all bars later than those before."""
+        return self._next({minutes: frame.push(bars) for minutes, frame in self._frames.items()})
+
+    def advance(self, now_ns: int) -> FeatureRows:
+        """Rows that are complete by the clock (UTC ns), once all bars up to then are in."""
+        return self._next({minutes: frame.advance(now_ns) for minutes, frame in self._frames.items()})
+
+    def get_state(self) -> dict:
+        """Plain numbers and arrays; `load_state` on a stream of the same market and spec goes on from them exactly."""
+        return {
+            "settings": self._settings(),
+            "frames": {str(minutes): frame.get_state() for minutes, frame in self._frames.items()},
+            "engines": {str(minutes): engine.get_state() for minutes, engine in self._engines.items()},
+            "coarse": {str(minutes): newest.get_state() for minutes, newest in self._coarse.items()},
+            "custom": {name: tail.get_state() for name, tail in self._custom.items()},
+            "rows": self._rows,
+            "first_session": self._first_session,
+            "second": self._second,
+        }
+
+    def load_state(self, state: dict) -> None:
+        """Go on where `get_state` was called; raises SettingsError for the state of another market or spec."""
+        if state["settings"] != self._settings():
+            raise SettingsError(
+                "The state is of another stream", where="state", got=state["settings"], wanted=self._settings(),
+                next_step="build the FeatureStream with the market and spec of the one that was saved",
+            )  # fmt: skip
+        for part, kept in (
+            ("frames", self._frames), ("engines", self._engines), ("coarse", self._coarse), ("custom", self._custom)
+        ):  # fmt: skip
+            for key, one in kept.items():
+                one.load_state(state[part][str(key)])
+        self._rows, self._first_session, self._second = state["rows"], state["first_session"], state["second"]
+
+    def _settings(self) -> dict:
+        return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
+
+    def _next(self, new: dict[int, Frame]) -> FeatureRows:
+        base = new[self.spec.base_minutes]
+        values = np.empty((len(base), len(self.names)), np.float32)
+        place = len(self._engines[self.spec.base_minutes].names)
+        self._engines[self.spec.base_minutes].push(base, values[:, :place])
+        ready = self._ready(base)
+        for minutes, newest in self._coarse.items():
+            stop = place + newest.width
+            coarse = self._engines[minutes].push(new[minutes], np.empty((len(new[minutes]), newest.width), np.float32))
+            ready &= newest.join(base.known_at, new[minutes].known_at, coarse, values[:, place:stop])
+            place = stop
+        for name, tail in self._custom.items():
+            values[:, place] = tail.values(custom.of(name), base)
+            place += 1
+        columns = (values, base.known_at, base.session, base.segment, base.close)
+        return FeatureRows(*(column[ready] for column in columns), exact=not (self.cold or self._custom))
+
+    def _ready(self, base: Frame) -> np.ndarray:
+        """bool[n]: rows whose base frame is warm and whose session began after the stream."""
+        if self._first_session is None and len(base):
+            self._first_session = int(base.session[0])
+        begun = np.logical_or.accumulate(np.append(self._second, base.session != self._first_session))[1:]
+        first = max(FIRST_BARS["base"], self.spec.warmup_bars if self.cold else 0)
+        number = self._rows + np.arange(len(base))
+        self._rows += len(base)
+        if len(base):
+            self._second = bool(begun[-1])
+        return begun & (number >= first)
+
+
+class _Newest:
+    """The newest row of a coarse frame, and how many there were."""
+
+    def __init__(self, width: int):
+        self.width = width
+        self.known_at, self.row, self.count = np.iinfo(np.int64).min, np.full(width, np.nan, np.float32), 0
+
+    def join(self, moments: np.ndarray, known_at: np.ndarray, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Write the freshest row of each moment to `out`; bool[n] says whether the frame was warm by then."""
+        all_known, all_rows = np.append(self.known_at, known_at), np.concatenate([self.row[None], rows])
+        fresh = asof_rows(moments, all_known)
+        out[:] = all_rows[fresh]
+        warm = self.count - 1 + fresh >= FIRST_BARS["coarse"]
+        self.known_at, self.row, self.count = int(all_known[-1]), all_rows[-1].copy(), self.count + len(rows)
+        return warm
+
+    def get_state(self) -> dict:
+        return {"known_at": self.known_at, "row": self.row.copy(), "count": self.count}
+
+    def load_state(self, state: dict) -> None:
+        self.known_at, self.row, self.count = int(state["known_at"]), state["row"].copy(), int(state["count"])
+
+
+class _Tail:
+    """The last bars that a feature of the user's remembers."""
+
+    _COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
+
+    def __init__(self, memory: int):
+        self.memory, self.bars = memory, None
+
+    def values(self, made: custom.CustomFeature, new: Frame) -> np.ndarray:
+        """float64[n]: the feature at each new bar, from the bars remembered and the new ones."""
+        if not len(new):
+            return np.empty(0)
+        joined = new if self.bars is None else custom.joined(self.bars, new)
+        self.bars = custom.tail(joined, self.memory)
+        return custom.compute(made, joined)[len(joined) - len(new) :]
+
+    def get_state(self) -> dict:
+        if self.bars is None:
+            return {}
+        columns = {name: getattr(self.bars, name) for name in self._COLUMNS}
+        return {"minutes": self.bars.minutes, **{name: col.copy() for name, col in columns.items() if col is not None}}
+
+    def load_state(self, state: dict) -> None:
+        self.bars = Frame(state["minutes"], *(state.get(name) for name in self._COLUMNS)) if state else None

@@ -1,0 +1,129 @@
+"""The user's own features: proved before they may be used, and bound to their source."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from ml_factory.features.custom import feature
+
+from ml_factory.errors import LookAheadError, SettingsError
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec, build_features, column_names
+
+
+def rolling_mean_gap(bars):
+    close = pd.Series(bars.close)
+    return (close / close.rolling(30).mean() - 1.0).fillna(0.0)
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch):
+    monkeypatch.setattr(custom, "_FEATURES", {})
+
+
+def test_a_feature_becomes_a_column(real_bars):
+    feature(rolling_mean_gap, memory=30)
+    bars, market = real_bars("SPY")
+    spec = FeatureSpec(frames=(15,), custom=("rolling_mean_gap",))
+    assert re.fullmatch(r"rolling_mean_gap#[0-9a-f]{12}", spec.custom[0])
+    assert FeatureSpec(**spec.to_dict()) == spec
+    assert spec.warmup_bars >= 640
+    matrix = build_features(bars, market, spec)
+    assert matrix.names == column_names(market, spec)
+    assert matrix.names[-1] == "rolling_mean_gap"
+    want = (pd.Series(matrix.base.close) / pd.Series(matrix.base.close).rolling(30).mean() - 1.0).to_numpy()
+    np.testing.assert_array_equal(matrix.values[:, -1], want[matrix.first :].astype(np.float32))
+    plain = build_features(bars, market, FeatureSpec(frames=(15,)))
+    np.testing.assert_array_equal(matrix.values[:, :-1], plain.values)
+
+
+def next_return(bars):
+    return np.append(np.diff(np.log(bars.close)), 0.0)
+
+
+def centred(bars):
+    return pd.Series(bars.close).rolling(5, center=True).mean().bfill().ffill() / bars.close
+
+
+def whole_mean(bars):
+    return bars.close / bars.close.mean() - 1.0
+
+
+def day_high(bars):
+    high = pd.Series(bars.high).groupby(bars.session).transform("max")
+    return bars.close / high.to_numpy() - 1.0
+
+
+def rare(bars):
+    """Looks one bar ahead in one row of a thousand."""
+    out = np.zeros(len(bars))
+    peeks = np.arange(500, len(bars) - 1, 1000)
+    out[peeks] = bars.close[peeks + 1]
+    return out
+
+
+def tiny(bars):
+    """A hundred-thousandth part of the next close."""
+    return bars.close / np.append(bars.close[0], bars.close[:-1]) - 1.0 + 1e-9 * np.append(bars.close[1:], 0.0)
+
+
+@pytest.mark.parametrize("leak", [next_return, centred, whole_mean, day_high, tiny])
+def test_a_feature_that_looks_ahead_is_refused(leak):
+    with pytest.raises(LookAheadError, match=f"looks ahead.*{leak.__name__}.*bar"):
+        feature(leak, memory=64)
+    with pytest.raises(SettingsError, match="not defined here"):
+        FeatureSpec(custom=(leak.__name__,))
+
+
+def test_a_rare_peek_is_caught_too():
+    with pytest.raises(LookAheadError, match="rare"):
+        feature(rare, memory=1)
+
+
+def test_a_feature_that_remembers_more_than_it_says_is_refused():
+    def since_the_start(bars):
+        return np.cumsum(np.append(0.0, np.diff(np.log(bars.close))))
+
+    with pytest.raises(LookAheadError, match=r"remembers more bars.*last 64 bars"):
+        feature(since_the_start, memory=64)
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "message"),
+    [
+        (lambda bars: bars.close[1:], {"name": "short"}, "one number a bar"),
+        (lambda bars: bars.close, {"name": "Not A Name"}, "small letters"),
+        (lambda bars: bars.close, {"name": "x", "memory": 0}, "memory.*0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(made, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        feature(made, **settings)
+
+
+def test_a_feature_may_not_change_the_bars():
+    def vandal(bars):
+        bars.close[:] = 0.0
+        return bars.close
+
+    with pytest.raises(ValueError, match="read-only"):
+        feature(vandal)
+
+
+def test_another_function_of_the_same_name_is_another_feature():
+    feature(rolling_mean_gap, memory=30)
+    signed = FeatureSpec(custom=("rolling_mean_gap",)).custom
+    feature(rolling_mean_gap, memory=60)
+    with pytest.raises(SettingsError, match=r"not the one the data was prepared with.*prepare anew"):
+        custom.of(signed[0])
+
+
+def test_missing_values_after_the_warm_up_are_refused(real_bars):
+    @feature(memory=2)
+    def late(bars):
+        return np.where(bars.volume == bars.volume.max() + 1, 0.0, np.log(np.abs(bars.close - bars.open)))
+
+    bars, market = real_bars("SPY")
+    with pytest.raises(SettingsError, match=r"missing or infinite.*late"), np.errstate(divide="ignore"):
+        build_features(bars, market, FeatureSpec(frames=(), custom=("late",)))
