@@ -69,9 +69,9 @@ class BarReport:
         return numbers | {"facts": dict(self.facts), "findings": [found.to_dict(limit) for found in self.findings]}
 
     def to_frame(self) -> pd.DataFrame:
-        """One line a finding, for a notebook: kind, severity, rows, message."""
-        table = [(f.kind, f.severity, len(f.rows), f.message) for f in self.findings]
-        return pd.DataFrame(table, columns=["kind", "severity", "rows", "message"])
+        """One line a finding, for a notebook: kind, severity, rows (how many), which of them, message."""
+        table = [(f.kind, f.severity, len(f.rows), row_ranges(f.rows), f.message) for f in self.findings]
+        return pd.DataFrame(table, columns=["kind", "severity", "rows", "which", "message"])
 
     def summary(self) -> str:
         """A few lines of text."""
@@ -100,6 +100,17 @@ def refuse(findings: Sequence[Finding], where: object) -> None:
 def count_of(number: int, noun: str, plural: str = "") -> str:
     """'1 run', '1,200 runs'."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def row_ranges(rows: np.ndarray, limit: int = 4) -> str:
+    """'0-9, 17, 20-22, ...': rows in increasing order, stretches of them joined."""
+    rows = np.sort(rows)
+    edge = np.flatnonzero(np.diff(rows) != 1) + 1
+    spans = (
+        zip(rows[np.append(0, edge)][:limit], rows[np.append(edge, len(rows)) - 1], strict=False) if len(rows) else ()
+    )
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
+    return ", ".join(shown + ["..."] * (len(edge) + 1 > limit))
 
 
 def name_rows(rows: np.ndarray, stamps: Sequence | None = None, limit: int = 3) -> str:

@@ -53,7 +53,7 @@ def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: 
     """Every gap of the bars (int64 ns, increasing) with its kind."""
     row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
-    hours = _hours(calendar, int(sessions.id.min()) - 1, int(sessions.id.max()) + 1)
+    hours = _hours(calendar, sessions, start_ns, minutes)
     opened, weekend, holiday, early = (_overlap(*spans, begin, end) for spans in hours)
     at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
     length = (end - begin) // MINUTE_NS
@@ -61,7 +61,7 @@ def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: 
     silent = opened > 0
     score[silent] = surprise(row[silent], opened[silent] // minutes, len(start_ns))
     halt = _daily_halts(begin, row, opened == length, sessions)
-    usual = np.median((hours[0][1] - hours[0][0]) // MINUTE_NS)
+    usual = np.median(session_days(calendar, int(sessions.id[0]) - 7, int(sessions.id[-1]) + 7)[1])
     absent = (score > MISSING_NATS) & ~halt
     paged = np.zeros(len(row), bool)
     paged[absent] = _paged(at[absent], opened[absent])
@@ -111,8 +111,15 @@ def _absence(gaps: Gaps, mine: np.ndarray, kind: str, start_ns: np.ndarray) -> s
     return message
 
 
-def _hours(calendar: str, first: int, last: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Spans (begin, end; int64 ns) of these exchange days: open, weekend, full holiday, and after an early close."""
+def _hours(
+    calendar: str, sessions: Sessions, start_ns: np.ndarray, minutes: int
+) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    """Spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
+
+    A day the calendar calls closed on which the market traded all the same (a Good Friday with a short session, a
+    day of mourning) was open from its first bar to its last.
+    """
+    first, last = int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1
     days = np.arange(first, last + 1)
     day = sessions_of(days * DAY_NS + 15 * 60 * MINUTE_NS, calendar)  # 9 or 10 in Chicago: before any early close
     held_days, open_minutes = session_days(calendar, first, last)
@@ -122,12 +129,23 @@ def _hours(calendar: str, first: int, last: int) -> tuple[tuple[np.ndarray, np.n
     regular = np.maximum(closes, day.open_ns[held] + (close_minute - open_minute) * MINUTE_NS)
     short = regular > closes
     weekday = (days + 3) % 7 < 5  # day 0 was a Thursday
+    off = ~held & weekday
+    began, ended = day.open_ns.copy(), day.open_ns.copy()  # of the trading on days called closed
+    inside = np.flatnonzero(sessions.inside)
+    traded, at, count = np.unique(sessions.id[inside], return_index=True, return_counts=True)
+    began[traded - first] = start_ns[inside[at]]
+    ended[traded - first] = start_ns[inside[at + count - 1]] + minutes * MINUTE_NS
     return (
-        (day.open_ns[held], closes),
+        _in_order(day.open_ns[held], closes, began[off], ended[off]),
         (day.open_ns[~held & ~weekday], day.close_ns[~held & ~weekday]),
-        (day.open_ns[~held & weekday], day.close_ns[~held & weekday]),
+        _in_order(day.open_ns[off], began[off], ended[off], day.close_ns[off]),
         (closes[short], regular[short]),
     )
+
+
+def _in_order(begin: np.ndarray, end: np.ndarray, more_begin: np.ndarray, more_end: np.ndarray):
+    order = np.argsort(np.concatenate([begin, more_begin]), kind="stable")
+    return np.concatenate([begin, more_begin])[order], np.concatenate([end, more_end])[order]
 
 
 def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:

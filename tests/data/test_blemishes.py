@@ -217,6 +217,11 @@ def report_on(shared_data, name, **spec):
     return raw, check_bars(raw, BarSpec(**spec), symbol=name.split("/")[1].split("_")[0])[1]
 
 
+def raw_days(raw, rows) -> list[str]:
+    """The exchange's dates of these rows."""
+    return raw["timestamp"].iloc[rows].dt.tz_convert("America/Chicago").dt.strftime("%Y-%m-%d").tolist()
+
+
 def gap_counts(report) -> dict[str, int]:
     return {kind: len(report.of(kind).rows) for kind in GAP_KINDS if report.of(kind)}
 
@@ -224,12 +229,14 @@ def gap_counts(report) -> dict[str, int]:
 def test_gaps_of_real_files(shared_data):
     """Counted by hand from the files' own times."""
     raw, es = report_on(shared_data, "bars/ES_1m")
-    counts = {"session": 110, "weekend": 29, "holiday": 5, "early_close": 3, "no_trade": 25, "missing": 1}
+    counts = {"session": 110, "weekend": 29, "holiday": 4, "early_close": 3, "no_trade": 26, "missing": 1}
     assert gap_counts(es) == counts | {"download_hole": 7}
     holes = raw["timestamp"].iloc[es.of("download_hole").rows].dt.tz_convert("America/New_York")
     assert set(holes.dt.day_name()) == {"Wednesday"} and set(holes.dt.hour) == {16}
-    _, nq = report_on(shared_data, "bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
-    assert gap_counts(nq) == counts | {"session": 521, "weekend": 97, "holiday": 9, "early_close": 14, "no_trade": 79}
+    nq_raw, nq = report_on(shared_data, "bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
+    assert gap_counts(nq) == counts | {"session": 521, "weekend": 97, "holiday": 4, "early_close": 14, "no_trade": 84}
+    closed = raw_days(nq_raw, nq.of("holiday").rows)
+    assert closed == ["2021-04-04", "2021-12-26", "2022-04-17", "2022-12-26"]  # two Good Fridays, two Christmases
     _, fil = report_on(shared_data, "bars/FILUSDT_1m")
     assert gap_counts(fil) == {"download_hole": 2} and "44,640 min" in fil.of("download_hole").message
     _, btc = report_on(shared_data, "bars/BTCUSD_1m")

@@ -75,6 +75,21 @@ def test_the_calendar_names_closed_times(spring):
     assert kind_before(spring, "2024-03-10 17:00") == "weekend"
 
 
+def test_a_day_traded_though_called_closed_is_open_from_its_first_bar_to_its_last(spring):
+    short = without(spring, "2024-03-29 08:15", "2024-03-31 17:00")  # Good Friday until 8:15
+    assert kind_before(short, "2024-03-31 17:00") == "holiday"
+    hole = without(short, "2024-03-29 02:00", "2024-03-29 04:00")
+    gaps = gaps_of(hole)
+    mine = gaps.row == at(hole, "2024-03-29 04:00")
+    assert gaps.kind[mine] == "missing" and gaps.open[mine] == 120
+
+
+def test_one_bar_and_a_weekend_alone():
+    saturday = pd.Timestamp("2024-03-02 12:00", tz="UTC").value + np.array([0, 1, 5]) * MINUTE_NS
+    assert len(gaps_of(saturday[:1]).row) == 0
+    assert gaps_of(saturday).kind.tolist() == ["weekend"]
+
+
 def test_a_silence_is_missing_only_where_the_market_is_never_silent(spring):
     five = without(spring, "2024-03-05 09:00", "2024-03-05 09:05")
     assert kind_before(five, "2024-03-05 09:05") == "no_trade"
@@ -108,7 +123,7 @@ def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
     halted = spring[(minute < 20 * 60) | (minute >= 20 * 60 + 15)]
     gaps = gaps_of(halted)
     own = gaps.open == gaps.length
-    assert (gaps.kind[own] == "session").sum() == 38  # forty days but the early close and the calendar's Good Friday
+    assert (gaps.kind[own] == "session").sum() == 39  # forty days but the early close
     weekly = spring[~((minute >= 20 * 60) & (minute < 20 * 60 + 15) & ((spring // MINUTE_NS // 1440) % 7 == 5))]
     gaps = gaps_of(weekly)
     assert "session" not in gaps.kind[gaps.open == gaps.length]
