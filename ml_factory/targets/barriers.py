@@ -47,8 +47,8 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
             far, near = max(far, least), max(near, least)
         if far <= 0.0 or near <= 0.0:
             continue  # a market without a tick that did not move: no distance to ask about
-        up[i] = close[i] * math.exp(far)
-        down[i] = close[i] * math.exp(-near)
+        rise = math.exp(far)
+        up[i], down[i] = close[i] * rise, close[i] / (rise if near == far else math.exp(near))
         if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
             up[i] = math.ceil(up[i] * per_tick - SLACK) * tick
             down[i] = math.floor(down[i] * per_tick + SLACK) * tick
@@ -57,11 +57,13 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
 
 @njit(cache=True, nogil=True)
 def _on_grid(open_, high, low, close, per_tick):
-    apart = 0.0
-    for price in (open_, high, low, close):
-        steps = price * per_tick
-        apart = max(apart, abs(steps - math.floor(steps + 0.5)))
-    return apart <= ON_TICK
+    apart = max(_off(open_ * per_tick), _off(high * per_tick))
+    return max(apart, _off(low * per_tick), _off(close * per_tick)) <= ON_TICK
+
+
+@njit(cache=True, nogil=True)
+def _off(steps):
+    return abs(steps - np.rint(steps))
 
 
 @njit(cache=True, nogil=True)
