@@ -17,7 +17,7 @@ from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import encode_state
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import folds, forecasts, holdout, stacked
-from ml_factory.units.dataset import Dataset, fit_on, with_baselines
+from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.preparation import load_dataset
 
 HORIZON = 10
@@ -74,7 +74,7 @@ def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
     clean, other = clean.load_state(), other.load_state()
     assert other["scaler"] == clean["scaler"]
     assert other["temperature"] != clean["temperature"]
-    assert other["model_state"]["best_round"] < clean["model_state"]["best_round"]
+    assert other["model_state"]["best_round"] != clean["model_state"]["best_round"]
 
 
 def test_the_baselines_are_counted_on_training_rows(data):
