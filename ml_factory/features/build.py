@@ -161,6 +161,8 @@ def build_features(
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(*task) for task in _tasks(base, frames, joins, first, market, spec, values)]:
             done.result()
+    for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
+        custom.fill(name, base, first, column)  # the user's code runs in the user's thread
     return FeatureMatrix(
         values=values,
         names=names,
@@ -212,9 +214,6 @@ def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
         stop = place + len(engine.names)
         yield _join, engine, frame, joins[minutes][first:], values[:, place:stop]
         place = stop
-    for name in spec.custom:
-        yield custom.fill, name, base, first, values[:, place]
-        place += 1
 
 
 def _halves(families: dict[str, Family], market: MarketSpec) -> list[dict[str, Family]]:

@@ -27,7 +27,7 @@ BASE = (
 
 CALM, WILD, STAY = 0.7, 1.7, 0.95
 """Deviations of the two states in units of the usual one, and the chance to stay in a state for another bar."""
-DRIFT, TREND_STAY = 0.3, 0.98
+DRIFT, TREND_STAY = 0.3, 0.95
 """Mean surprise of the rising and of the falling state, and the chance to stay in one of the three."""
 RUNS, HAZARD = 12, 1.0 / 24.0
 """Run lengths told apart (the longest means "as long or longer"), and the chance of a change before each bar."""

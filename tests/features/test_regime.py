@@ -56,7 +56,7 @@ def variance_ratio(q, n):
 def three_states(frame):
     """P(rising) - P(falling) by Bayes' rule on three densities."""
     chance, out = np.full(3, 1 / 3), [np.nan] * 97
-    moves = np.full((3, 3), 0.01) + np.eye(3) * 0.97
+    moves = np.full((3, 3), 0.025) + np.eye(3) * 0.925
     for z in surprises(frame):
         chance = (chance @ moves) * norm.pdf(z, loc=[0.3, 0.0, -0.3])
         chance /= chance.sum()
