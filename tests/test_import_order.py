@@ -21,7 +21,7 @@ data.repeats data.ticks data.blemishes data.bars data.expiry data.contracts data
 data.synthetic data.frames
 data.resample data.sampling data.stream
 features.windows features.engine features.momentum features.volatility features.volume features.microstructure
-features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
+features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.custom features.build features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
 targets.search_spec targets.barrier_search
