@@ -120,13 +120,19 @@ def prove(made: CustomFeature, bars: Frame) -> None:
 
 def _disturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
     spacing = made.memory + _ROWS_BEFORE
-    number, allowed = np.arange(len(bars)), 1e-6 * (np.nanstd(whole) or 1.0)
+    number, allowed = np.arange(len(bars)), 1e-6 * _spread(whole)
     for offset in range(spacing):
         place = (number - offset) % spacing  # 0 is a disturbed bar
         values = compute(made, disturbed(bars, place == 0, random))
-        moved = (np.abs(values - whole) > allowed) | (np.isnan(values) != np.isnan(whole))
+        moved = ~np.isclose(values, whole, rtol=0.0, atol=allowed, equal_nan=True)
         untouched = (place >= made.memory) | (number < offset)
         _refuse_peek(made, np.flatnonzero(moved & untouched), "only later bars, or bars before its memory, changed")
+
+
+def _spread(values: np.ndarray) -> float:
+    """Standard deviation of the finite values; 1 where they do not vary."""
+    finite = values[np.isfinite(values)]
+    return (float(finite.std()) if len(finite) else 0.0) or 1.0
 
 
 def _refuse_peek(made: CustomFeature, wrong: np.ndarray, when: str) -> None:
@@ -139,7 +145,7 @@ def _refuse_peek(made: CustomFeature, wrong: np.ndarray, when: str) -> None:
 
 def _check_memory(made: CustomFeature, bars: Frame, whole: np.ndarray, cut: int) -> None:
     alone, all_ = float(compute(made, tail(head(bars, cut), made.memory))[-1]), float(whole[cut - 1])
-    if not abs(alone - all_) <= 1e-6 * (np.nanstd(whole) or 1.0):
+    if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
         raise LookAheadError(
             "A feature remembers more bars than it says", where=made.name,
             got=f"{alone:.6g} at bar {cut - 1} from the last {made.memory} bars, {all_:.6g} from all",
