@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.blemishes import find_blemishes, merge_kinds
-from ml_factory.data.findings import BarReport, Finding, count_of, name_rows, refuse
+from ml_factory.data.findings import SEVERITIES, BarReport, Finding, count_of, name_rows, refuse
 from ml_factory.data.habits import rows_of_runs
 from ml_factory.data.numbers import read_numbers
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
@@ -112,6 +112,7 @@ def check_bars(
         refuse([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
+    findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # what matters most comes first
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
 
 

@@ -286,10 +286,13 @@ def adjustment(market, rng):
 
 
 def roll(market, rng):
-    """Another contract for a while, eighty usual moves higher."""
+    """Another contract for a while, higher by eighty usual moves and by eight times the bars beside the rolls."""
     table, spans = market.table.copy(), stretches(market, rng, 150)
+    span = (table["high"] - table["low"]).rolling(7, center=True).max()
     for first, after in spans:
-        table.loc[first : after - 1, PRICES] += steps(market, first, 80)
+        beside = 8 * max(span[first], span[after])
+        size = max(steps(market, first, 80), round(beside / market.quantum) * market.quantum)
+        table.loc[first : after - 1, PRICES] += size
     return edited(table, named("roll", np.array(spans).ravel()))
 
 
