@@ -15,6 +15,7 @@ from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
     calendar,
     custom,
+    entropy,
     fractional,
     microstructure,
     momentum,
@@ -32,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     "volume": volume.FAMILY,
     "microstructure": microstructure.FAMILY,
     "regime": regime.FAMILY,
+    "entropy": entropy.FAMILY,
     "wavelet": wavelet.FAMILY,
     "fractional": fractional.FAMILY,
     "calendar": calendar.FAMILY,

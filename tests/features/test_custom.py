@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from ml_factory.features.custom import feature
 
 from ml_factory.errors import LookAheadError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features, column_names
+from ml_factory.features.custom import feature
 
 
 def rolling_mean_gap(bars):

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pandas as pd
 import pytest
-from ml_factory.features.custom import feature
-from ml_factory.features.stream import FeatureStream
 
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.custom import feature
+from ml_factory.features.stream import FeatureStream
 
 FIELDS = ("known_at", "session", "segment", "close")
 
