@@ -14,7 +14,7 @@ NO_VOLUME_NATS = 60.0
 def find_repeats(prices: dict[str, np.ndarray], volume: np.ndarray | None, beside: np.ndarray) -> Iterator[Finding]:
     """Findings of this family.
 
-    prices : open, high, low, close, float64[N].  volume : float64[N] with NaN where unknown, or None.
+    prices : high, low, close (and open), float64[N].  volume : float64[N] with NaN where unknown, or None.
     beside : bool[N], the bar follows its predecessor within the session.
     """
     first, length, score = stale_runs(prices, beside)
@@ -36,7 +36,7 @@ def find_repeats(prices: dict[str, np.ndarray], volume: np.ndarray | None, besid
 def stale_runs(prices: dict[str, np.ndarray], beside: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(first, length, nats) of the runs of flat bars at the close before them."""
     close = prices["close"]
-    flat = (prices["high"] == prices["low"]) & (prices["open"] == close) & beside
+    flat = (prices["high"] == prices["low"]) & beside
     flat[1:] &= close[1:] == close[:-1]
     first, length = runs_of(flat)
     return first, length, surprise(first, length, len(flat))

@@ -291,7 +291,8 @@ def roll(market, rng):
     span = (table["high"] - table["low"]).rolling(7, center=True).max()
     for first, after in spans:
         beside = 8 * max(span[first], span[after])
-        size = max(steps(market, first, 80), round(beside / market.quantum) * market.quantum)
+        size = min(max(steps(market, first, 80), beside), 0.15 * table.loc[first, "low"])  # more would be a split
+        size = round(size / market.quantum) * market.quantum
         table.loc[first : after - 1, PRICES] += size
     return edited(table, named("roll", np.array(spans).ravel()))
 

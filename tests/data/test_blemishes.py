@@ -138,6 +138,10 @@ def test_another_unit_for_a_while(clean):
     raw.loc[500:599, prices] /= 100
     report = report_of(raw)
     assert report.of("unit").rows.tolist() == list(range(500, 600)) and report.kinds == ("unit",)
+    raw = clean.copy()
+    raw.loc[7000:, prices] *= 10  # and never back: two changes of level
+    raw.loc[9000:, prices] *= 10
+    assert report_of(raw).of("adjustment").rows.tolist() == [7000, 9000] and report_of(raw).kinds == ("adjustment",)
 
 
 def test_end_stamps_are_suspected_from_the_sessions_edges(clean):
