@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.data.corruptions import Market, clean_markets
+from tests.data.real_markets import Market, clean_markets
 
 
 @pytest.fixture(scope="session")

@@ -5,97 +5,13 @@ from, and the (kind, row) pairs that the report must gain and lose.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bars import check_bars
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec, Sessions, market_for, sessions_of
-
-PLACES = 5
-# contiguous stretches, so that all of it takes seconds; the whole files give the same (docs/log.md)
-STRETCHES = {
-    "ES": ("2025-01-20", "2025-04-05"),
-    "SPY": ("2024-07-08", "2024-11-02"),
-    "XAUUSD": ("2026-01-05", "2026-03-21"),
-    "BTCUSD": ("2017-03-01", "2017-04-20"),
-}
-PRICES = ["open", "high", "low", "close"]
-Pair = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Market:
-    """A clean stretch: its table (rows numbered from 0), its market, and the pairs its own report holds."""
-
-    table: pd.DataFrame
-    spec: MarketSpec
-    pairs: frozenset[Pair]
-
-    @property
-    def start_ns(self) -> np.ndarray:
-        return self.table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
-
-    @property
-    def sessions(self) -> Sessions:
-        return sessions_of(self.start_ns, self.spec.calendar)
-
-    @property
-    def quantum(self) -> float:
-        return self.spec.tick or 0.01
-
-    def places(self, rng: np.random.Generator, before: int = 30, after: int = 30) -> list[int]:
-        """PLACES rows far apart, inside sessions, each bar around them a minute after the other in a BTC-like way,
-        nothing reported near them, and neither they nor their neighbours flat."""
-        table, count = self.table, len(self.table)
-        bad = np.zeros(count, bool)
-        bad[sorted({row for _, row in self.pairs if _ not in ("no_trade", "off_tick")})] = True
-        sessions = self.sessions
-        bad |= ~sessions.inside | sessions.edges()
-        bad[[0, -1]] = True
-        total = np.concatenate([[0], np.cumsum(bad)])
-        own = (table["high"] > table["low"]).to_numpy(copy=True)
-        own &= ~np.isin(np.arange(count), [row for kind, row in self.pairs if kind in ("off_tick", "no_trade")])
-        rows = np.arange(before + 30, count - after - 30)
-        clear = (total[rows + after + 15] == total[rows - before - 15]) & own[rows] & own[rows - 1] & own[rows + 1]
-        clear &= own[rows + 2] & own[rows + after] & own[rows + after - 1]
-        chosen: list[int] = []
-        for row in rng.permutation(rows[clear]).tolist():
-            if all(abs(row - other) > before + after + 2000 // PLACES for other in chosen):
-                chosen.append(row)
-            if len(chosen) == PLACES:
-                return sorted(chosen)
-        raise AssertionError("the stretch has no five such places")
-
-
-def pairs_of(findings) -> frozenset[Pair]:
-    return frozenset((found.kind, int(row)) for found in findings for row in found.rows)
-
-
-def clean_markets(bars: Path) -> dict[str, Market]:
-    """The stretches of the files in this folder, each with its own report."""
-    built = {}
-    for symbol, days in STRETCHES.items():
-        raw = pd.read_parquet(bars / f"{symbol}_1m.parquet")
-        since, until = (pd.Timestamp(day, tz="UTC") for day in days)
-        table = raw[(raw["timestamp"] >= since) & (raw["timestamp"] < until)].reset_index(drop=True)
-        spec = market_for(symbol, table.set_index("timestamp"))
-        built[symbol] = Market(table, spec, pairs_of(check_bars(table, market=spec)[1].findings))
-    return built
-
-
-@dataclass(frozen=True)
-class Spoiled:
-    """table : the spoiled bars.  source : int64, the original row of each, -1 if put in.
-    added : pairs the report gains, in rows of `table`.  lost : pairs it loses, in rows of the original.
-    """
-
-    table: pd.DataFrame
-    source: np.ndarray
-    added: set[Pair]
-    lost: set[Pair] = field(default_factory=set)
+from ml_factory.data.sessions import MINUTE_NS
+from tests.data.real_markets import PLACES, PRICES, Market, Pair, Spoiled
 
 
 def edited(table: pd.DataFrame, added: set[Pair]) -> Spoiled:

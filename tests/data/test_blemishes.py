@@ -89,6 +89,13 @@ def test_stale_run(clean):
     assert report.of("stale_run").rows.tolist() == list(range(3000, 3016))
 
 
+def test_single_trades_at_new_prices_are_no_stale_run(clean):
+    raw = clean.copy()
+    for column in ("open", "high", "low"):
+        raw.loc[3000:3040, column] = raw.loc[3000:3040, "close"]
+    assert report_of(raw).kinds == ()
+
+
 def test_a_run_without_volume(clean):
     raw = clean.copy()
     raw.loc[3000:3015, "volume"] = 0.0

@@ -5,7 +5,8 @@ import pytest
 
 from ml_factory.data.bars import check_bars
 from ml_factory.errors import BarsError
-from tests.data.corruptions import CORRUPTIONS, STRETCHES, Market, Pair, Spoiled, pairs_of
+from tests.data.corruptions import CORRUPTIONS
+from tests.data.real_markets import STRETCHES, Market, Pair, Spoiled, pairs_of
 
 DOES_NOT_APPLY = {
     ("ES", "run without volume"): "the file has no volume",

@@ -12,7 +12,8 @@ import pytest
 from ml_factory.data import clock, gaps, habits, levels, repeats, spikes
 from ml_factory.data.blemishes import follow_closely
 from ml_factory.data.sessions import MINUTE_NS, sessions_of
-from tests.data.corruptions import CORRUPTIONS, Market
+from tests.data.corruptions import CORRUPTIONS
+from tests.data.real_markets import Market
 
 RARE = 20_000
 SEED = 11
