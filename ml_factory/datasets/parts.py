@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureMatrix
+from ml_factory.features.stream import FeatureRows
 from ml_factory.targets.labels import BARRIERS
 
 ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"), ("close", "<f8")])
 
 
-def row_facts(matrix: FeatureMatrix) -> np.ndarray:
+def row_facts(matrix: FeatureMatrix | FeatureRows) -> np.ndarray:
     """known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
     facts = np.empty(len(matrix.known_at), ROW_FACTS)
     for name in ROW_FACTS.names:

@@ -4,6 +4,7 @@ processed/{SYMBOL}/current.json                    which fingerprint the next st
 processed/{SYMBOL}/parts/{made by}-{first}-{stop}-features.npy    float32 (rows, features), before scaling
                          {made by}-{first}-{stop}-rows.npy        known_at, session, segment, close of each row
 processed/{SYMBOL}/{fingerprint12}/labels_h20.parquet  splits_h20.json  scaler_h20.json
+                                   stream.state        where bars were appended: what the next rows are made from
                                    manifest.json       hash and size of every file above, and its own hash
 
 Data sets share parts: bars that only grew give a data set with the parts there were and one more for the new rows. A
@@ -23,10 +24,12 @@ from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.features.build import FeatureMatrix
+from ml_factory.features.stream import FeatureRows
 from ml_factory.runs import storage
+from ml_factory.runs.state import decode_state, encode_state
 
 FORMAT = 2
-MANIFEST, CURRENT, PARTS = "manifest.json", "current.json", "parts"
+MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
 MOST_PARTS = 8
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
@@ -102,39 +105,38 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write_features(self, matrix: FeatureMatrix, before: "Store | None" = None) -> None:
-        """A part for the rows; where `before` holds the first of them to the bit, its parts and one for the rest."""
-        facts = parts.row_facts(matrix)
-        standing = self._standing(matrix, facts, before)
-        first = sum(part["rows"] for part in standing)
-        if first < len(facts):
-            name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{len(facts)}"
-            new = {"rows": len(facts) - first, "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
-            for key, array in (("features", np.asarray(matrix.values, np.float32)), ("facts", facts)):
-                self._written[new[key]] = mapped.write_part(self.folder / new[key], array[first:])
-            standing = [*standing, new]
-        self._rows = {"names": list(matrix.names), "parts": standing}
+    def write_features(self, matrix: FeatureMatrix) -> None:
+        """One part for all rows."""
+        self._rows = {"names": list(matrix.names), "parts": []}
+        self._write_part(np.asarray(matrix.values, np.float32), parts.row_facts(matrix))
 
-    def _standing(self, matrix: FeatureMatrix, facts: np.ndarray, before: "Store | None") -> list[dict]:
-        """The parts of `before` that hold the first rows of this matrix to the bit and are sound."""
-        found, row = [], 0
-        if before is None or before.feature_names != list(matrix.names):
-            return found
-        for part in before.parts:
-            rows = slice(row, row + part["rows"])
-            arrays = {"features": np.asarray(matrix.values, np.float32)[rows], "facts": facts[rows]}
-            same = all(
-                not before.problem(part[key]) and mapped.content_hash(array) == before.files[part[key]]["hash"]
-                for key, array in arrays.items()
-            )
-            if rows.stop > len(facts) or not same:
-                break
-            found, row = [*found, part], rows.stop
-        # Few files: the smallest parts at the end are written once more, together with the new rows.
-        while len(found) >= MOST_PARTS and found[-1]["rows"] <= len(facts) - row:
-            row -= found.pop()["rows"]
-        self._written |= {part[key]: before.files[part[key]] for part in found for key in ("features", "facts")}
-        return found
+    def append_features(self, rows: FeatureRows, before: "Store", state: dict) -> None:
+        """The parts of `before`, whose rows come first, and one for the rows that follow them.
+
+        state : what the rows after these are made from, kept for the next time. Files stay few: once there are
+        MOST_PARTS, the smallest at the end are written again together with the new rows.
+        """
+        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), parts.row_facts(rows))]
+        while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
+            old = kept.pop()
+            new.insert(0, (before.mapped_part(old["features"]), before.mapped_part(old["facts"])))
+        self._written |= {part[key]: before.files[part[key]] for part in kept for key in ("features", "facts")}
+        self._rows = {"names": before.feature_names, "parts": kept}
+        if any(len(facts) for _, facts in new):
+            self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
+        self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
+
+    def load_state(self) -> dict | None:
+        """The `state` this data set was appended with, None where it was made whole."""
+        return decode_state(self._checked(STATE).read_bytes()) if STATE in self.files else None
+
+    def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
+        first = sum(part["rows"] for part in self._rows["parts"])
+        name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{first + len(facts)}"
+        part = {"rows": len(facts), "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
+        for key, array in (("features", values), ("facts", facts)):
+            self._written[part[key]] = mapped.write_part(self.folder / part[key], array)
+        self._rows["parts"].append(part)
 
     def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
         """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
@@ -229,12 +231,12 @@ class Store:
 
     @property
     def feature_names(self) -> list[str]:
-        return self._manifest["features"]["names"]
+        return (self._rows or self._manifest["features"])["names"]
 
     @property
     def parts(self) -> list[dict]:
         """{"rows", "features", "facts"} of each part, in the order of the rows."""
-        return self._manifest["features"]["parts"]
+        return (self._rows or self._manifest["features"])["parts"]
 
     @property
     def rows(self) -> int:
@@ -296,8 +298,8 @@ class Store:
         return [problem for name in self.files if (problem := self.problem(name))]
 
     def problem(self, name: str) -> str:
-        """What is wrong with one committed file, in words; empty when nothing is."""
-        path, wanted = self.folder / name, self.files[name]
+        """What is wrong with one file, in words; empty when nothing is."""
+        path, wanted = self.folder / name, (self.files | self._written)[name]
         try:
             size = path.stat().st_size
             if size != wanted["bytes"]:
@@ -309,18 +311,22 @@ class Store:
             same = False
         return "" if same else f"{path.name}: its content has changed"
 
-    def _mappable(self, name: str) -> Path:
-        path = self.folder / name
-        return mapped.local(path, self.files[name]["hash"]) if path.suffix == ".npy" else path
-
-    def _array(self, key: str) -> np.ndarray:
-        names = [part[key] for part in self.parts]
+    def mapped_part(self, *names: str) -> np.ndarray:
+        """One part file, or several as one array: read-only, mapped into memory."""
         for name in names:
             self._checked(name)
-        return mapped.joined([self._mappable(name) for name in names], [self.files[name]["hash"] for name in names])
+        hashes = [(self.files | self._written)[name]["hash"] for name in names]
+        return mapped.joined([self._mappable(name) for name in names], hashes)
+
+    def _mappable(self, name: str) -> Path:
+        path = self.folder / name
+        return mapped.local(path, (self.files | self._written)[name]["hash"]) if path.suffix == ".npy" else path
+
+    def _array(self, key: str) -> np.ndarray:
+        return self.mapped_part(*(part[key] for part in self.parts))
 
     def _checked(self, name: str) -> Path:
-        if name not in self.files:
+        if name not in self.files | self._written:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
         problem = self.problem(name)
         if problem:

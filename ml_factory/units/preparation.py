@@ -16,7 +16,6 @@ from ml_factory.data.resample import asof_rows, base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
-from ml_factory.datasets.mapped import content_hash
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
@@ -25,11 +24,12 @@ from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.runs.ownership import exclusive
-from ml_factory.runs.storage import file_hash, fingerprint, plain, write_bytes_atomic
+from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
+from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.results import PrepareResult
 
@@ -219,39 +219,23 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         "market": market.to_dict(),
         "bars": report.to_dict(),
     }
-    if store.committed:
-        base = base_frame(bars, market, settings.features.base_minutes)
-        rows = _Rows(store.facts["first"], store.values, store.feature_names)
+    before = None if store.committed else grown_from(store, bars, made, settings.features)
+    if store.committed or before is not None:
+        if before is not None:
+            rows, state = append_rows(before, bars, market, settings.features)
+            store.append_features(rows, before, state)
+        first = (before or store).facts["first"]
+        base, ages = frames_and_ages(bars, market, settings.features, first)
+        rows = _Rows(first, store.values, store.feature_names)
     else:
         matrix = build_features(bars, market, settings.features)
-        store.write_features(matrix, _grown_from(store, bars, made))
-        made |= {"first": matrix.first, "staleness": matrix.frame_staleness}
-        base, rows = matrix.base, _Rows(matrix.first, matrix.values, matrix.names)
+        store.write_features(matrix)
+        base, ages, rows = matrix.base, matrix.frame_staleness, _Rows(matrix.first, matrix.values, matrix.names)
+    made |= {"first": rows.first, "staleness": ages}
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
     facts = {str(h): _write_horizon(store, base, fine, rows, settings, market, h) for h in horizons}
     store.commit(made | {"horizons": facts})
     return store
-
-
-def _grown_from(store: Store, bars: pd.DataFrame, made: dict) -> Store | None:
-    """The symbol's current data set, when it was made in the same way of the first of these bars."""
-    try:
-        before = Store.current(store.folder.parent)
-    except NotPreparedError:
-        return None
-    same = all(before.facts[name] == plain(made[name]) for name in ("settings", "sources", "market"))
-    raw = before.facts["raw"]
-    grown = same and raw["rows"] <= len(bars) and raw["bars"] == bars_hash(bars.iloc[: raw["rows"]])
-    return before if grown else None
-
-
-def bars_hash(bars: pd.DataFrame) -> str:
-    """Hex digest of checked bars: their moments, the columns' names and what is in them."""
-    columns = {}
-    for name, column in bars.items():
-        codes, texts = (column, ()) if pd.api.types.is_numeric_dtype(column) else pd.factorize(column)
-        columns[name] = [content_hash(np.ascontiguousarray(codes)), *map(str, texts)]
-    return fingerprint({"start": content_hash(bars.index.as_unit("ns").asi8), "columns": columns})
 
 
 @dataclass(frozen=True)

@@ -100,65 +100,50 @@ def test_the_rows_are_plain_arrays_mapped_and_never_copied(processed, matrix):
     assert np.shares_memory(windows._all_STF[50 - 7].numpy(), whole[43:51])
 
 
-def rows_until(matrix, stop: int):
-    return SimpleNamespace(names=matrix.names, **{name: getattr(matrix, name)[:stop] for name in CUT})
+def rows_of(matrix, first: int, stop: int):
+    return SimpleNamespace(names=matrix.names, **{name: getattr(matrix, name)[first:stop] for name in CUT})
+
+
+def grow(folder, matrix, stops) -> Store:
+    """A data set after each stop, each with the rows up to it; the last of them."""
+    before = None
+    for number, stop in enumerate(stops):
+        store = Store.begin(folder, storage.fingerprint([number, stop]))
+        if before is None and not store.committed:
+            store.write_features(rows_of(matrix, 0, stop))
+        elif not store.committed:
+            store.append_features(rows_of(matrix, before.rows, stop), before, {"rows": stop})
+            np.testing.assert_array_equal(store.values, matrix.values[:stop])  # before it is committed, too
+        store.commit({})
+        before = store
+    return before
 
 
 def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path):
     """Grown in steps: the parts there were are not touched, and all rows come back as from the whole at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder, before = tmp_path / "grown", None
-    for number, stop in enumerate((700, 1000, 1001, len(base))):
-        store = Store.begin(folder, storage.fingerprint(stop))
-        kept = part_files(folder) if before else {}
-        store.write_features(rows_until(matrix, stop), before)
-        add_horizon(store, base, 5)
-        before = Store.current(folder)
-        after = part_files(folder)
-        assert {name: after[name] for name in kept} == kept and len(after) == len(kept) + 2
-        assert len(before.parts) == number + 1 and before.rows == stop
-        np.testing.assert_array_equal(before.load_features(), matrix.values[:stop])
-        assert before.load_rows().equals(Store.current(processed).load_rows().iloc[:stop])
-        assert before.values.flags.c_contiguous and not before.values.flags.owndata
+    folder, kept, stops = tmp_path / "grown", {}, (700, 1000, 1001, 1001, len(base))
+    for number in range(1, len(stops) + 1):
+        grow(folder, matrix, stops[:number])
+        store, after = Store.current(folder), part_files(folder)
+        assert {name: after[name] for name in kept} == kept and len(after) == 2 * len(set(stops[:number]))
+        assert store.rows == stops[number - 1] and len(store.parts) == len(set(stops[:number]))
+        np.testing.assert_array_equal(store.load_features(), matrix.values[: store.rows])
+        assert store.load_rows().equals(Store.current(processed).load_rows().iloc[: store.rows])
+        assert store.values.flags.c_contiguous and not store.values.flags.owndata
+        assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
+        kept = after
     assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = Store.find(folder, storage.fingerprint(700))
+    first = Store.find(folder, storage.fingerprint([0, 700]))
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
-def test_rows_that_are_not_the_same_to_the_bit_are_no_beginning(processed, base, matrix, tmp_path):
-    changed = SimpleNamespace(**vars(matrix))
-    changed.close = matrix.close.copy()
-    changed.close[5] += 1e-9
-    renamed = SimpleNamespace(**vars(matrix) | {"names": [*matrix.names[1:], "other"]})
-    for other, matrix_now in ((OTHER, changed), (OTHER[::-1], renamed)):
-        store = Store.begin(processed, other)
-        store.write_features(matrix_now, Store.find(processed, PRINT))
-        add_horizon(store, base, 5)
-        assert [part["rows"] for part in store.parts] == [len(base)] and store.fingerprint[:12] in store.parts[0][
-            "facts"
-        ]
-        assert (store.load_rows()["close"].to_numpy() == matrix_now.close).all()
-
-
-def test_a_damaged_part_is_no_beginning(processed, base, matrix):
-    damage_byte(next((processed / "parts").glob("*-features.npy")))
-    store = Store.begin(processed, OTHER)
-    store.write_features(matrix, Store.current(processed))
-    add_horizon(store, base, 5)
-    assert store.verify() == [] and store.fingerprint[:12] in store.parts[0]["features"]
-
-
-def test_many_small_additions_stay_few_files(base, matrix, tmp_path, monkeypatch):
+def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before, written = None, 0
-    for stop in range(600, 1100, 10):
-        store = Store.begin(tmp_path / "grown", storage.fingerprint(stop))
-        store.write_features(rows_until(matrix, stop), before)
-        store.commit({})
-        written += sum(part["rows"] for part in store.parts if store.fingerprint[:12] in part["features"])
-        before = store
-    assert len(before.parts) <= 12 and written < 600 + 4 * 500
-    np.testing.assert_array_equal(before.load_features(), matrix.values[:stop])
+    store = grow(tmp_path / "grown", matrix, range(600, 1100, 10))
+    written = sum(len(np.load(path, mmap_mode="r")) for path in (tmp_path / "grown" / "parts").glob("*-rows.npy"))
+    assert len(store.parts) <= 12 and 1090 <= written < 600 + 4 * 490
+    np.testing.assert_array_equal(store.load_features(), matrix.values[:1090])
 
 
 def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
@@ -183,12 +168,7 @@ def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix
 
 def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = None
-    for stop in (600, 800, len(base)):
-        store = Store.begin(tmp_path / "grown", storage.fingerprint(stop))
-        store.write_features(rows_until(matrix, stop), before)
-        store.commit({})
-        before = store
+    store = grow(tmp_path / "grown", matrix, (600, 800, len(base)))
     store.load_features()
     files = list((tmp_path / "cache").rglob("*.rows"))
     for damage in (damage_silently, cut_short, os.unlink):

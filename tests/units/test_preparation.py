@@ -15,7 +15,7 @@ from ml_factory.datasets import mapped
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DataSpec
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import preparation
+from ml_factory.units import appending, preparation
 from ml_factory.units.dataset import fit_on
 
 
@@ -90,7 +90,24 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
             assert store.files[name] == there.files[name]
 
 
-@pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume"])
+def test_the_second_time_bars_are_appended_only_they_are_read(place, monkeypatch):
+    pushed = []
+    real = appending.FeatureStream.push
+    monkeypatch.setattr(
+        appending.FeatureStream, "push", lambda self, bars: pushed.append(len(bars)) or real(self, bars)
+    )
+    for stop in (9000, 9400, 12_003):
+        raw(place, BARS[:stop])
+        pipeline.prepare(place, "MES", (5,))
+    assert pushed == [9000, 400, 12_003 - 9400]
+    store = Store.current(place.processed("MES"))
+    BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
+    pipeline.prepare(place, "MES", (5,))
+    again = Store.current(place.processed("MES"))
+    assert again.fingerprint != store.fingerprint and again.parts == store.parts
+
+
+@pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
 def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
     raw(place, BARS[:9000])
     pipeline.prepare(place, "MES", (5,))
@@ -100,8 +117,11 @@ def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
         bars.iloc[4000, bars.columns.get_loc(name)] += 1.0
     elif what == "a bar":
         bars = bars.drop(bars.index[4000])
-    else:
+    elif what == "settings":
         settings = DataSpec(tick=0.5)
+    else:
+        (part,) = (place.processed("MES") / "parts").glob("*-features.npy")
+        part.write_bytes(part.read_bytes()[:-4] + b"oops")
     raw(place, bars)
     pipeline.prepare(place, "MES", (5,), settings=settings)
     store = Store.current(place.processed("MES"))
