@@ -49,8 +49,10 @@ def find_levels(log: dict[str, np.ndarray], beside: np.ndarray, edge: np.ndarray
         gap -= np.diff(unit, prepend=unit[:1]) * _TEN
         usual = usual_move(np.diff(close, prepend=close[:1]), beside)
     jump = np.flatnonzero(beside & (jump_scores(gap, swing, usual) > 1))
-    jump = jump[stays(close, jump, gap[jump]) & _traded(log, jump)]
+    jump = jump[stays(close, jump, gap[jump])]
     large = np.abs(gap[jump]) >= RATIO_JUMP
+    thin = ~large & ~_traded(log, jump)
+    jump, large = jump[~thin], large[~thin]
     night = _night(gap, edge & ~beside, close)
     return Levels(unit, np.union1d(jump[large], night), jump[~large])
 

@@ -87,6 +87,8 @@ def test_stale_run(clean):
     raw.loc[3000:3015, ["open", "high", "low", "close"]] = raw.loc[2999, "close"]
     report = report_of(raw)
     assert report.of("stale_run").rows.tolist() == list(range(3000, 3016))
+    raw.loc[3016:, ["open", "high", "low", "close"]] += 100.0  # the feed comes back far away: the same fault
+    assert report_of(raw).kinds == ("stale_run",)
 
 
 def test_single_trades_at_new_prices_are_no_stale_run(clean):
@@ -131,6 +133,14 @@ def test_a_roll_in_mid_session_and_a_split_overnight(clean):
     raw.loc[first:, prices] /= 2
     raw[prices] = (raw[prices] / 0.25).round() * 0.25
     assert report_of(raw).of("adjustment").rows.tolist() == [first] and report_of(raw).kinds == ("adjustment",)
+
+
+def test_a_roll_at_midnight_of_a_market_that_never_closes():
+    raw = synthetic_bars(10, "null", calendar="24h", missing=0.0).reset_index()
+    midnight = raw.index[raw["timestamp"].dt.strftime("%H:%M") == "00:00"][5]
+    raw.loc[midnight:, ["open", "high", "low", "close"]] += 100.0
+    report = report_of(raw, MarketSpec("T", "24h", 0.25, True))
+    assert report.of("roll").rows.tolist() == [midnight] and report.kinds == ("roll",)
 
 
 def test_a_contract_column_names_its_rolls(clean):
