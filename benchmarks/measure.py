@@ -1,0 +1,88 @@
+"""What the benchmarks share: clocks in turns, peak memory, one JSON line a measurement."""
+
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import psutil
+
+
+class Taken(NamedTuple):
+    """Seconds of one run, or the best of several (each clock by itself); `cpu` counts all threads."""
+
+    wall: float
+    cpu: float
+
+
+def timed(call: Callable[[], object]) -> tuple[object, Taken]:
+    """What the call gave, and what it took."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = call()
+    return result, Taken(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def in_turns(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[Taken]]:
+    """`repeats` rounds, each side once a round: whatever else the machine does, it does to all of them."""
+    runs: dict[str, list[Taken]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, call in sides.items():
+            result, taken = timed(call)
+            runs[name].append(taken)
+            del result  # outside the clock
+    return runs
+
+
+def best(runs: list[Taken]) -> Taken:
+    return Taken(min(run.wall for run in runs), min(run.cpu for run in runs))
+
+
+def median_wall(runs: list[Taken]) -> float:
+    return statistics.median(run.wall for run in runs)
+
+
+def seconds(runs: list[Taken]) -> dict[str, float]:
+    """The part of a line that says how long it took."""
+    least = best(runs)
+    return {"wall_s": digits(least.wall), "median_wall_s": digits(median_wall(runs)), "cpu_s": digits(least.cpu)}
+
+
+def times(runs: list[Taken], of: list[Taken]) -> dict[str, float]:
+    """How many times as long as `of`: best and median wall, best CPU."""
+    one, other = best(runs), best(of)
+    return {
+        "times_ours_wall": digits(one.wall / other.wall, 3),
+        "times_ours_median": digits(median_wall(runs) / median_wall(of), 3),
+        "times_ours_cpu": digits(one.cpu / max(other.cpu, 1e-9), 3),
+    }
+
+
+def digits(number: float, count: int = 4) -> float:
+    return float(f"{number:.{count}g}")
+
+
+def tell(**facts) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+@contextmanager
+def peak_memory():
+    """Yields a dict; afterwards its "bytes" are the most resident memory the process was seen to hold inside."""
+    process, done, found = psutil.Process(), threading.Event(), {"bytes": 0}
+
+    def watch() -> None:
+        while not done.is_set():
+            found["bytes"] = max(found["bytes"], process.memory_info().rss)
+            done.wait(0.002)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+        found["bytes"] = max(found["bytes"], process.memory_info().rss)

@@ -1,0 +1,289 @@
+"""Bars to features, scaler and file: ours, pandas + scikit-learn, and the best packages joined, in turns in one run.
+
+    python -m benchmarks.pipeline [--rows 3500000] [--repeats 3] [--data bars.parquet --symbol NQ] [--growth]
+
+One JSON line a measurement: wall and CPU seconds (the best of the repeats), the median wall, rows a second, and how
+many times ours. Rows are one-minute bars and the base frame is one minute.
+
+  pipeline      89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes), a robust scaler
+                fitted on the first 70 % of the rows, a Parquet file; each phase, and their sum. Two threads for each
+                side that can use them; same codec: float32, plain, uncompressed, no dictionary
+  ours only     the frames alone (they are part of `features`), labels, splits, our own file format, and the whole with
+                every column there is
+  peak          most memory above what the imports took, in a process of its own: bars, columns and file
+  growth        slope of log time on log rows, 0.5 to 14 million (49 columns)
+
+Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
+within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where a package's running sums lose
+digits. Scalers within 1e-4 of a quartile distance. The bars come from a made-up 24-hour market unless a file is
+named.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.market import MADE_UP, file_bars, market_bars
+from benchmarks.measure import Taken, digits, in_turns, peak_memory, seconds, tell, timed, times
+from benchmarks.twins import pandas_sklearn, talib_polars
+from ml_factory.data.resample import asof_rows, frames_of
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.datasets.mapped import write_part
+from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
+from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.splits import SplitSpec, holdout
+
+FRAMES = (15, 60)
+SPEC = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum", "volatility"))
+WHOLE = FeatureSpec(base_minutes=1)
+THREADS = 2
+TRAIN = 0.7
+FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
+BLOCK = 65_536
+FEW = 60_000  # rows that warm a side up
+LOOSER = {
+    # pandas: the covariance and variance of prices by running sums
+    "pandas": {"slope_24": 1e-4, "slope_fit_24": 5e-4, "bollinger_place_20": 2e-5, "bollinger_width_20": 2e-5,
+               "squeeze_20": 2e-5, "skew_48": 1e-4, "kurtosis_48": 1e-4},
+    "joined": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to do it: bars -> what was made; that, first row, last training row -> scaler; and a file of it."""
+
+    given: Callable[[pd.DataFrame], object]
+    features: Callable[[object], object]
+    fit: Callable[[object, int, int], object]
+    write: Callable[[object, str], None]
+
+
+def sides(market: MarketSpec, first: int) -> dict[str, Side]:
+    """first : rows that ours leaves out at the start."""
+    return {
+        "ours": Side(
+            lambda bars: bars,
+            lambda bars: build_features(bars, market, SPEC, threads=THREADS),
+            lambda made, _, stop: RobustScaler.fit(made.values, np.arange(stop - first)),
+            lambda made, path: write_parquet(made.values, made.names, path),
+        ),
+        "joined": Side(
+            talib_polars.table,
+            partial(talib_polars.features, frames=FRAMES),
+            talib_polars.fit,
+            talib_polars.write,
+        ),
+        "pandas": Side(
+            lambda bars: bars,
+            partial(pandas_sklearn.features, frames=FRAMES),
+            pandas_sklearn.fit,
+            pandas_sklearn.write,
+        ),
+    }
+
+
+def write_parquet(values: np.ndarray, names: list[str], path: str) -> None:
+    """Rows of float32 as a Parquet file, a block at a time; the next block is turned on its side meanwhile."""
+
+    def turned(begin: int) -> pa.Table:
+        block = np.empty((values.shape[1], min(BLOCK, len(values) - begin)), np.float32)
+        for row in range(0, block.shape[1], 64):  # squares that stay in the first cache
+            block[:, row : row + 64] = values[begin + row : begin + min(row + 64, block.shape[1])].T
+        return pa.Table.from_arrays([pa.array(column) for column in block], names)
+
+    schema = pa.schema([(name, pa.float32()) for name in names])
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    with pq.ParquetWriter(path, schema, **plain) as writer, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(turned, 0)
+        for begin in range(0, len(values), BLOCK):
+            block, waiting = (
+                waiting.result(),
+                pool.submit(turned, begin + BLOCK) if begin + BLOCK < len(values) else None,
+            )
+            writer.write_table(block, row_group_size=BLOCK)
+
+
+def run(side: Side, bars: object, first: int, folder: str) -> dict[str, Taken]:
+    """Seconds of each phase of one run, and their sum."""
+    stop = first + int(TRAIN * (len(bars) - first))
+    taken: dict[str, Taken] = {}
+    made, taken["features"] = timed(lambda: side.features(bars))
+    _, taken["scaler"] = timed(lambda: side.fit(made, first, stop))
+    _, taken["write"] = timed(lambda: side.write(made, str(Path(folder) / "columns.parquet")))
+    taken["sum"] = Taken(*map(sum, zip(*taken.values(), strict=True)))
+    return taken
+
+
+def agree(bars: pd.DataFrame, market: MarketSpec, folder: str) -> FeatureMatrix:
+    """Every column, scaler and file of every side against ours; a difference is an AssertionError."""
+    ours = build_features(bars, market, SPEC, threads=THREADS)
+    stop = ours.first + int(TRAIN * len(ours))
+    scaler = RobustScaler.fit(ours.values, np.arange(stop - ours.first))
+    for name, side in sides(market, ours.first).items():
+        made = side.features(side.given(bars))
+        side.write(made, path := str(Path(folder) / "columns.parquet"))
+        columns = made if name != "ours" else dict(zip(ours.names, ours.values.T, strict=True))
+        assert sorted(columns) == sorted(ours.names), f"{name}: other columns"
+        stored = pq.ParquetFile(path).metadata.row_group(0).column(0)
+        assert (stored.compression, stored.has_dictionary_page) == ("UNCOMPRESSED", False), f"{name}: another codec"
+        worst = max(_compare(name, ours, columns), key=lambda found: found["of_allowed"])
+        if name != "ours":
+            center, scale = side.fit(made, ours.first, stop)
+            order = [list(columns).index(column) for column in ours.names]
+            miss = np.abs(center[order] - scaler.center) / scaler.scale
+            miss = np.maximum(miss, np.abs(scale[order] / scaler.scale / IQR_OF_NORMAL - 1))
+            # Columns whose half is one value have a scale of their own in each library.
+            miss = np.where(scale[order] > 0, miss, 0.0)
+            assert miss.max() < 1e-4, f"{name}: another scaler for {ours.names[int(miss.argmax())]}, {miss.max()}"
+        tell(bench="pipeline equality", side=name, rows=len(ours), columns=len(columns), worst=worst)
+        del made, columns
+    return ours
+
+
+def _compare(side: str, ours: FeatureMatrix, columns: dict[str, np.ndarray]) -> Iterator[dict]:
+    skip = max(FORGOTTEN - ours.first, 0)
+    for place, name in enumerate(ours.names):
+        want = ours.values[skip:, place].astype(np.float64)
+        got = columns[name][len(columns[name]) - len(want) :].astype(np.float64)
+        assert np.isfinite(got).all(), f"{side}: {name} is not finite"
+        deviation = want.std()
+        allowed = LOOSER.get(side, {}).get(name, LOOSER.get(side, {}).get(name.split("@")[0], 1e-6))
+        # float32 rounds to 6e-8 of the value, on each side.
+        miss = float(np.max(np.abs(got - want) - 1.2e-7 * np.abs(want))) / deviation
+        assert miss <= allowed, f"{side}: {name} differs by {miss:.2e} deviations, allowed {allowed:.0e}"
+        yield {"column": name, "deviations": digits(max(miss, 0.0), 2), "of_allowed": digits(max(miss, 0) / allowed, 2)}
+
+
+def compare(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> None:
+    """All sides in turns, after all of them agreed."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = agree(bars, market, folder).first
+        chosen = sides(market, first)
+        given = {name: side.given(bars) for name, side in chosen.items()}
+        runs = {name: [] for name in chosen}
+        for _ in range(repeats):
+            for name, side in chosen.items():
+                runs[name].append(run(side, given[name], first, folder))
+    for phase in ("features", "scaler", "write", "sum"):
+        taken = {name: [run[phase] for run in rounds] for name, rounds in runs.items()}
+        for name, clocks in taken.items():
+            compared = rated(clocks, len(bars)) | times(clocks, taken["ours"])
+            tell(bench="pipeline", phase=phase, side=name, **facts, **compared)
+
+
+def alone(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> None:
+    """What only ours does, or does otherwise."""
+    made = build_features(bars, market, SPEC, threads=THREADS)
+    labels = triple_barrier(made.base, None, LabelSpec(), market)
+
+    def frames() -> None:
+        found = frames_of(bars, market, (1, *FRAMES), threads=THREADS)
+        for minutes in FRAMES:
+            asof_rows(found[1].known_at, found[minutes].known_at)
+
+    with tempfile.TemporaryDirectory() as folder:
+        calls = {
+            "frames (in features)": frames,
+            "labels": partial(triple_barrier, made.base, None, LabelSpec(), market),
+            "splits": partial(holdout, labels, SplitSpec()),
+            "write, own format": partial(write_part, Path(folder) / "columns.npy", made.values),
+        }
+        for phase, clocks in in_turns(calls, repeats).items():
+            tell(bench="pipeline", phase=phase, side="ours", **facts, **rated(clocks, len(bars)))
+
+
+def whole(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> None:
+    """Every column there is, in our own format."""
+    build_features(bars[: min(len(bars), FEW)], market, WHOLE)  # compiled
+    facts = facts | {"columns": len(column_names(market, WHOLE))}
+    taken: dict[str, list[Taken]] = {"features": [], "scaler": [], "write, own format": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(repeats):
+            made, clock = timed(partial(build_features, bars, market, WHOLE, threads=THREADS))
+            taken["features"].append(clock)
+            rows = np.arange(int(TRAIN * len(made)))
+            taken["scaler"].append(timed(partial(RobustScaler.fit, made.values, rows))[1])
+            taken["write, own format"].append(timed(partial(write_part, Path(folder) / "all.npy", made.values))[1])
+            del made
+    for phase, clocks in taken.items():
+        tell(bench="pipeline, every column", phase=phase, side="ours", **facts, **rated(clocks, len(bars)))
+
+
+def rated(clocks: list[Taken], rows: int) -> dict:
+    """Seconds and rows a second."""
+    line = seconds(clocks)
+    return line | {"rows_per_s": round(rows / line["wall_s"])}
+
+
+def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts: dict) -> None:
+    """Memory of one run of one side above what the imports took; to be called in a fresh process."""
+    chosen = sides(market, 0)[side]
+    few = chosen.given(bars[: min(len(bars), FEW)])
+    with tempfile.TemporaryDirectory() as folder:
+        run(chosen, few, 5000, folder)  # compiled
+        given = chosen.given(bars)
+        with peak_memory() as found:
+            run(chosen, given, 5000, folder)
+    above, matrix = found["bytes"] - imported, len(bars) * facts["columns"] * 4
+    gigabytes = {"above_imports_gb": digits(above / 1e9), "matrix_gb": digits(matrix / 1e9)}
+    tell(bench="pipeline peak", side=side, **facts, **gigabytes, times_matrix=digits(above / matrix, 3))
+
+
+def growth(repeats: int, most: int) -> None:
+    """Slope of log time on log rows."""
+    spec = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum",))
+    counts = [count for count in (500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 14_000_000) if count <= most]
+    counts = counts if len(counts) > 1 else [most // 2, most]
+    bars = market_bars(counts[-1])
+    build_features(bars[:FEW], MADE_UP, spec)
+    calls = {str(n): partial(build_features, bars[:n], MADE_UP, spec, threads=THREADS) for n in counts}
+    found = {n: seconds(clocks) for n, clocks in in_turns(calls, repeats).items()}
+    slopes = {
+        f"slope_{clock}": digits(float(np.polyfit(np.log(counts), np.log([f[clock] for f in found.values()]), 1)[0]), 3)
+        for clock in ("wall_s", "cpu_s")
+    }
+    columns = len(column_names(MADE_UP, spec))
+    tell(bench="pipeline growth", columns=columns, **slopes, seconds={n: f["wall_s"] for n, f in found.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=3_500_000, help="of a made-up market")
+    parser.add_argument("--data", help="a Parquet file of one-minute bars instead")
+    parser.add_argument("--symbol", help="whose bars these are")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--growth", action="store_true", help="also 0.5 to 14 million rows")
+    parser.add_argument("--peak", choices=("ours", "joined", "pandas"), help="only this side's memory, in this process")
+    asked = parser.parse_args()
+    imported = psutil.Process().memory_info().rss
+    bars, market = file_bars(asked.data, asked.symbol) if asked.data else (market_bars(asked.rows), MADE_UP)
+    facts = {"market": market.symbol, "rows": len(bars), "columns": len(column_names(market, SPEC)), "threads": THREADS}
+    if asked.peak:
+        peak(bars, market, imported, asked.peak, facts)
+        return
+    compare(bars, market, asked.repeats, facts)
+    alone(bars, market, asked.repeats, facts)
+    whole(bars, market, asked.repeats, facts)
+    del bars
+    for side in ("ours", "joined", "pandas"):
+        subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *sys.argv[1:], "--peak", side], check=True)
+    if asked.growth:
+        growth(asked.repeats, 4 * asked.rows)
+
+
+if __name__ == "__main__":
+    main()
