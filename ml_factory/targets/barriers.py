@@ -21,13 +21,12 @@ _SHARES = 6  # 2**6 bars in a block of shares
 
 
 @njit(cache=True, nogil=True)
-def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks, rounds):
-    """Upper and lower barrier prices float64[N], NaN before `span` returns of the volatility are seen.
+def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks, rounds, up, down):
+    """Upper and lower barrier prices into up, down (float64[N]), NaN before `span` returns of the volatility are seen.
 
     rounds : outwards to the tick, on rows whose own bar stands on it (a back-adjusted bar does not).
     """
     n = len(close)
-    up, down = np.empty(n), np.empty(n)
     decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
     per_tick = 1.0 / tick if rounds and tick > 0.0 else 0.0
     squares, weight, seen = 0.0, 0.0, 0
@@ -52,7 +51,6 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
         if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
             up[i] = math.ceil(up[i] * per_tick - SLACK) * tick
             down[i] = math.floor(down[i] * per_tick + SLACK) * tick
-    return up, down
 
 
 @njit(cache=True, nogil=True)
@@ -151,17 +149,18 @@ def _leave(barrier, price, open_, high, low, up, down, best, worst):
 
 
 @njit(cache=True, nogil=True)
-def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop):
+def scan(
+    open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop,
+    barrier, exit_bar, ret, mae, mfe,
+):  # fmt: skip
     """What becomes of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
     up, down : float64[N], barrier prices of every bar; infinite where there are none.
     f_* : the finer bars, and int64[N] where those of each bar begin and stop; both empty where there are none.
-    Returns barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
+    Written to: barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
     float64[R] (log returns as a long sees them).
     """
     count = len(entry)
-    barrier, exit_bar = np.empty(count, np.int8), np.empty(count, np.int64)
-    ret, mae, mfe = np.empty(count), np.empty(count), np.empty(count)
     blocks, begins = block_extremes(high, low)
     after, j, top, bottom = -1, 0, 0.0, 0.0
     for r in range(count - 1, -1, -1):  # backwards, since the row after has seen nearly all of this row's bars
@@ -193,7 +192,6 @@ def scan(open_, high, low, close, entry, end, up, down, slack, horizon, f_open, 
         barrier[r], exit_bar[r] = side, leaves
         ret[r] = math.log(price / close[i])
         mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
-    return barrier, exit_bar, ret, mae, mfe
 
 
 @njit(cache=True, nogil=True)

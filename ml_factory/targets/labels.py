@@ -124,7 +124,10 @@ def triple_barrier(
 
 def barriers_of(base: Frame, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
     """Upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
-    return barrier_prices(
+    up, down = np.empty(len(base)), np.empty(len(base))
+    barrier_prices(
         base.open, base.high, base.low, base.close, base.segment, int(spec.sigma_span), float(spec.k_up),
         float(spec.k_down), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks), spec.round_to_tick,
+        up, down,
     )  # fmt: skip
+    return up, down

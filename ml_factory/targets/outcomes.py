@@ -62,9 +62,13 @@ def lives(
 ) -> Lives:
     """The rows `entry` on bars entry + 1 to `end`, between the barrier prices up and down (float64[N])."""
     finer, first, stop = _bars_inside(base, fine)
-    barrier, exit_bar, ret, mae, mfe = scan(
+    # Made here: NumPy asks for large pages, which compiled code does not.
+    barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
+    ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
+    scan(
         base.open, base.high, base.low, base.close, entry, end, up, down, float(market.tick or 0.0) * SLACK,
         int(horizon), finer.open, finer.high, finer.low, first, stop,
+        barrier, exit_bar, ret, mae, mfe,
     )  # fmt: skip
     return Lives(entry, exit_bar, last, barrier, ret, mae, mfe)
 
