@@ -1,6 +1,6 @@
 """Triple barrier + MAE/MFE + average uniqueness: rows a second, ours beside NumPy, interleaved in one run.
 
-    PYTHONPATH=. python benchmarks/barriers.py [--rows 3500000] [--horizons 20 60 240 2000] [--repeats 3] [--growth]
+    python -m benchmarks.barriers [--rows 3500000] [--horizons 20 60 240 2000] [--repeats 3] [--growth]
 
 One JSON line a measurement. Every form starts from open, high, low, close and segment, ends with barrier, exit bar,
 return, MAE, MFE and uniqueness, and uses one thread:
@@ -18,12 +18,13 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from scipy.signal import lfilter
 
+from benchmarks.measure import digits, in_turns, rated, tell, times
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barriers import LOWER, SESSION, UPPER, VERTICAL, mean_share
@@ -208,19 +209,13 @@ def agree(rows: int, horizon: int) -> None:
 
 def measure(frame: Frame, horizon: int, repeats: int, forms: list[str]) -> None:
     """The best of `repeats` rounds, each form once a round."""
-    spec, best = LabelSpec(horizon=horizon), dict.fromkeys(forms, (math.inf, math.inf))
-    for _ in range(repeats):
-        for name in forms:
-            wall, cpu = time.perf_counter(), time.process_time()
-            FORMS[name](frame, spec)
-            best[name] = min(best[name][0], time.perf_counter() - wall), min(best[name][1], time.process_time() - cpu)
-    for name, (wall, cpu) in best.items():
-        line = {"benchmark": "barriers", "form": name, "rows": len(frame), "horizon": horizon}
-        line |= {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4), "rows_per_s": round(len(frame) / wall)}
-        if name != "ours" and "ours" in best:
-            line["times_ours_wall"] = round(wall / best["ours"][0], 2)
-            line["times_ours_cpu"] = round(cpu / best["ours"][1], 2)
-        print(json.dumps(line), flush=True)
+    spec = LabelSpec(horizon=horizon)
+    runs = in_turns({name: partial(FORMS[name], frame, spec) for name in forms}, repeats)
+    for name, clocks in runs.items():
+        line = {"rows": len(frame), "horizon": horizon} | rated(clocks, len(frame))
+        if name != "ours" and "ours" in runs:
+            line |= times(clocks, runs["ours"])
+        tell(bench="barriers", form=name, **line)
 
 
 def growth(repeats: int) -> None:
@@ -229,24 +224,13 @@ def growth(repeats: int) -> None:
     Each call is the first of its own process: in a repeated one, small arrays would find their pages already mapped.
     """
     counts, cpu = (500_000, 1_750_000, 3_500_000, 7_000_000, 14_000_000), []
+    asked = ["--horizons", "240", "--repeats", "1", "--forms", "table"]
     for rows in counts:
-        once = [
-            sys.executable,
-            __file__,
-            "--rows",
-            str(rows),
-            "--horizons",
-            "240",
-            "--repeats",
-            "1",
-            "--forms",
-            "table",
-        ]
+        once = [sys.executable, "-m", "benchmarks.barriers", "--rows", str(rows), *asked]
         runs = [subprocess.run(once, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
         cpu.append(min(json.loads(run)["cpu_s"] for run in runs))
     slope = float(np.polyfit(np.log(counts), np.log(cpu), 1)[0])
-    facts = {"benchmark": "barriers growth", "horizon": 240, "rows": counts, "cpu_s": cpu, "slope": round(slope, 3)}
-    print(json.dumps(facts))
+    tell(bench="barriers growth", horizon=240, rows=counts, cpu_s=cpu, slope=digits(slope, 3))
 
 
 def main() -> None:

@@ -50,6 +50,11 @@ def seconds(runs: list[Taken]) -> dict[str, float]:
     return {"wall_s": digits(least.wall), "median_wall_s": digits(median_wall(runs)), "cpu_s": digits(least.cpu)}
 
 
+def rated(runs: list[Taken], rows: int) -> dict[str, float]:
+    """`seconds`, and rows a second."""
+    return seconds(runs) | {"rows_per_s": round(rows / best(runs).wall)}
+
+
 def times(runs: list[Taken], of: list[Taken]) -> dict[str, float]:
     """How many times as long as `of`: best and median wall, best CPU."""
     one, other = best(runs), best(of)

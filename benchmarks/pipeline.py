@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.market import MADE_UP, file_bars, market_bars
-from benchmarks.measure import Taken, digits, in_turns, peak_memory, seconds, tell, timed, times
+from benchmarks.measure import Taken, digits, in_turns, peak_memory, rated, seconds, tell, timed, times
 from benchmarks.twins import pandas_sklearn, talib_polars
 from ml_factory.data.resample import asof_rows, frames_of
 from ml_factory.data.sessions import MarketSpec
@@ -221,12 +221,6 @@ def whole(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
             del made
     for phase, clocks in taken.items():
         tell(bench="pipeline, every column", phase=phase, side="ours", **facts, **rated(clocks, len(bars)))
-
-
-def rated(clocks: list[Taken], rows: int) -> dict:
-    """Seconds and rows a second."""
-    line = seconds(clocks)
-    return line | {"rows_per_s": round(rows / line["wall_s"])}
 
 
 def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts: dict) -> None:

@@ -1,6 +1,6 @@
 """Five frames out of one-minute bars, joined to the base rows as of `known_at`: ours, polars, numpy and pandas.
 
-    python benchmarks/resample.py [--rows 3500000] [--repeats 7]
+    python -m benchmarks.resample [--rows 3500000] [--repeats 7]
 
 Prints one JSON line a side: wall and CPU seconds (the best of interleaved repeats), rows a second, and how many times
 our wall and CPU time it took. Every side gets two threads and starts from float64 columns in memory; the result is 25
@@ -10,10 +10,7 @@ Needs polars beside the project.
 """
 
 import argparse
-import json
 import os
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -23,29 +20,17 @@ import numpy as np
 import pandas as pd
 import polars as pl
 
+from benchmarks.market import COLUMNS, MADE_UP, market_bars
+from benchmarks.measure import in_turns, rated, tell, times
 from ml_factory.data.resample import asof_join, frames_of
-from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+from ml_factory.data.sessions import MINUTE_NS
 
 FRAMES = (5, 15, 30, 60, 240)
-COLUMNS = ("open", "high", "low", "close", "volume")
 THREADS = 2
 
 
-def market_bars(rows: int, seed: int = 0) -> pd.DataFrame:
-    """A 24-hour market with one minute in twenty missing, and some hours."""
-    rng = np.random.default_rng(seed)
-    minute = np.cumsum(1 + (rng.random(rows) < 0.05) + 300 * (rng.random(rows) < 1e-5))
-    close = np.round(20_000 * np.exp(np.cumsum(rng.normal(0, 2e-4, rows))), 2)
-    opens = np.concatenate([close[:1], close[:-1]])
-    spread = np.round(rng.exponential(2, (2, rows)), 2)
-    prices = opens, np.maximum(opens, close) + spread[0], np.minimum(opens, close) - spread[1], close
-    start = np.datetime64("2015-01-01", "ns").astype(np.int64) + minute * MINUTE_NS
-    table = dict(zip(COLUMNS, (*prices, rng.integers(1, 500, rows).astype(float)), strict=True))
-    return pd.DataFrame(table, index=pd.DatetimeIndex(start.astype("datetime64[ns]"), tz="UTC", name="timestamp"))
-
-
 def ours(bars: pd.DataFrame, matrix: np.ndarray | None = None) -> np.ndarray:
-    made = frames_of(bars, MarketSpec("BTC", "24h", None, True), (1, *FRAMES), threads=THREADS)
+    made = frames_of(bars, MADE_UP, (1, *FRAMES), threads=THREADS)
     known_at = made[1].known_at
     matrix = np.empty((len(FRAMES) * len(COLUMNS), len(known_at))) if matrix is None else matrix
 
@@ -113,15 +98,6 @@ def with_pandas(bars: pd.DataFrame) -> list[np.ndarray]:
     return out
 
 
-def clocked(side: Callable, data: object) -> tuple[float, float]:
-    """Wall and CPU seconds of one run; the result is freed outside the clock."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    result = side(data)
-    seconds = time.perf_counter() - wall, time.process_time() - cpu
-    del result
-    return seconds
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rows", type=int, default=3_500_000)
@@ -144,16 +120,11 @@ def main() -> None:
         for got, want in zip(side(data), wanted, strict=True):
             np.testing.assert_array_equal(np.asarray(got, float), want, err_msg=name)
     del wanted, got, want
-    taken: dict[str, list] = {name: [] for name in sides}
-    for _ in range(chosen.repeats):
-        for name, (side, data) in sides.items():
-            taken[name].append(clocked(side, data))
-    best = {name: (min(wall for wall, _ in runs), min(cpu for _, cpu in runs)) for name, runs in taken.items()}
-    for name, (wall, cpu) in best.items():
-        line = {"bench": "resample_join", "side": name, "rows": chosen.rows, "frames": FRAMES, "threads": THREADS}
-        line |= {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4), "rows_per_s": round(chosen.rows / wall)}
-        line |= {"times_ours_wall": round(wall / best["ours"][0], 2), "times_ours_cpu": round(cpu / best["ours"][1], 2)}
-        print(json.dumps(line), flush=True)
+    runs = in_turns({name: partial(side, data) for name, (side, data) in sides.items()}, chosen.repeats)
+    for name, clocks in runs.items():
+        facts = {"rows": chosen.rows, "frames": FRAMES, "threads": THREADS}
+        compared = rated(clocks, chosen.rows) | times(clocks, runs["ours"])
+        tell(bench="resample_join", side=name, **facts, **compared)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Exact robust fit beside scikit-learn, and writing feature rows beside pyarrow, interleaved in one run.
 
-    python benchmarks/scaling.py [--rows 3500000] [--columns 85] [--repeats 3] [--skip-write]
+    python -m benchmarks.scaling [--rows 3500000] [--columns 85] [--repeats 3] [--skip-write]
 
 One JSON line a measurement: wall and CPU seconds (the best of the repeats), values a second, how many times ours. Both
 sides may use all cores and start from the same row-major float32 matrix, a mixture of bells, heavy tails, ties and
@@ -10,9 +10,7 @@ quartiles to the bit with NumPy's, the written rows with what comes back.
 """
 
 import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.preprocessing import RobustScaler as Reference
 
+from benchmarks.measure import best, digits, in_turns, seconds, tell, times
 from ml_factory.datasets import mapped
 from ml_factory.datasets.quantiles import quantiles
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
@@ -42,27 +41,13 @@ def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return x_NF
 
 
-def clocks(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, tuple[float, float]]:
-    """Best wall and CPU seconds of each side, taken in turns."""
-    best: dict[str, tuple[float, float]] = {}
-    for _ in range(repeats):
-        for name, run in sides.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            run()
-            taken = time.perf_counter() - wall, time.process_time() - cpu
-            best[name] = min(best.get(name, taken), taken)
-    return best
-
-
-def tell(what: str, best: dict[str, tuple[float, float]], values: int) -> None:
-    ours = next(iter(best.values()))
-    for name, (wall, cpu) in best.items():
-        line = {
-            "benchmark": what, "side": name, "values": values, "wall_s": round(wall, 3), "cpu_s": round(cpu, 3),
-            "million_values_per_s": round(values / wall / 1e6, 1), "times_ours_wall": round(wall / ours[0], 2),
-            "times_ours_cpu": round(cpu / ours[1], 2),
-        }  # fmt: skip
-        print(json.dumps(line), flush=True)
+def tell_all(what: str, sides: dict[str, Callable[[], object]], repeats: int, values: int) -> None:
+    """One line a side, the first of them being ours."""
+    runs = in_turns(sides, repeats)
+    ours = next(iter(runs.values()))
+    for name, clocks in runs.items():
+        rate = {"million_values_per_s": digits(values / best(clocks).wall / 1e6)}
+        tell(bench=what, side=name, values=values, **seconds(clocks), **rate, **times(clocks, ours))
 
 
 def fit(x_NF: np.ndarray, repeats: int) -> None:
@@ -72,12 +57,12 @@ def fit(x_NF: np.ndarray, repeats: int) -> None:
     quantiles(x_NF[:100_000], QUARTILES)  # compiled
     rows = np.arange(len(x_NF) * 7 // 10)
     sides = {"ours": lambda: RobustScaler.fit(x_NF), "scikit-learn": lambda: Reference().fit(x_NF)}
-    tell("robust fit", clocks(sides, repeats), x_NF.size)
+    tell_all("robust fit", sides, repeats, x_NF.size)
     sides = {"ours": lambda: RobustScaler.fit(x_NF, rows), "scikit-learn": lambda: Reference().fit(x_NF[rows])}
-    tell("robust fit of 70 % of the rows", clocks(sides, repeats), len(rows) * x_NF.shape[1])
+    tell_all("robust fit of 70 % of the rows", sides, repeats, len(rows) * x_NF.shape[1])
     small = x_NF[:200_000]
     sides = {"standard": lambda: StandardScaler.fit(small), "quantile": lambda: QuantileScaler.fit(small)}
-    tell("other scalers", clocks(sides, 1), small.size)
+    tell_all("other scalers", sides, 1, small.size)
 
 
 def write(x_NF: np.ndarray, repeats: int) -> None:
@@ -92,14 +77,14 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
             "pyarrow": lambda: pq.write_table(table, theirs, **plain),
             "pyarrow, defaults": lambda: pq.write_table(table, theirs, compression="none"),
         }
-        tell("write", clocks(sides, repeats), x_NF.size)
+        tell_all("write", sides, repeats, x_NF.size)
         assert np.array_equal(np.load(ours, mmap_mode="r"), x_NF), "not what was written"
         sides = {
             "ours (mapped, first verified)": lambda: verified(ours),
             "ours (mapped)": lambda: np.load(ours, mmap_mode="r"),
             "pyarrow": lambda: pq.read_table(theirs),
         }
-        tell("read", clocks(sides, repeats), x_NF.size)
+        tell_all("read", sides, repeats, x_NF.size)
 
 
 def verified(path: Path) -> np.ndarray:

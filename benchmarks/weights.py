@@ -1,6 +1,6 @@
 """Weights of overlapping labels: ours beside the forms of the book and of NumPy, interleaved in one run.
 
-    python benchmarks/weights.py [--rows 3500000] [--labels 100000] [--horizons 20 240 2000] [--repeats 3]
+    python -m benchmarks.weights [--rows 3500000] [--labels 100000] [--horizons 20 240 2000] [--repeats 3]
 
 One JSON line a measurement, best of the repeats, one thread. Labels start at random bars and live up to the horizon.
   uniqueness  ours      average_uniqueness: a difference array, then one compiled pass over the lives
@@ -13,13 +13,12 @@ Before the clock runs, all forms must agree: uniqueness to 1e-9, the draws one b
 """
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
+from benchmarks.measure import best, digits, in_turns, seconds, tell
 from ml_factory.targets.bootstrap import ONE, sequential_bootstrap
 from ml_factory.targets.weights import average_uniqueness, concurrency, effective_rows
 
@@ -64,16 +63,9 @@ def snippet_draws(start: np.ndarray, end: np.ndarray, seed: int) -> np.ndarray:
 
 def measure(forms: dict[str, tuple[int, Callable[[], object]]], repeats: int, **facts) -> None:
     """One line a form: `name -> (labels, call)`, the forms in turn within each repeat."""
-    best = dict.fromkeys(forms, np.inf)
-    for _ in range(repeats):
-        for name, (_, call) in forms.items():
-            began = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - began)
+    runs = in_turns({name: call for name, (_, call) in forms.items()}, repeats)
     for name, (n, _) in forms.items():
-        seconds = best[name]
-        line = {"form": name, "labels": n, "seconds": round(seconds, 5), "us_per_label": round(seconds / n * 1e6, 4)}
-        print(json.dumps(facts | line), flush=True)
+        tell(**facts, form=name, labels=n, **seconds(runs[name]), us_per_label=digits(best(runs[name]).wall / n * 1e6))
 
 
 def main() -> None:
@@ -96,15 +88,15 @@ def main() -> None:
             "prefix": (asked.rows, lambda many=many: prefix(*many)),
             "snippet": (asked.few, lambda few=few: snippet(*few)),
         }
-        measure(uniqueness, asked.repeats, what="uniqueness", horizon=horizon)
+        measure(uniqueness, asked.repeats, bench="uniqueness", horizon=horizon)
         measure({"ours": (asked.rows, lambda rows=rows: effective_rows(rows))}, asked.repeats,
-                what="effective", horizon=horizon)  # fmt: skip
+                bench="effective", horizon=horizon)  # fmt: skip
         draws = {
             "ours": (asked.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),
             "ours on few": (asked.few, lambda few=few: sequential_bootstrap(*few)),
             "snippet": (asked.few, lambda few=few: snippet_draws(*few, 0)),
         }
-        measure(draws, asked.repeats, what="bootstrap", horizon=horizon)
+        measure(draws, asked.repeats, bench="bootstrap", horizon=horizon)
 
 
 if __name__ == "__main__":
