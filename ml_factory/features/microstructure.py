@@ -12,13 +12,16 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
+from ml_factory.features.volatility import correlation
 from ml_factory.features.volume import balance
 from ml_factory.features.windows import (
     HISTORY,
     deviation,
+    differences,
     lag,
+    products,
     ratio,
-    window_correlation,
+    sizes,
     window_covariance,
     window_sum,
 )
@@ -42,40 +45,69 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True)
 def _kernel(b, state, out, coarse):
-    body, span, place = b.close - b.open, b.high - b.low, (b.close - b.low) - (b.high - b.close)
+    body, span = differences(b.close, b.open), differences(b.high, b.low)
+    place = differences(differences(b.close, b.low), differences(b.high, b.close))
     share_of_bar(body, span, out[0])
     share_of_bar(place, span, out[1])
     if coarse:
         return
     before = lag(b.ret)
-    share_of_bar(b.high - np.maximum(b.open, b.close) - (np.minimum(b.open, b.close) - b.low), span, out[2])
+    share_of_bar(wicks(b), span, out[2])
     spans = window_sum(span, 12, b.t0, HISTORY)
     share_of(body, spans, 12, b.t0, out[3])
-    gap = b.open - lag(b.close)
+    gap = differences(b.open, lag(b.close))
     share_of_bar(gap, lag(b.atr), out[4])
-    out[5] = window_correlation(b.ret, before, 48, b.t0, HISTORY)[HISTORY:]
+    correlation(b.ret, before, 48, b.t0, out[5])
     roll_spread(b.ret, before, 96, b.t0, out[6])
     corwin_schultz(b, 24, out[7])
     abdi_ranaldo(b, 24, out[8])
     signs(b.ret, 48, b.t0, out[9], out[10])
     share_of(place, spans, 12, b.t0, out[11])
-    share_of(np.abs(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
-    share_of(np.abs(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
+    share_of(sizes(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
+    share_of(sizes(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
     outside_share(b.high, b.low, 24, b.t0, out[14])
     if len(out) > 15:
-        _volume_kernel(b, np.sign(body), before, out[15:])
+        _volume_kernel(b, directions(body), before, out[15:])
 
 
 @njit(cache=True, nogil=True)
 def _volume_kernel(b, side, before, out):
     amihud_ratio(b, 12, 96, out[0])
-    out[1] = window_correlation(b.ret, side * b.volume, 48, b.t0, HISTORY)[HISTORY:]
+    correlation(b.ret, products(side, b.volume), 48, b.t0, out[1])
     bulk_sides(b, 48, out[2], out[3])
-    out[4] = window_correlation(b.ret, side * np.sqrt(b.close * b.volume), 48, b.t0, HISTORY)[HISTORY:]
-    out[5] = window_correlation(b.ret, lag(b.volume) * np.sign(before), 48, b.t0, HISTORY)[HISTORY:]
+    correlation(b.ret, products(side, root_money(b)), 48, b.t0, out[4])
+    correlation(b.ret, products(lag(b.volume), directions(before)), 48, b.t0, out[5])
 
 
 FAMILY = Family(names=_names, kernel=_kernel)
+
+
+@njit(cache=True, nogil=True)
+def directions(x):
+    """1 above 0, -1 below 0, 0 at 0."""
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        out[i] = np.float64(x[i] > 0.0) - np.float64(x[i] < 0.0) + 0.0 * x[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def wicks(b):
+    """Upper less lower shadow of each bar."""
+    out = np.empty(len(b.close))
+    for i in range(len(out)):
+        top, bottom = max(b.open[i], b.close[i]), min(b.open[i], b.close[i])
+        out[i] = (b.high[i] - top) - (bottom - b.low[i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def root_money(b):
+    """Square root of the money traded in each bar."""
+    out = np.empty(len(b.close))
+    for i in range(len(out)):
+        out[i] = math.sqrt(b.close[i] * b.volume[i])
+    return out
 
 
 @njit(cache=True, nogil=True)
@@ -147,11 +179,11 @@ def mean_of(x, n, t0, out):
 def signs(ret, n, t0, out_zero, out_persistence):
     """(share of n bars whose close did not move, Lesmond, Ogden and Trzcinka's measure; mean product of successive
     signs: -1 where every move turns back, as between bid and ask, 1 in one long run)."""
-    side, still = np.sign(ret), np.empty(len(ret))
+    side, still = directions(ret), np.empty(len(ret))
     for i in range(len(ret)):
         still[i] = 1.0 - side[i] * side[i]
     mean_of(still, n, t0, out_zero)
-    mean_of(side * lag(side), n, t0, out_persistence)
+    mean_of(products(side, lag(side)), n, t0, out_persistence)
 
 
 @njit(cache=True, nogil=True)
@@ -190,5 +222,5 @@ def bulk_sides(b, n, out_vpin, out_imbalance):
     for i in range(first, len(spread)):
         signed[i] = math.erf(b.ret[i] / (spread[i] * math.sqrt(2.0))) * b.volume[i]
     traded = window_sum(b.volume, n, b.t0, HISTORY)
-    share_of(np.abs(signed), traded, n, b.t0, out_vpin)
+    share_of(sizes(signed), traded, n, b.t0, out_vpin)
     share_of(signed, traded, n, b.t0, out_imbalance)

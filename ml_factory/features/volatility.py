@@ -18,9 +18,12 @@ from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
     deviation,
+    differences,
     lag,
+    products,
     ratio,
     recursive_means,
+    sizes,
     window_correlation,
     window_max,
     window_min,
@@ -51,8 +54,8 @@ def _names(market, coarse):
 @njit(cache=True, nogil=True)
 def _kernel(b, state, out, coarse):
     plain_24, plain_48 = deviation(b.ret, 24, b.t0, HISTORY), deviation(b.ret, 48, b.t0, HISTORY)
-    variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), np.abs(b.ret)
-    squares = size * size
+    variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), sizes(b.ret)
+    squares = products(size, size)
     realised = window_sum(squares, 48, b.t0, HISTORY)
     spread_20 = window_std(b.close, 20, b.t0, HISTORY)
     parkinson = root_mean(variances[_PARKINSON], 24, b.t0)
@@ -81,8 +84,8 @@ def _kernel(b, state, out, coarse):
     range_asymmetry(b, 24, out[22])
     place(b.atr, 96, b.t0, out[23])
     before = lag(b.ret)
-    out[24] = window_correlation(before, size, 48, b.t0, HISTORY)[HISTORY:]
-    out[25] = window_correlation(np.abs(before), size, 48, b.t0, HISTORY)[HISTORY:]
+    correlation(before, size, 48, b.t0, out[24])
+    correlation(sizes(before), size, 48, b.t0, out[25])
 
 
 FAMILY = Family(names=_names, kernel=_kernel, recursions=1)
@@ -174,9 +177,8 @@ def _root(variance):
 @njit(cache=True, nogil=True)
 def yang_zhang(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
-    body, before = b.log_close - b.log_open, lag(b.log_close)
-    body = window_std(body, n, b.t0, HISTORY)[HISTORY:]
-    jump = window_std(b.log_open - before, n, b.t0, HISTORY)[HISTORY:]
+    body = window_std(differences(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
+    jump = window_std(differences(b.log_open, lag(b.log_close)), n, b.t0, HISTORY)[HISTORY:]
     k, unbiased = 0.34 / (1.34 + (n + 1.0) / (n - 1.0)), n / (n - 1.0)
     out = window_sum(inner, n, b.t0, HISTORY)
     rows = out[HISTORY:]
@@ -188,7 +190,7 @@ def yang_zhang(b, inner, n):
 @njit(cache=True, nogil=True)
 def jump_share(size, realised, n, t0, out):
     """1 - bipower over realised variance: near 0 in a diffusion, near 1 after one jump; 0 where nothing moved."""
-    bipower, realised = window_sum(size * lag(size), n - 1, t0, HISTORY)[HISTORY:], realised[HISTORY:]
+    bipower, realised = window_sum(products(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:], realised[HISTORY:]
     for i in range(len(out)):
         out[i] = 1.0 - ratio((math.pi / 2.0) * (n / (n - 1.0)) * bipower[i], realised[i], 1.0)
 
@@ -290,10 +292,18 @@ def reach(b, n, spread, out_squeeze, out_channel):
 @njit(cache=True, nogil=True)
 def range_asymmetry(b, n, out):
     """How much farther n bars went above their opens than below: (sum up - sum down) / sum of ranges, -1 to 1."""
-    both, more = b.high - b.low, (b.high - b.open) - (b.open - b.low)
+    both, more = differences(b.high, b.low), differences(differences(b.high, b.open), differences(b.open, b.low))
     both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = ratio(more[i], both[i], 0.0)
+
+
+@njit(cache=True, nogil=True)
+def correlation(x, y, n, t0, out):
+    """Pearson correlation of the last n pairs; 0 where either side is constant."""
+    x = window_correlation(x, y, n, t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = x[i]
 
 
 @njit(cache=True, nogil=True)

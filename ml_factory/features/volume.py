@@ -10,13 +10,14 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.volatility import dispersion
+from ml_factory.features.volatility import correlation, dispersion
 from ml_factory.features.windows import (
     HISTORY,
     lag,
+    products,
     ratio,
     recursive_means,
-    window_correlation,
+    sizes,
     window_max,
     window_min,
     window_sum,
@@ -44,8 +45,8 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     if len(out) == 0:
         return
-    typical = (b.high + b.low + b.close) / 3.0
-    flow, money, trend = typical * b.volume, money_volume(b), typical_trend(typical)
+    typical = typical_price(b)
+    flow, money, trend = products(typical, b.volume), money_volume(b), typical_trend(typical)
     usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
     surprise(b.volume, usual, 20, out[0])
     mfi(flow, trend, 14, b.t0, out[1])
@@ -57,14 +58,14 @@ def _kernel(b, state, out, coarse):
     usual = window_sum(b.volume, 96, b.t0, HISTORY)
     volume_trend(window_sum(b.volume, 12, b.t0, HISTORY), 12, usual, 96, out[5])
     dispersion(b.volume, 48, b.t0, out[6])
-    out[9] = window_correlation(b.ret, b.volume, 48, b.t0, HISTORY)[HISTORY:]
-    out[10] = window_correlation(np.abs(b.ret), b.volume, 48, b.t0, HISTORY)[HISTORY:]
-    out[14] = window_correlation(lag(b.volume), b.volume, 48, b.t0, HISTORY)[HISTORY:]
+    correlation(b.ret, b.volume, 48, b.t0, out[9])
+    correlation(sizes(b.ret), b.volume, 48, b.t0, out[10])
+    correlation(lag(b.volume), b.volume, 48, b.t0, out[14])
     session(b, flow, usual, 96, state[_SESSION], out[8], out[13])
     vwap_gap(b, typical, flow, 96, out[11])
     vwap_tilt(b, typical, flow, 48, out[12])
     oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
-    one_sided(b.ret * b.volume, 48, b.t0, out[17])
+    one_sided(products(b.ret, b.volume), 48, b.t0, out[17])
     one_sided(ease(b), 14, b.t0, out[18])
     share_of(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
@@ -89,7 +90,7 @@ def share_of(x, total, n, t0, out):
 @njit(cache=True, nogil=True)
 def one_sided(x, n, t0, out):
     """Sum of the last n values over the sum of their sizes, -1 to 1; 0 where all are 0."""
-    both, x = window_sum(np.abs(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
+    both, x = window_sum(sizes(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
     for i in range(len(out)):
         out[i] = ratio(x[i], both[i], 0.0)
 
@@ -108,6 +109,15 @@ def volume_trend(short, n, long, m, out):
     short, long = short[HISTORY:], long[HISTORY:]
     for i in range(len(out)):
         out[i] = balance(short[i] / n, long[i] / m)
+
+
+@njit(cache=True, nogil=True)
+def typical_price(b):
+    """Mean of high, low and close (TA-Lib TYPPRICE)."""
+    out = np.empty(len(b.close))
+    for i in range(len(out)):
+        out[i] = (b.high[i] + b.low[i] + b.close[i]) / 3.0
+    return out
 
 
 @njit(cache=True, nogil=True)

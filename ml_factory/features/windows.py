@@ -66,6 +66,33 @@ def lag(x):
 
 
 @njit(cache=True, nogil=True)
+def sizes(x):
+    """|x|, row by row. Loops of their own, here and below: an array expression takes far longer to compile."""
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        out[i] = abs(x[i])
+    return out
+
+
+@njit(cache=True, nogil=True)
+def products(x, y):
+    """x times y, row by row."""
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        out[i] = x[i] * y[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def differences(x, y):
+    """x less y, row by row."""
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        out[i] = x[i] - y[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
 def window_sum(x, n, t0, first):
     """Sum of the last n values; n zeros sum to exactly 0."""
     size = len(x)
