@@ -41,15 +41,17 @@ FAMILY = Family(names=_names, kernel=_kernel, recursions=3)
 @njit(cache=True, nogil=True)
 def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine):
     """The session's progress less 1/2, and the hands of a clock that turns once a session and of one a week."""
+    week_sine = week_cosine = 0.0
     for i in range(HISTORY, len(b.close)):
-        progress = b.progress[i]
-        week = ((b.session[i] + 3) % WEEK_DAYS) / WEEK_DAYS  # day 0 was a Thursday; Monday is 0
-        row = i - HISTORY
+        progress, row = b.progress[i], i - HISTORY
+        if row == 0 or b.session[i] != b.session[i - 1]:
+            week = 2.0 * math.pi * ((b.session[i] + 3) % WEEK_DAYS) / WEEK_DAYS  # day 0 was a Thursday; Monday is 0
+            week_sine, week_cosine = math.sin(week), math.cos(week)
         out_progress[row] = progress - 0.5
         out_sine[row] = math.sin(2.0 * math.pi * progress)
         out_cosine[row] = math.cos(2.0 * math.pi * progress)
-        out_week_sine[row] = math.sin(2.0 * math.pi * week)
-        out_week_cosine[row] = math.cos(2.0 * math.pi * week)
+        out_week_sine[row] = week_sine
+        out_week_cosine[row] = week_cosine
 
 
 @njit(cache=True, nogil=True)

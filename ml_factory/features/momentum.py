@@ -36,7 +36,8 @@ BASE = (
 
 # Places of the recursions in the state.
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
-_MEANS, _DX, _SIGNAL, _STREAK = 10, 10, 11, 12
+_MEANS, _STREAK = 10, 12
+_DX, _SIGNAL = range(2)
 
 
 def _names(market, coarse):
@@ -50,8 +51,10 @@ def _kernel(b, state, out, coarse):
     for place, n in enumerate((1, 4, 12)):
         normal_return(b.log_close, spread, n, out[place])
     rsi(x[_GAIN_14], x[_LOSS_14], out[3])
-    macd(x[_EMA_12], x[_EMA_26], b.atr, state[_SIGNAL : _SIGNAL + 1], out[4], out[5])
-    directional(x[_PLUS], x[_MINUS], b.atr, state[_DX : _DX + 1], out[6], out[7])
+    second = _means_of_means(x, state[_MEANS : _MEANS + 2])
+    macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], b.atr, out[4], out[5])
+    out[6] = second[_DX, HISTORY:]  # ADX 14, in points of 100; 0 where nothing moved (TA-Lib ADX)
+    directional(x[_PLUS], x[_MINUS], b.atr, out[7])
     cci(b.high, b.low, b.close, 20, b.t0, out[8])
     out[9] = stochastic(b, 14, HISTORY)[HISTORY:]
     efficiency(b.close, 24, b.t0, out[10])
@@ -97,6 +100,18 @@ def _means(b, state):
 
 
 @njit(cache=True, nogil=True)
+def _means_of_means(x, state):
+    """float64[2, M]: Wilder's mean of the directional index, and the exponential mean of the MACD line."""
+    second = np.empty((2, x.shape[1]))
+    for i in range(HISTORY, x.shape[1]):
+        plus, minus = x[_PLUS, i], x[_MINUS, i]
+        second[_DX, i] = 100.0 * ratio(abs(plus - minus), plus + minus, 0.0)
+        second[_SIGNAL, i] = x[_EMA_12, i] - x[_EMA_26, i]
+    recursive_means(second, np.array([14.0, 9.0]), np.array([1.0 / 14.0, 0.2]), state)
+    return second
+
+
+@njit(cache=True, nogil=True)
 def normal_return(log_close, spread, n, out):
     """Log return over n bars in units of what n bars of the last 48 bars' deviation would give."""
     scale = math.sqrt(n)
@@ -112,24 +127,19 @@ def rsi(gain, loss, out):
 
 
 @njit(cache=True, nogil=True)
-def macd(fast, slow, atr, signal_state, out_line, out_histogram):
+def macd(fast, slow, signal, atr, out_line, out_histogram):
     """(MACD, MACD minus its mean of 9) in ATRs, from the exponential means of 12 and 26 (TA-Lib MACD)."""
-    line = np.empty((1, len(fast)))
-    line[0, HISTORY:] = fast[HISTORY:] - slow[HISTORY:]
-    out_line[:] = line[0, HISTORY:] / atr[HISTORY:]
-    recursive_means(line, np.full(1, 9.0), np.full(1, 0.2), signal_state)
-    out_histogram[:] = out_line - line[0, HISTORY:] / atr[HISTORY:]
+    for i in range(HISTORY, len(fast)):
+        line = fast[i] - slow[i]
+        out_line[i - HISTORY] = line / atr[i]
+        out_histogram[i - HISTORY] = (line - signal[i]) / atr[i]
 
 
 @njit(cache=True, nogil=True)
-def directional(plus, minus, atr, state, out_trend, out_direction):
-    """(ADX 14, +DI minus -DI), each in points of 100; 0 where nothing moved (TA-Lib ADX, PLUS_DI, MINUS_DI)."""
-    dx = np.empty((1, len(plus)))
+def directional(plus, minus, atr, out):
+    """+DI minus -DI in points of 100; 0 where nothing moved (TA-Lib PLUS_DI, MINUS_DI)."""
     for i in range(HISTORY, len(plus)):
-        dx[0, i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
-        out_direction[i - HISTORY] = 100.0 * (plus[i] - minus[i]) / atr[i]
-    recursive_means(dx, np.full(1, 14.0), np.full(1, 1.0 / 14.0), state)
-    out_trend[:] = dx[0, HISTORY:]
+        out[i - HISTORY] = 100.0 * (plus[i] - minus[i]) / atr[i]
 
 
 @njit(cache=True, nogil=True)

@@ -29,7 +29,7 @@ CALM, WILD, STAY = 0.7, 1.7, 0.95
 """Deviations of the two states in units of the usual one, and the chance to stay in a state for another bar."""
 DRIFT, TREND_STAY = 0.3, 0.95
 """Mean surprise of the rising and of the falling state, and the chance to stay in one of the three."""
-RUNS, HAZARD = 12, 1.0 / 24.0
+RUNS, HAZARD = 8, 1.0 / 16.0
 """Run lengths told apart (the longest means "as long or longer"), and the chance of a change before each bar."""
 
 
@@ -163,7 +163,7 @@ def cusum(surprise, allowance, limit, state, out):
 
 @njit(cache=True, nogil=True)
 def change_point(surprise, state, out_change, out_run):
-    """(Probability that the mean surprise changed within the last 4 bars, mean run length as a share of RUNS less 1/2).
+    """(Probability that the mean surprise changed within the last 2 bars, mean run length as a share of RUNS less 1/2).
 
     Adams and MacKay's recursion for normal surprises of deviation 1 whose mean is drawn from N(0, 1) at a change.
     state : a row a run length r, (probability, sum of the run's surprises); of runs of RUNS - 1 bars and more one mean
@@ -171,8 +171,8 @@ def change_point(surprise, state, out_change, out_run):
     """
     if state[:, 0].sum() == 0.0:
         state[0, 0] = 1.0  # before the first number a run of length 0 is certain
-    width = np.array([1.0 + 1.0 / (r + 1.0) for r in range(RUNS)])
-    scale, factor = 1.0 / np.sqrt(width), -0.5 / width
+    shrink = 1.0 / np.arange(1.0, RUNS + 1.0)  # of the mean: the prior counts as one bar
+    scale, factor = 1.0 / np.sqrt(1.0 + shrink), -0.5 / (1.0 + shrink)
     for i in range(HISTORY, len(surprise)):
         x = min(max(surprise[i], -8.0), 8.0)  # beyond that every run is as unlikely: the new one wins anyway
         if math.isnan(surprise[i]):
@@ -180,20 +180,21 @@ def change_point(surprise, state, out_change, out_run):
             continue
         total = 0.0
         for r in range(RUNS):
-            miss = x - state[r, 1] / (r + 1.0)
+            miss = x - state[r, 1] * shrink[r]
             state[r, 0] *= scale[r] * math.exp(factor[r] * miss * miss)
             total += state[r, 0]
         oldest = state[RUNS - 1, 0] + state[RUNS - 2, 0]
         longest = state[RUNS - 1, 0] * state[RUNS - 1, 1] + state[RUNS - 2, 0] * state[RUNS - 2, 1]
         longest = longest / oldest if oldest > 0.0 else 0.0
+        stay = (1.0 - HAZARD) / total
         for r in range(RUNS - 2, 0, -1):
-            state[r, 0] = (1.0 - HAZARD) * state[r - 1, 0] / total
+            state[r, 0] = stay * state[r - 1, 0]
             state[r, 1] = state[r - 1, 1] + x
-        state[RUNS - 1, 0] = (1.0 - HAZARD) * oldest / total
+        state[RUNS - 1, 0] = stay * oldest
         state[RUNS - 1, 1] = (longest + x) * (RUNS - 1.0) / RUNS
         state[0, 0], state[0, 1] = HAZARD, 0.0
         run = 0.0
         for r in range(1, RUNS):
             run += r * state[r, 0]
-        out_change[i - HISTORY] = state[0, 0] + state[1, 0] + state[2, 0] + state[3, 0] + state[4, 0]
+        out_change[i - HISTORY] = state[0, 0] + state[1, 0] + state[2, 0]
         out_run[i - HISTORY] = run / RUNS - 0.5

@@ -65,18 +65,18 @@ def three_states(frame):
 
 
 def run_lengths(frame):
-    """Adams and MacKay's algorithm 1 with run lengths 0 to 11, the last for all longer: the two columns."""
-    chance, total = np.eye(12)[0], np.zeros(12)
+    """Adams and MacKay's algorithm 1 with run lengths 0 to 7, the last for all longer: the two columns."""
+    chance, total = np.eye(8)[0], np.zeros(8)
     recent, mean = [np.nan] * 97, [np.nan] * 97
     for z in np.clip(surprises(frame), -8, 8):
-        precision = np.arange(12) + 1.0  # of the mean: the prior counts as one bar
+        precision = np.arange(8) + 1.0  # of the mean: the prior counts as one bar
         grown = chance * norm.pdf(z, loc=total / precision, scale=np.sqrt(1 + 1 / precision))
         evidence, tail = grown.sum(), grown[-2:].sum()
         longest = grown[-2:] @ total[-2:] / tail if tail else 0.0
-        chance = np.append(1 / 24, 23 / 24 * np.append(grown[:-2], tail) / evidence)
-        total = np.concatenate([[0.0], total[:-2] + z, [(longest + z) * 11 / 12]])
-        recent.append(chance[:5].sum())
-        mean.append(chance @ np.arange(12) / 12 - 0.5)
+        chance = np.append(1 / 16, 15 / 16 * np.append(grown[:-2], tail) / evidence)
+        total = np.concatenate([[0.0], total[:-2] + z, [(longest + z) * 7 / 8]])
+        recent.append(chance[:3].sum())
+        mean.append(chance @ np.arange(8) / 8 - 0.5)
     return np.array(recent), np.array(mean)
 
 
