@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ from ml_factory.features import (
 )
 from ml_factory.features.engine import Family, FrameFeatures, gather_rows
 from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
+from ml_factory.progress import phase
 
 FAMILIES: dict[str, Family] = {
     "momentum": momentum.FAMILY,
@@ -145,7 +146,8 @@ def build_features(
     """
     spec = spec or FeatureSpec()
     threads = threads or min(2, os.cpu_count() or 1)
-    frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
+    with phase("frames", len(bars)):
+        frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
     base = frames.pop(spec.base_minutes)
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins)
@@ -160,11 +162,13 @@ def build_features(
         )
     names = column_names(market, spec)
     values = np.empty((len(base) - first, len(names)), dtype=dtype)
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(*task) for task in _tasks(base, frames, joins, first, market, spec, values)]:
-            done.result()
-    for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
-        custom.fill(name, base, first, column)  # the user's code runs in the user's thread
+    with phase("features", len(values)) as done:
+        with ThreadPoolExecutor(threads) as pool:
+            tasks = _tasks(base, frames, joins, first, market, spec, values)
+            for task in as_completed([pool.submit(*one) for one in tasks]):
+                done(task.result() * len(values) // len(names))
+        for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
+            custom.fill(name, base, first, column)  # the user's code runs in the user's thread
     return FeatureMatrix(
         values=values,
         names=names,
@@ -203,13 +207,13 @@ def _first_row(base: Frame, joins: dict[int, np.ndarray]) -> int:
 
 
 def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
-    """Calls that each fill their own columns of `values`, the longest first: base families in two groups, frames."""
+    """Calls that each fill their own columns of `values` and return how many: base families in two groups, frames."""
     families = spec.families_of(market)
     place = 0
     for group in _halves(families, market):
         engine = FrameFeatures(market, group, coarse=False)
         stop = place + len(engine.names)
-        yield engine.push, base, values[:, place:stop], first
+        yield _own, engine, base, first, values[:, place:stop]
         place = stop
     for minutes, frame in frames.items():
         engine = FrameFeatures(market, families, coarse=True)
@@ -226,8 +230,15 @@ def _halves(families: dict[str, Family], market: MarketSpec) -> list[dict[str, F
     return [dict(group) for group in (items[:half], items[half:]) if group]
 
 
-def _join(engine: FrameFeatures, frame: Frame, rows: np.ndarray, out: np.ndarray) -> None:
+def _own(engine: FrameFeatures, base: Frame, first: int, out: np.ndarray) -> int:
+    """The base frame's columns, of the rows after the warm-up."""
+    engine.push(base, out, first)
+    return out.shape[1]
+
+
+def _join(engine: FrameFeatures, frame: Frame, rows: np.ndarray, out: np.ndarray) -> int:
     """The coarse frame's columns as each base row saw them."""
     values = np.empty((len(frame), len(engine.names)), out.dtype)
     engine.push(frame, values, 0)
     gather_rows(values, rows, out)
+    return out.shape[1]
