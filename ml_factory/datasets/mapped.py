@@ -185,7 +185,7 @@ def _sweep(folder: Path) -> None:
 
 def _state(path: Path) -> tuple:
     facts = path.stat()
-    return str(path), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _map(path: Path) -> np.ndarray:

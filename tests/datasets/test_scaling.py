@@ -130,6 +130,7 @@ def awkward(n: int) -> np.ndarray:
     rng = np.random.default_rng(5)
     x = rng.standard_normal((n, 14)).astype(np.float32)
     x[:, 1], x[:, 2], x[: n // 2 + 7, 3] = np.round(x[:, 1] * 3), -0.0, 1.5
+    x[:3, 0], x[3:5, 0] = -np.inf, np.inf  # too few to move a rank out of its bracket
     x[:, 4], x[::7, 5], x[::9, 6], x[::3, 7] = np.nan, np.inf, -np.inf, np.nan
     x[:, 8], x[:, 9], x[: n - 5, 9] = np.arange(n), 7e37, 0
     x[:, 10], x[:, 11] = rng.integers(0, 2, n), x[:, 11] * np.float32(1e-41)

@@ -138,6 +138,16 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
+def test_a_part_is_hashed_once_in_a_process_whichever_data_set_asks(matrix, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    mapped._known.clear()
+    hashed = []
+    monkeypatch.setattr(mapped, "content_hash", lambda array, real=mapped.content_hash: hashed.append(1) or real(array))
+    store = grow(tmp_path / "grown", matrix, (700, 900, 1100))
+    assert store.verify() == [] and len(store.load_features()) == 1100
+    assert len(hashed) == 6  # each part once, while it was written
+
+
 def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = grow(tmp_path / "grown", matrix, range(600, 1100, 10))
@@ -292,6 +302,15 @@ def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
     add_horizon(store, base, 10)
     assert Store.find(processed, PRINT).verify() == []
     np.testing.assert_array_equal(Store.current(processed).load_features(), matrix.values)
+
+
+def test_what_is_damaged_beside_a_new_horizon_is_not_vouched_for_again(processed, base, matrix):
+    damage_byte(file_of(processed, "labels_h10"))
+    store = Store.begin(processed, PRINT)
+    store.write_features(matrix)
+    add_horizon(store, base, 20)
+    whole = Store.find(processed, PRINT)
+    assert whole is not None and whole.horizons == (20,)
 
 
 def test_damage_is_found_when_a_part_is_read(processed):
