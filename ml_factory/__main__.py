@@ -47,6 +47,7 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run beside the 
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Parquet or CSV with 1-minute bars.")]
 Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
+Uncertified = Annotated[bool, typer.Option("--uncertified", help="Also without a proof that nothing looks ahead.")]
 Zone = Annotated[str | None, typer.Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")]
 Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark of text prices, . or ,")]
 
@@ -96,6 +97,26 @@ def prepare(
 
 
 @app.command()
+def audit(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Annotated[list[int] | None, typer.Option("--horizon", help="Several times; empty: all prepared.")] = None,
+    cuts: Annotated[int | None, typer.Option(help="Moments to try; empty: 50, the full form.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Also what was proved before.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
+    with _working(f"auditing {symbol}", as_json) as status:
+        result = pipeline.audit(
+            Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh,
+            progress=lambda done, of: status.update(f"auditing {symbol}: {done} of about {of} builds"),
+        )  # fmt: skip
+    _tell(result, as_json)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def train(
     workspace: Folder = "",
     symbol: Symbol = DEMO,
@@ -104,13 +125,14 @@ def train(
     seed: Seed = 0,
     quick: Quick = False,
     fresh: Fresh = False,
+    uncertified: Uncertified = False,
     as_json: Json = False,
 ) -> None:
     """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     quick = quick_from_environment(quick)
     with _working(f"training {model}", as_json) as status:
         result = pipeline.train(
-            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh,
+            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
             callbacks=(lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics)),),
         )  # fmt: skip
     _tell(result, as_json)
@@ -129,6 +151,7 @@ def cross_validate(
     seed: Seed = 0,
     quick: Quick = False,
     fresh: Fresh = False,
+    uncertified: Uncertified = False,
     as_json: Json = False,
 ) -> None:
     """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
@@ -136,7 +159,7 @@ def cross_validate(
     with _working(f"cross-validating {model}", as_json):
         result = pipeline.cross_validate(
             Workspace(workspace), symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
-            window=window, seed=seed, quick=quick, fresh=fresh,
+            window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
         )  # fmt: skip
     _tell(result, as_json)
 

@@ -1,4 +1,4 @@
-"""The story on a page: prepare, train, cross_validate, stack, evaluate, predict.
+"""The story on a page: prepare, audit, train, cross_validate, stack, evaluate, predict.
 
 Each function takes a workspace, goes on from whatever was interrupted before, and hands back a result with
 `.summary()`, `.plot()` and the paths it wrote. Notebooks, command line and tests call the same functions.
@@ -22,6 +22,7 @@ from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
+from ml_factory.units.auditing import audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import (
     SchemeSpec,
@@ -42,35 +43,59 @@ from ml_factory.units.preparation import (
     load_splits,
     prepare,
 )
-from ml_factory.units.results import CrossValidateResult, EvaluateResult, PredictResult, StackResult, TrainResult
+from ml_factory.units.proving import check_certified
+from ml_factory.units.results import (
+    AuditResult,
+    CrossValidateResult,
+    EvaluateResult,
+    PredictResult,
+    StackResult,
+    TrainResult,
+)
 from ml_factory.units.stacked import fit_stack
 
 __all__ = [
-    "cross_validate", "evaluate", "frame_alignment", "load_features", "load_labels", "load_predictions", "load_splits",
-    "predict", "prepare", "stack", "train",
+    "audit", "cross_validate", "evaluate", "frame_alignment", "load_features", "load_labels", "load_predictions",
+    "load_splits", "predict", "prepare", "stack", "train",
 ]  # fmt: skip
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
 
 
+def audit(
+    workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
+    fresh: bool = False, progress: Callable[[int, int], None] | None = None,
+) -> AuditResult:  # fmt: skip
+    """Prove that nothing prepared, and nothing learnt from it, looks ahead; the certificate lets the others begin.
+
+    At 50 moments or more the future is cut off and disturbed in five ways, and all that was known, proven or learnt
+    before must stay the same to the bit. Bars that were proved before with the same code and settings are not proved
+    again, unless `fresh`.
+
+    horizons : default: all that are prepared.  cuts : default 50; fewer are the quick form.
+    progress : called with (builds done, builds in all).
+    """
+    return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress)
+
+
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
 ) -> TrainResult:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
     A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
     beside it. Each callback is called (epoch, metrics) after every epoch or booster block. `weights` says what makes a
-    training row count; by default its average uniqueness.
+    training row count; by default its average uniqueness. Data without a certificate is refused unless `uncertified`.
 
     Raises SettingsError, NotPreparedError, FactoryError.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     spec_of(model)
-    data = load_dataset(workspace, symbol, horizon)
+    data = _certified(workspace, symbol, horizon, uncertified)
     spec = run_spec(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
         settings=_for_the_model(model_settings) | _weights(weights),
@@ -102,7 +127,7 @@ def train(
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
@@ -114,7 +139,7 @@ def cross_validate(
     workspace = Workspace(workspace)
     spec_of(model)
     cut = SchemeSpec(scheme, folds, test_blocks, window)
-    data = load_dataset(workspace, symbol, horizon)
+    data = _certified(workspace, symbol, horizon, uncertified)
     asked = cut.to_dict() | _weights(weights)
     settings = asked | _for_the_model(model_settings)
     spec = run_spec(
@@ -147,6 +172,7 @@ def cross_validate(
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
+    uncertified: bool = False,
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
 
@@ -155,10 +181,11 @@ def stack(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     base_models = _check_base_models(base_models)
-    data = load_dataset(workspace, symbol, horizon)
+    data = _certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     bases = {
-        name: train(workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror) for name in base_models
+        name: train(workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror, uncertified=uncertified)
+        for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
     settings = (("base_models", list(base_models)), ("bases", hashes), ("folds", folds))
@@ -228,6 +255,13 @@ def predict(
         frame_hash=file_hash(path), seconds=time.perf_counter() - started,
         draw=lambda: figures.probabilities(frame, close),
     )  # fmt: skip
+
+
+def _certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
+    """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
+    data = load_dataset(workspace, symbol, horizon)
+    check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    return data
 
 
 def _run_report(

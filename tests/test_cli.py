@@ -21,13 +21,12 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = ("doctor", "suite", "run", "prepare", "train", "cross-validate", "predict")
+VERBS = ("doctor", "suite", "run", "prepare", "audit", "train", "cross-validate", "predict")
 LATER = (
     "stack",
     "evaluate",
     "export",
     "serve",
-    "audit",
     "export-data",
     "recipe",
     "tpu",

@@ -71,6 +71,23 @@ def split_on_price(
     return figure
 
 
+def cuts_on_price(
+    close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title: str = "Where the proof cut"
+) -> Figure:
+    """Price over time with a line at each moment after which the future was disturbed; cuts : (moment, kind)."""
+    figure, (ax,) = new_figure(title, 3.3)
+    x, y = day_numbers(close.index), close.to_numpy(dtype=np.float64)
+    keep = outline(y)
+    ax.plot(*broken_line(x[keep], y[keep], max(5.0, 0.02 * (x[-1] - x[0]))), color=INK["neutral"], linewidth=0.9)
+    for moment in day_numbers(pd.DatetimeIndex([moment for moment, _ in cuts])):
+        ax.axvline(moment, color=INK["accent"], alpha=0.5, linewidth=0.8)
+    ax.margins(x=0.01)
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    time_axis(ax)
+    return figure
+
+
 def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
     """Shares of each label per row of `balance` (index: horizon; columns short, neutral, long, ambiguous…)."""
     columns = [name for name in (*CLASS_NAMES, "ambiguous") if name in balance.columns]

@@ -13,6 +13,7 @@ from ml_factory.evaluation.report import Section, write_report
 from ml_factory.runs.registry import Artifact
 from ml_factory.units.dataset import Dataset
 from ml_factory.units.preparation import DEMO, findings_table
+from ml_factory.units.proving import words_of
 
 MAIN_METRICS = [
     "log_loss",
@@ -47,7 +48,8 @@ def run_page(
     return write_report(
         path, title, sections,
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead, judged on rows no model has learnt from",
-        facts=facts, notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
+        facts=facts | {"proof": words_of(store, data.horizon)},
+        notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
     )  # fmt: skip

@@ -31,6 +31,7 @@ from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from
 from ml_factory.units.dataset import SPLITS, Dataset
+from ml_factory.units.proving import check_certified, prove_store, settings_of, words_of
 from ml_factory.units.results import PrepareResult
 
 DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
@@ -91,7 +92,23 @@ def prepare(
                 raise
         else:
             store.make_current()
+        _certify(store, workspace, horizons)
     return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
+
+
+def _certify(store: Store, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None) -> None:
+    """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
+    lacking = []
+    for horizon in horizons:
+        try:
+            check_certified(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
+        except NotPreparedError:
+            lacking.append(horizon)
+    if lacking:
+        bars = load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0] if bars is None else bars
+        proved = prove_store(store, bars, lacking)
+        for leak in proved.proof.leaks if proved.proof else ():
+            _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
@@ -235,6 +252,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
     facts = {str(h): _write_horizon(store, base, fine, rows, settings, market, h) for h in horizons}
     store.commit(made | {"horizons": facts})
+    _certify(store, workspace, horizons, bars)
     return store
 
 
@@ -294,6 +312,7 @@ def _result(store: Store, symbol: str, horizons: tuple[int, ...], *, reused: boo
         split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]),
         staleness=store.facts["staleness"],
         bar_findings=findings_table(store),
+        proof=words_of(store, last),
         reused=reused,
         seconds=seconds,
         draw=lambda: split_figure(store, last),

@@ -54,14 +54,38 @@ class PrepareResult(Result):
     split_table: pd.DataFrame
     staleness: dict[str, float]
     bar_findings: pd.DataFrame
+    proof: str
     reused: bool
 
     def summary(self) -> str:
         how = "found as prepared before" if self.reused else "prepared now"
         return (
             f"{self.symbol}: {self.rows:,} rows x {len(self.features)} features, horizons {self.horizons}, "
-            f"{how} in {self.seconds:.1f} s\n  {self.folder}"
+            f"{how} in {self.seconds:.1f} s\n  proof that nothing looks ahead: {self.proof}\n  {self.folder}"
         )
+
+
+@dataclass(frozen=True)
+class AuditResult(Result):
+    """form : of the certificate, in words.  compared : part -> rows compared.  leaks : a row each, with `sentences`."""
+
+    symbol: str
+    form: str
+    passed: bool
+    horizons: list[int]
+    cuts: int
+    disturbances: list[str]
+    compared: dict[str, int]
+    leaks: pd.DataFrame
+    sentences: list[str]
+    reused: bool
+    certificates: list[Path]
+
+    def summary(self) -> str:
+        how = "proved before" if self.reused else f"{sum(self.compared.values()):,} rows compared"
+        verdict = "nothing looks ahead" if self.passed else f"{len(self.leaks)} leaks"
+        first = f"{self.symbol}, horizons {self.horizons}: {verdict} ({self.form}; {how}), {self.seconds:.1f} s"
+        return "\n".join([first, *(f"  {line}" for line in self.sentences), f"  {self.certificates[0].parent}"])
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, m
     first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
     monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, data.development()[first]))
     ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
-    result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
+    result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
     assert "one class: fold 0" in result.summary() and len(result.fold_table) == 3
     assert result.to_dict()["untaught"] == [0]
@@ -203,7 +203,8 @@ def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
-        pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", folds=3, model_settings=SMALL)
+        ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
+        pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
 
 
 def test_what_is_asked_of_the_run_is_no_setting_of_the_model(prepared):

@@ -1,0 +1,97 @@
+"""The full proof of a prepared data set, and of a training on it."""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sources import load_bars
+from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
+from ml_factory.evaluation import figures
+from ml_factory.experiment import open_run, run_spec
+from ml_factory.leakage.certificate import place_of
+from ml_factory.leakage.fitted import leaks_of_fitted
+from ml_factory.leakage.proof import FULL_CUTS, ProofSpec
+from ml_factory.leakage.subject import Fitted, Split
+from ml_factory.leakage.tables import Leak
+from ml_factory.runs.workspace import Workspace
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.holdout import fit_holdout
+from ml_factory.units.preparation import load_dataset
+from ml_factory.units.proving import Progress, leak_table, prove_store, settings_of
+from ml_factory.units.results import AuditResult
+
+MODEL, SMALL = "xgboost", {"rounds": 20, "depth": 3, "threads": 1}
+TRAINING_ROWS = 4_000
+
+
+def audit_data(
+    workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
+    progress: Progress | None,
+) -> AuditResult:  # fmt: skip
+    """Prove a symbol's current data set at 50 cuts or more, and a small training on it; write the certificates."""
+    started = time.perf_counter()
+    store = Store.current(workspace.processed(symbol))
+    horizons = tuple(horizons or store.horizons)
+    data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
+    bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
+    spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
+    trained = leaks_of_training(data)
+    proved = prove_store(store, bars, horizons, spec, fresh=fresh, also=trained, progress=progress)
+    leaks = proved.proof.leaks if proved.proof else ()
+    told = proved.certificates[horizons[0]]
+    tried = [(pd.Timestamp(moment), why) for moment, why in told.cuts]
+    close = bars["close"]
+    return AuditResult(
+        symbol=symbol, form=told.words(), passed=not leaks, horizons=list(horizons), cuts=len(tried),
+        disturbances=list(told.disturbances), compared=dict(told.compared), leaks=leak_table(leaks),
+        sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
+        certificates=[place_of(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
+        seconds=time.perf_counter() - started, draw=lambda: figures.cuts_on_price(close, tried),
+    )  # fmt: skip
+
+
+def leaks_of_training(data: Dataset) -> list[Leak]:
+    """What a real training (weights, early stopping, temperature, the steps before) takes from rows it may not read."""
+    some = np.flatnonzero(data.row >= 0)[:TRAINING_ROWS]
+    labels, values = data.labels.iloc[some], data.x_NF[data.row[some]]
+    first, second = int(0.6 * len(some)), int(0.8 * len(some))
+    rows = np.arange(len(some))
+    split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
+    with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
+        training = _Training(data, Workspace(Path(folder)))
+        return list(leaks_of_fitted(training, values, labels, [split], f"h{data.horizon}"))
+
+
+class _Training:
+    """`fit_holdout` as a pipeline under proof: the same door that `train` goes through."""
+
+    def __init__(self, data: Dataset, workspace: Workspace):
+        self.data, self.workspace = data, workspace
+
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        names, data = tuple(self.data.features.columns), self.data
+        train, close = np.asarray(roles["train"]), np.ones(len(labels))
+        sample = Sample(values, names, train, close, labels.iloc[train])
+        part = replace(
+            data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,
+            segment=np.zeros(len(labels), np.int32), splits=dict(roles),
+            scaler=fit_steps(data.settings["data"]["preprocess"], sample),
+        )  # fmt: skip
+        spec = run_spec(
+            data.symbol, data.horizon, MODEL, task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL
+        )
+        run = open_run(self.workspace.results, data.symbol, spec, fresh=True)
+        state = fit_holdout(self.workspace, part, run, spec, callbacks=(), mirror="off").load_state()
+        learnt = {name: state[name] for name in ("model_state", "temperature")}
+        # Validation rows stop the training and set the temperature; only training rows teach the steps before.
+        return {
+            "trained model": Fitted(learnt, ("train", "validation")),
+            "steps before the model": Fitted(state["scaler"]),
+        }

@@ -1,0 +1,126 @@
+"""The proof applied: a prepared data set beside its own bars, quick at the end of `prepare`, full when asked for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.bars import BarSpec
+from ml_factory.datasets.store import Store
+from ml_factory.experiment import DATA_ROOMS, DataSpec, source_hash
+from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage.certificate import (
+    Certificate,
+    issue,
+    newest_standing,
+    place_of,
+    read_certificate,
+    required,
+    write_certificate,
+)
+from ml_factory.leakage.fitted import leaks_of_splits
+from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
+from ml_factory.leakage.subject import Split, StandardPipeline
+from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
+from ml_factory.runs.storage import fingerprint
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.splits import SplitSpec
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Proved:
+    """proof : what was tried now; None where all of it was proved before.  certificates : horizon -> certificate."""
+
+    proof: Proof | None
+    certificates: Mapping[int, Certificate]
+
+
+def prove_store(
+    store: Store, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
+    also: Sequence[Leak] = (), progress: Progress | None = None,
+) -> Proved:  # fmt: skip
+    """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
+
+    bars : the checked bars it was made of.  fresh : take no earlier proof for granted.  also : leaks found elsewhere.
+    """
+    settings, processed = settings_of(store), store.folder.parent
+    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=5 if spec.form == "full" else 0)
+    bound = {"code": source_hash(DATA_ROOMS), "settings": fingerprint(settings.to_dict())}
+    before = {h: newest_standing(processed, bars, h, form="full" if fresh else spec.form, **bound) for h in horizons}
+    there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
+    if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(there.values()):
+        return Proved(None, there)
+    since = 0 if fresh else min(one.rows for one in before.values())
+    since = since if since < len(bars) else 0
+    facts = store.facts["market"]
+    proof = prove(
+        pipeline, bars, spec, facts=facts, since=since, progress=progress,
+        history=min(one.history for one in before.values()),
+        whole=None if since else stored_tables(store, pipeline, bars, facts),
+    )  # fmt: skip
+    proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
+    certificates = {}
+    for horizon in horizons:
+        certificates[horizon] = issue(
+            proof, bars, symbol=store.facts["symbol"], horizon=horizon, subject=store.fingerprint, form=spec.form,
+            **bound, **({"before": before[horizon]} if since else {}),
+        )  # fmt: skip
+        write_certificate(processed, certificates[horizon])
+    return Proved(proof, certificates)
+
+
+def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = 5) -> StandardPipeline:
+    """The pipeline that `prepare` runs with these settings."""
+    given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
+    labels = tuple(settings.labels_for(horizon) for horizon in horizons)
+    return StandardPipeline(symbol, settings.features, labels, settings.splits, given, folds, settings.preprocess)
+
+
+def settings_of(store: Store) -> DataSpec:
+    """The settings a data set was prepared with."""
+    stored = dict(store.facts["settings"])
+    kinds = {"bars": BarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
+    return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
+
+
+def stored_tables(store: Store, pipeline: StandardPipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+    """The rows of features as they lie in the store, and frames and labels made anew of these bars."""
+    known_at = store.known_at.as_unit("ns").asi8
+    tables = {"features": Table(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
+    tables |= {f"frame {name}": table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
+    return tables | {f"labels {name}": table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()}
+
+
+def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
+    """The rule of the splits on the very rows that training will read."""
+    found = []
+    for horizon in horizons:
+        split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
+        found += leaks_of_splits(store.load_labels(horizon), [split], f"h{horizon}")
+    return found
+
+
+def check_certified(processed: Path, symbol: str, horizon: int, subject: str, uncertified: bool) -> None:
+    """Refuse data without a certificate of this code, unless `uncertified`.
+
+    Raises NotPreparedError, naming the command.
+    """
+    if not uncertified:
+        required(processed, symbol, horizon, subject=subject, code=source_hash(DATA_ROOMS))
+
+
+def words_of(store: Store, horizon: int) -> str:
+    """What a report says of the proof of a data set."""
+    found = read_certificate(place_of(store.folder.parent, store.fingerprint, horizon))
+    return found.words() if found else "none: uncertified"
+
+
+def leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
+    """A row a leak: part, column, rows, cut, disturbance and where it was seen."""
+    columns = ["part", "column", "rows", "first_row", "size", "cut", "why", "disturbance", "scope", "cuts"]
+    table = pd.DataFrame([leak.to_dict() for leak in leaks], columns=columns)
+    return table.assign(size=table["size"].astype(np.float64)) if len(table) else table

@@ -1,0 +1,147 @@
+"""A certificate is worth something for these bars, this code and these settings, and nothing of any others."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import NotPreparedError
+from ml_factory.leakage import certificate as kept
+from ml_factory.leakage.certificate import NOTHING, issue, prefix_hashes, required, standing, write_certificate
+from ml_factory.leakage.cuts import Cut
+from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.tables import Leak
+
+BOUND = {"symbol": "DEMO", "horizon": 20, "subject": "a" * 64, "code": "c", "settings": "s"}
+LEAK = Leak("features", "rsi_14", 3, "2024-01-02", 0.5, "2024-01-03", "random", "mirror", "window")
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    return synthetic_bars(days=6, seed=3)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(kept, "BLOCK_ROWS", 1_000)
+
+
+def proof(*leaks: Leak, form: str = "quick", cuts: int = 10) -> Proof:
+    made = tuple(Cut(k + 1, k, k, "random") for k in range(cuts))
+    return Proof(form, made, ("mirror",), {"features": 5}, leaks, 30, 500, 1.5)
+
+
+def certificate(bars, *leaks, form="quick", before=NOTHING, **other):
+    return issue(proof(*leaks), bars, form=form, before=before, **BOUND | other)
+
+
+def test_a_prefix_has_the_hash_it_had_when_it_was_the_whole(bars):
+    ends = [1, 999, 1_000, 1_001, 4_321, len(bars)]
+    for end, found in zip(ends, prefix_hashes(bars, ends), strict=True):
+        assert [found] == prefix_hashes(bars.iloc[:end], [end])
+    assert len(set(prefix_hashes(bars, ends))) == len(ends)
+
+
+@pytest.mark.parametrize("column", ["open", "high", "low", "close", "volume", "time"])
+def test_any_bit_of_the_prefix_changes_its_hash(column, bars):
+    other = bars.copy()
+    if column == "time":
+        other.index = other.index.where(np.arange(len(other)) != 700, other.index[700] + pd.Timedelta(seconds=1))
+    else:
+        other.iloc[700, other.columns.get_loc(column)] = np.nextafter(other[column].iloc[700], np.inf)
+    before, after = prefix_hashes(bars, [700, 701, 5_000]), prefix_hashes(other, [700, 701, 5_000])
+    assert before[0] == after[0] and before[1] != after[1] and before[2] != after[2]
+
+
+def test_appended_bars_leave_what_stood_before_them_proved(bars):
+    first = certificate(bars.iloc[:5_000], form="full")
+    found = standing(first, bars)
+    assert (found.rows, found.history) == (5_000, 500)
+    whole = certificate(bars, before=found)
+    assert [(one.rows, one.form) for one in whole.stretches] == [(5_000, "full"), (len(bars), "quick")]
+    assert whole.form == "quick" and "full to" in whole.words() and "quick to" in whole.words()
+    assert standing(whole, bars).rows == len(bars)
+    assert standing(whole, bars, "full").rows == 5_000  # the full form takes only what was fully proved
+
+
+def test_revised_bars_keep_the_blocks_before_them(bars):
+    stood = certificate(bars)
+    revised = bars.copy()
+    revised.iloc[4_500, 3] += 1.0
+    assert standing(stood, revised).rows == 4_000
+    revised.iloc[10, 3] += 1.0
+    assert standing(stood, revised) == NOTHING
+    assert standing(stood, bars.iloc[:3_500]).rows == 3_000
+
+
+def test_what_found_a_leak_proves_nothing(bars):
+    assert standing(certificate(bars, LEAK), bars) == NOTHING
+
+
+def test_a_certificate_is_read_back_as_it_was(bars, tmp_path):
+    made = certificate(bars, LEAK)
+    assert kept.read_certificate(write_certificate(tmp_path, made)) == made
+
+
+def need(tmp_path, **other):
+    asked = {"symbol": "DEMO", "horizon": 20, "subject": BOUND["subject"], "code": "c"} | other
+    return required(tmp_path, asked.pop("symbol"), asked.pop("horizon"), **asked)
+
+
+def test_a_certificate_lets_its_own_data_through(bars, tmp_path):
+    made = certificate(bars)
+    write_certificate(tmp_path, made)
+    assert need(tmp_path) == made
+    for other in ({"subject": "b" * 64}, {"code": "d"}, {"horizon": 5}):
+        with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
+            need(tmp_path, **other)
+
+
+def test_a_leak_is_told_with_column_rows_cut_and_disturbance(bars, tmp_path):
+    write_certificate(tmp_path, certificate(bars, LEAK))
+    with pytest.raises(NotPreparedError, match=r"looks ahead.*rsi_14 changes in 3 rows.*2024-01-03.*mirror.*audit"):
+        need(tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["torn", "edited", "emptied", "other format", "a list"])
+def test_a_damaged_certificate_is_none(harm, bars, tmp_path):
+    path = write_certificate(tmp_path, certificate(bars, LEAK))
+    stored = json.loads(path.read_text())
+    harmed = {
+        "torn": path.read_text()[:-40],
+        "edited": json.dumps(stored | {"leaks": [], "passed": True}),
+        "emptied": "",
+        "other format": json.dumps(stored | {"format": 99}),
+        "a list": "[1, 2]",
+    }
+    path.write_text(harmed[harm])
+    assert kept.read_certificate(path) is None
+    with pytest.raises(NotPreparedError, match="no certificate"):
+        need(tmp_path)
+
+
+def test_a_full_form_is_not_given_up_for_a_quick_one_but_for_a_leak(bars, tmp_path):
+    path = write_certificate(tmp_path, certificate(bars, form="full"))
+    write_certificate(tmp_path, certificate(bars))
+    assert kept.read_certificate(path).form == "full"
+    write_certificate(tmp_path, certificate(bars, LEAK))
+    assert not kept.read_certificate(path).passed
+
+
+def test_the_best_standing_of_all_certificates_is_found(bars, tmp_path):
+    write_certificate(tmp_path, certificate(bars.iloc[:3_000]))
+    write_certificate(tmp_path, certificate(bars.iloc[:6_000], subject="b" * 64))
+    write_certificate(tmp_path, certificate(bars, subject="d" * 64, code="other"))
+    asked = {"code": "c", "settings": "s", "form": "quick"}
+    assert kept.newest_standing(tmp_path, bars, 20, **asked).rows == 6_000
+    assert kept.newest_standing(tmp_path, bars, 20, **asked | {"settings": "t"}) == NOTHING
+    assert kept.newest_standing(tmp_path, bars, 5, **asked) == NOTHING
+
+
+def test_words_name_the_form(bars):
+    assert certificate(bars).words() == "quick, 10 cuts"
+    assert certificate(bars, LEAK).words() == "FAILED: 1 leaks, the first in features, rsi_14"
+    assert replace(certificate(bars), leaks=()).passed
