@@ -43,6 +43,7 @@ def audit_data(
     bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
     trained = leaks_of_training(data)
+    fresh = fresh or spec.form == "quick"  # only the full form is worth finding again: who asks for cuts gets them
     proved = prove_store(store, bars, horizons, spec, fresh=fresh, also=trained, progress=progress)
     leaks = proved.proof.leaks if proved.proof else ()
     told = proved.certificates[horizons[0]]

@@ -1,0 +1,110 @@
+"""The proof at the doors a user takes: prepare, audit, train, and the reports."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import __main__, pipeline
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.store import Store
+from ml_factory.errors import NotPreparedError
+from ml_factory.leakage import subject
+from ml_factory.leakage.certificate import place_of, read_certificate
+from ml_factory.runs.workspace import Workspace
+from ml_factory.units import auditing
+from ml_factory.units.preparation import load_dataset
+from ml_factory.units.proving import words_of
+
+SMALL = {"rounds": 5, "depth": 2, "threads": 1}
+
+
+def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
+    store = Store.current(workspace.processed(symbol))
+    return read_certificate(place_of(workspace.processed(symbol), store.fingerprint, horizon))
+
+
+def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
+    assert certificate_of(prepared).words() == "quick, 10 cuts"
+    assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
+    trained = pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL, mirror="off")
+    assert "quick, 10 cuts" in trained.report_path.read_text()
+
+
+def test_training_refuses_data_without_a_certificate_unless_told(prepared):
+    store = Store.current(prepared.processed("DEMO"))
+    place_of(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
+    asked = {"model_settings": SMALL}
+    for step in (pipeline.train, pipeline.cross_validate):
+        with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
+            step(prepared, "DEMO", 5, "xgboost", **asked)
+    with pytest.raises(NotPreparedError, match="no certificate"):
+        pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
+    trained = pipeline.train(prepared, "DEMO", 5, "xgboost", mirror="off", uncertified=True, **asked)
+    assert "none: uncertified" in trained.report_path.read_text()
+    assert pipeline.prepare(prepared, "DEMO", (5,)).proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+
+
+def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys):
+    honest = subject.build_features
+
+    def leaky(*given, **options):
+        matrix = honest(*given, **options)
+        values = np.array(matrix.values)
+        values[:-1, 0] = values[1:, 0]
+        return replace(matrix, values=values)
+
+    monkeypatch.setattr(subject, "build_features", leaky)
+    words = ["ml_factory", "audit", "--workspace", str(prepared.root), "--symbol", "DEMO", "--cuts", "2", "--json"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as stop:
+        __main__.main()
+    told = json.loads(capsys.readouterr().out)
+    first = Store.current(prepared.processed("DEMO")).feature_names[0]
+    assert stop.value.code == 1 and not told["passed"]
+    assert first in told["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(told["leaks"][0])
+    with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
+        pipeline.train(prepared, "DEMO", 5, "xgboost")
+    monkeypatch.setattr(subject, "build_features", honest)
+    assert pipeline.audit(prepared, "DEMO", cuts=2).passed  # mended, it is proved anew
+
+
+@pytest.mark.slow
+def test_the_full_form_is_found_again_and_drawn(prepared):
+    found = pipeline.audit(prepared, "DEMO")
+    assert found.passed and found.cuts == 50 and found.form == "full, 50 cuts"
+    assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5"} <= set(found.compared)
+    assert "nothing looks ahead" in found.summary() and found.certificates[0].is_file()
+    assert len(found.plot().axes[0].lines) == 51
+    again = pipeline.audit(prepared, "DEMO")
+    assert again.reused and again.form == found.form
+    assert words_of(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
+
+
+def test_appended_bars_need_only_their_part_proved(tmp_path):
+    bars = synthetic_bars(days=22, seed=4)
+    workspace, kept = Workspace(tmp_path), len(bars) - 3_000
+    bars.iloc[:kept].reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+    pipeline.prepare(workspace, "MES", (5,))
+    bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+    pipeline.prepare(workspace, "MES", (5,))
+    found = certificate_of(workspace, "MES")
+    assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
+    assert len(found.cuts) == 10
+    assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
+
+
+def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch):
+    data = load_dataset(prepared, "DEMO", 5)
+    assert auditing.leaks_of_training(data) == []
+    honest = auditing.fit_holdout
+
+    def stops_on_test(workspace, part, *given, **options):
+        splits = part.splits | {"validation": part.splits["test"]}
+        return honest(workspace, replace(part, splits=splits), *given, **options)
+
+    monkeypatch.setattr(auditing, "fit_holdout", stops_on_test)
+    leaks = auditing.leaks_of_training(data)
+    assert leaks and all(leak.column.startswith("trained model") for leak in leaks)
