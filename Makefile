@@ -7,8 +7,9 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
 JOBS ?= 2
+BENCH ?= resample barriers weights scaling features pipeline
 
-.PHONY: help setup run test lint format notebooks matrix badges clean
+.PHONY: help setup run test lint format notebooks bench matrix badges clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -37,6 +38,11 @@ format: setup  ## let ruff mend what it can
 
 notebooks: setup  ## the notebooks once more through nbval: as they ship, then executed copies against themselves
 	@$(PY) -m pytest tests/test_notebooks.py -m notebooks $(ARGS)
+
+bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
+	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/environment.py .venv-bench requirements/bench.txt
+	@for name in $(BENCH); do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
 	@ROWS="$(ROWS)" sh .ci/matrix

@@ -35,17 +35,18 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.market import MADE_UP, file_bars, market_bars
+from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
 from benchmarks.measure import Taken, digits, in_turns, peak_memory, rated, seconds, tell, timed, times
 from benchmarks.twins import pandas_sklearn, talib_polars
 from ml_factory.data.resample import asof_rows, frames_of
-from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.datasets.mapped import write_part
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
+SIDES = ("ours", "joined", "pandas")
 FRAMES = (15, 60)
 SPEC = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum", "volatility"))
 WHOLE = FeatureSpec(base_minutes=1)
@@ -53,6 +54,7 @@ THREADS = 2
 TRAIN = 0.7
 FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
 BLOCK = 65_536
+PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
 FEW = 60_000  # rows that warm a side up
 LOOSER = {
     # pandas: the covariance and variance of prices by running sums
@@ -103,11 +105,10 @@ def write_parquet(values: np.ndarray, names: list[str], path: str) -> None:
         block = np.empty((values.shape[1], min(BLOCK, len(values) - begin)), np.float32)
         for row in range(0, block.shape[1], 64):  # squares that stay in the first cache
             block[:, row : row + 64] = values[begin + row : begin + min(row + 64, block.shape[1])].T
-        return pa.Table.from_arrays([pa.array(column) for column in block], names)
+        return pa.Table.from_arrays([pa.array(column) for column in block], schema=schema)
 
-    schema = pa.schema([(name, pa.float32()) for name in names])
-    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    with pq.ParquetWriter(path, schema, **plain) as writer, ThreadPoolExecutor(1) as pool:
+    schema = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
+    with pq.ParquetWriter(path, schema, **PLAIN, data_page_size=4 * BLOCK) as writer, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(turned, 0)
         for begin in range(0, len(values), BLOCK):
             block, waiting = (
@@ -131,8 +132,8 @@ def run(side: Side, bars: object, first: int, folder: str) -> dict[str, Taken]:
 def agree(bars: pd.DataFrame, market: MarketSpec, folder: str) -> FeatureMatrix:
     """Every column, scaler and file of every side against ours; a difference is an AssertionError."""
     ours = build_features(bars, market, SPEC, threads=THREADS)
-    stop = ours.first + int(TRAIN * len(ours))
-    scaler = RobustScaler.fit(ours.values, np.arange(stop - ours.first))
+    begin, stop = max(ours.first, FORGOTTEN), ours.first + int(TRAIN * len(ours))
+    scaler = RobustScaler.fit(ours.values, np.arange(begin - ours.first, stop - ours.first))
     for name, side in sides(market, ours.first).items():
         made = side.features(side.given(bars))
         side.write(made, path := str(Path(folder) / "columns.parquet"))
@@ -142,7 +143,7 @@ def agree(bars: pd.DataFrame, market: MarketSpec, folder: str) -> FeatureMatrix:
         assert (stored.compression, stored.has_dictionary_page) == ("UNCOMPRESSED", False), f"{name}: another codec"
         worst = max(_compare(name, ours, columns), key=lambda found: found["of_allowed"])
         if name != "ours":
-            center, scale = side.fit(made, ours.first, stop)
+            center, scale = side.fit(made, begin, stop)
             order = [list(columns).index(column) for column in ours.names]
             miss = np.abs(center[order] - scaler.center) / scaler.scale
             miss = np.maximum(miss, np.abs(scale[order] / scaler.scale / IQR_OF_NORMAL - 1))
@@ -224,17 +225,36 @@ def whole(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
 
 
 def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts: dict) -> None:
-    """Memory of one run of one side above what the imports took; to be called in a fresh process."""
-    chosen = sides(market, 0)[side]
-    few = chosen.given(bars[: min(len(bars), FEW)])
+    """Memory of one run of one side, above the imports and above what was there when it began; in a fresh process."""
+    chosen, process = sides(market, 0)[side], psutil.Process()
     with tempfile.TemporaryDirectory() as folder:
-        run(chosen, few, 5000, folder)  # compiled
+        run(chosen, chosen.given(bars[: min(len(bars), FEW)]), 5000, folder)  # compiled
         given = chosen.given(bars)
+        ready = process.memory_info().rss
         with peak_memory() as found:
             run(chosen, given, 5000, folder)
-    above, matrix = found["bytes"] - imported, len(bars) * facts["columns"] * 4
-    gigabytes = {"above_imports_gb": digits(above / 1e9), "matrix_gb": digits(matrix / 1e9)}
-    tell(bench="pipeline peak", side=side, **facts, **gigabytes, times_matrix=digits(above / matrix, 3))
+    matrix = len(bars) * facts["columns"] * 4
+    sizes = {"matrix": matrix, "above_imports": found["bytes"] - imported, "above_ready": found["bytes"] - ready}
+    told = {f"{name}_gb": digits(size / 1e9) for name, size in sizes.items()}
+    ratios = {f"{name}_times_matrix": digits(size / matrix, 3) for name, size in sizes.items() if name != "matrix"}
+    tell(bench="pipeline peak", side=side, **facts, **told, **ratios)
+
+
+def peaks(bars: pd.DataFrame, market: MarketSpec, asked: argparse.Namespace) -> None:
+    """`peak` of every side, on bars that a file hands over: making them here would leave its own traces."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "bars.npy")
+        np.save(path, np.column_stack([bars.index.as_unit("ns").asi8.view(float), bars[list(COLUMNS)].to_numpy()]).T)
+        options = ["--bars", path, *(["--symbol", asked.symbol] if asked.symbol else [])]
+        for side in SIDES:
+            subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *options, "--peak", side], check=True)
+
+
+def handed_over(path: str, symbol: str | None) -> tuple[pd.DataFrame, MarketSpec]:
+    stored = np.load(path)
+    index = pd.DatetimeIndex(stored[0].view("datetime64[ns]"), tz="UTC", name="timestamp")
+    bars = pd.DataFrame(stored[1:].T, index, list(COLUMNS), copy=False)
+    return bars, market_for(symbol, bars) if symbol else MADE_UP
 
 
 def growth(repeats: int, most: int) -> None:
@@ -261,10 +281,14 @@ def main() -> None:
     parser.add_argument("--symbol", help="whose bars these are")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--growth", action="store_true", help="also 0.5 to 14 million rows")
-    parser.add_argument("--peak", choices=("ours", "joined", "pandas"), help="only this side's memory, in this process")
+    parser.add_argument("--peak", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--bars", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     imported = psutil.Process().memory_info().rss
-    bars, market = file_bars(asked.data, asked.symbol) if asked.data else (market_bars(asked.rows), MADE_UP)
+    if asked.bars:
+        bars, market = handed_over(asked.bars, asked.symbol)
+    else:
+        bars, market = file_bars(asked.data, asked.symbol) if asked.data else (market_bars(asked.rows), MADE_UP)
     facts = {"market": market.symbol, "rows": len(bars), "columns": len(column_names(market, SPEC)), "threads": THREADS}
     if asked.peak:
         peak(bars, market, imported, asked.peak, facts)
@@ -272,9 +296,7 @@ def main() -> None:
     compare(bars, market, asked.repeats, facts)
     alone(bars, market, asked.repeats, facts)
     whole(bars, market, asked.repeats, facts)
-    del bars
-    for side in ("ours", "joined", "pandas"):
-        subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *sys.argv[1:], "--peak", side], check=True)
+    peaks(bars, market, asked)
     if asked.growth:
         growth(asked.repeats, 4 * asked.rows)
 

@@ -1,0 +1,53 @@
+"""Every benchmark on few rows: its sides agree, and each line is JSON with the facts a reader needs. Never how fast."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+FEW = {
+    "barriers": ("--rows", "20000", "--horizons", "20"),
+    "weights": ("--rows", "20000", "--labels", "500", "--few", "50", "--horizons", "20"),
+    "scaling": ("--rows", "20000", "--columns", "8"),
+    "features": ("--rows", "60000", "--only", "indicators", "families", "windows"),
+    "resample": ("--rows", "20000"),
+    "pipeline": ("--rows", "60000"),
+}
+NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib"}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason="peers are installed by make bench")
+    lines = _lines(name, *FEW[name], "--repeats", "1")
+    assert all("bench" in line for line in lines)
+    clocked = [line for line in lines if "wall_s" in line]
+    assert clocked and all(line["wall_s"] > 0 and line["cpu_s"] > 0 and line["median_wall_s"] > 0 for line in clocked)
+
+
+def test_a_twin_that_makes_other_numbers_is_found():
+    pytest.importorskip("polars", reason="peers are installed by make bench")
+    spoil = (
+        "import benchmarks.pipeline as p\n"
+        "made = p.pandas_sklearn.momentum\n"
+        "def other(*given):\n"
+        "    out = made(*given)\n"
+        "    out['rsi_14'] = out['rsi_14'] + 1e-4\n"
+        "    return out\n"
+        "p.pandas_sklearn.momentum = other\n"
+        "p.compare(p.market_bars(60_000), p.MADE_UP, 1, {})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", spoil], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "AssertionError: pandas: rsi_14 differs" in done.stderr
+
+
+def _lines(name: str, *options: str) -> list[dict]:
+    command = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
