@@ -142,6 +142,9 @@ class _Attempt:
             self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
             rows=whole["features"].at, labels=labels,
         )  # fmt: skip
+        if not self.cuts:  # nothing tried is nothing proved
+            what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
+            self.found(Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file"))
 
     def try_facts(self, facts: dict) -> None:
         """What holds for the market is the same whatever follows the bars it may be read from."""

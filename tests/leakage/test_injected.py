@@ -73,6 +73,14 @@ def test_the_clean_pipeline_is_never_blamed(bars):
     assert {"session end", "frame edge", "gap", "daylight saving", "random"} <= kinds
 
 
+def test_bars_that_leave_no_room_for_a_cut_prove_nothing(bars):
+    pipeline = clean_pipeline()
+    known_at, *_ = pipeline.features(bars, pipeline.facts(bars))
+    until = int(bars.index.as_unit("ns").asi8.searchsorted(known_at[3]))
+    proof = prove(pipeline, bars.iloc[:until], replace(FULL, cuts=5, fit_rows=0))
+    assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
+
+
 def test_the_clean_pipeline_is_never_blamed_on_real_bars(real_bars):
     proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
