@@ -4,12 +4,15 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ml_factory import __version__, pipeline
@@ -19,6 +22,7 @@ from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
 from ml_factory.models.registry import available_models
+from ml_factory.progress import Phase, watch
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 from ml_factory.units.folds import SCHEMES
@@ -89,7 +93,7 @@ def prepare(
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
     settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
     rolled = RollSpec(by=roll, adjust=adjust) if roll else None
-    with _working(f"preparing {symbol}", as_json):
+    with _phases(as_json):
         result = pipeline.prepare(
             Workspace(workspace), symbol, horizon or DEFAULT_HORIZONS, data=data, settings=settings, roll=rolled
         )
@@ -106,11 +110,8 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
-    with _working(f"auditing {symbol}", as_json) as status:
-        result = pipeline.audit(
-            Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh,
-            progress=lambda done, of: status.update(f"auditing {symbol}: {done} of about {of} builds"),
-        )  # fmt: skip
+    with _phases(as_json):
+        result = pipeline.audit(Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh)
     _tell(result, as_json)
     if not result.passed:
         raise typer.Exit(1)
@@ -220,7 +221,7 @@ def suite(
     place, quick = Workspace(workspace), quick_from_environment(quick)
     symbol, horizon, seed = check_symbol(symbol), check_horizon(horizon), check_seed(seed)
     if data is not None:
-        with _working(f"reading {data}", as_json):
+        with _phases(as_json):
             settings = DataSpec(bars=BarSpec(stamp=stamp.value, zone=zone, decimal=decimal))
             pipeline.prepare(place, symbol, (horizon,), data=data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
@@ -240,7 +241,7 @@ def suite(
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_Said()])
     try:
         app()
     except SettingsError as error:
@@ -252,6 +253,36 @@ def main() -> None:
 def _fail(error: FactoryError, code: int) -> None:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
+
+
+@contextmanager
+def _phases(as_json: bool, console: Console = said) -> Iterator[None]:
+    """A bar for each phase of the work with its rows a second, where the output is a terminal and not for a machine."""
+    if as_json or not console.is_terminal:
+        yield
+        return
+    columns = TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bars:
+        tasks = {}
+
+        def draw(one: Phase) -> None:
+            if one not in tasks:
+                tasks[one] = bars.add_task(one.name, told="")
+            told = f"{one.done:,} rows" + (f", {one.rate:,.0f} a second" if one.done else "")
+            note = ", compiling on first use" if one.compiling else ""
+            bars.update(tasks[one], total=one.rows, completed=one.done, told=told + note)
+            if one.over:
+                bars.stop_task(tasks[one])
+
+        with watch(draw):
+            yield
+
+
+class _Said(logging.Handler):
+    """Notes on standard error as it is now: above the bars, where some are drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
 
 
 def _working(what: str, as_json: bool):

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import io
 import json
 import os
 import re
@@ -14,10 +15,12 @@ import nbformat
 import pandas as pd
 import pytest
 import typer
+from rich.console import Console
 
 from ml_factory import __main__, suite
 from ml_factory.data.sources import write_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.progress import phase
 from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +106,29 @@ def test_the_verbs_are_those_that_work(call):
 def test_no_verb_shows_the_help(call):
     code, out, err = call()
     assert code == 2 and "Usage" in out + err
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+def drawn(as_json: bool, terminal: bool) -> str:
+    written = io.StringIO()
+    with __main__._phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
+        with phase("features", 2_000) as done:
+            done(500)
+        with phase("labels 20", 3):
+            pass
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.getvalue())
+
+
+def test_each_phase_has_a_bar_with_its_rows_a_second():
+    said = drawn(as_json=False, terminal=True)
+    assert re.search(r"features .* 2,000 rows, [\d,]+ a second", said) and re.search(r"labels 20 .* 3 rows", said)
+
+
+@pytest.mark.parametrize(("as_json", "terminal"), [(True, True), (False, False)])
+def test_no_bar_for_a_machine_or_a_file(as_json, terminal):
+    assert drawn(as_json, terminal) == ""
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ class Finding:
         assert self.severity in SEVERITIES, self.severity
 
     def to_dict(self, limit: int | None = 20) -> dict:
-        """JSON-able, with the number of rows and the first `limit` of them (None: all)."""
-        facts = {"kind": self.kind, "severity": self.severity, "count": len(self.rows)}
+        """JSON-able, with the number of rows, which they are in words, and the first `limit` of them (None: all)."""
+        facts = {"kind": self.kind, "severity": self.severity, "count": len(self.rows), "which": row_ranges(self.rows)}
         return facts | {"rows": [int(row) for row in self.rows[:limit]], "message": self.message}
 
 

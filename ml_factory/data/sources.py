@@ -17,6 +17,7 @@ from ml_factory.data.contracts import RollSpec, continuous
 from ml_factory.data.findings import BarReport, Finding, refuse
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
+from ml_factory.progress import phase
 from ml_factory.runs.storage import replace_file, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
 
@@ -161,7 +162,11 @@ def load_bars(
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
     """
     path = raw_bars_of(workspace, symbol)
-    return check_bars(read_table(path), spec, where=path, market=market, symbol=symbol)
+    with phase("reading") as done:
+        table = read_table(path)
+        done(len(table))
+    with phase("checking", len(table)):
+        return check_bars(table, spec, where=path, market=market, symbol=symbol)
 
 
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:

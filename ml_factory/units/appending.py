@@ -11,6 +11,7 @@ from ml_factory.errors import NotPreparedError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
+from ml_factory.progress import phase
 from ml_factory.runs.storage import fingerprint, plain
 
 STREAM_BARS = 50_000
@@ -39,13 +40,18 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
     """
     stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]
     state = before.load_state()
-    if state is not None:
-        stream.load_state(state)
-    else:
-        for first in range(0, old, STREAM_BARS):
-            stream.push(bars.iloc[first : min(first + STREAM_BARS, old)])
-    firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # the same bars in another file are no new ones
-    pieces = [stream.push(bars.iloc[first : first + STREAM_BARS]) for first in firsts]
+    with phase("features", len(bars) - (0 if state is None else old)) as done:
+        if state is not None:
+            stream.load_state(state)
+        else:
+            for first in range(0, old, STREAM_BARS):
+                stream.push(bars.iloc[first : min(first + STREAM_BARS, old)])
+                done(STREAM_BARS)
+        firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # the same bars in another file are no new ones
+        pieces = []
+        for first in firsts:
+            pieces.append(stream.push(bars.iloc[first : first + STREAM_BARS]))
+            done(STREAM_BARS)
     names = ("values", "known_at", "session", "segment", "close")
     columns = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
     return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()

@@ -23,6 +23,7 @@ from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
 from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.progress import Phase, phase, record
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
@@ -32,7 +33,7 @@ from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.proving import check_certified, prove_store, settings_of, words_of
-from ml_factory.units.results import PrepareResult
+from ml_factory.units.results import PrepareResult, phase_table
 
 DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
 _log = logging.getLogger("ml_factory")
@@ -63,37 +64,51 @@ def prepare(
     started = time.perf_counter()
     workspace, settings = Workspace(workspace), settings or DataSpec()
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
+    with record() as phases:
+        before, settings = _bring_in(workspace, symbol, data, settings, roll)
+        settings = _with_given_facts(settings, workspace.processed(symbol))
+        key = data_fingerprint(workspace, symbol, settings)
+        processed = workspace.processed(symbol)
+        with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
+            store = Store.find(processed, key)
+            missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
+            if missing:
+                try:
+                    store = _write(store or Store.begin(processed, key), workspace, symbol, settings, missing)
+                except FactoryError:
+                    if before is not None:  # what was prepared before belongs to the bars before
+                        write_bytes_atomic(workspace.raw_bars(symbol), before)
+                    raise
+            else:
+                store.make_current()
+            _certify(store, workspace, horizons)
+    return _result(store, symbol, horizons, phases, reused=not missing, seconds=time.perf_counter() - started)
+
+
+def _bring_in(
+    workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
+) -> tuple[bytes | None, DataSpec]:
+    """Raw bars to where they belong.
+
+    Returns the bytes that lay there before `data`, and the settings for what lies there now.
+    """
     if data is not None:
         if symbol == DEMO:
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
         before = raw.read_bytes() if raw.is_file() else None
-        told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+        with phase("importing") as done:
+            told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            done(told.rows)
         _tell(symbol, told, "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
-        settings = replace(settings, bars=BarSpec(strict=settings.bars.strict))
-    elif roll is not None:
+        return before, replace(settings, bars=BarSpec(strict=settings.bars.strict))
+    if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
-    elif symbol == DEMO:
+    if symbol == DEMO:
         ensure_demo_market(workspace, symbol)
-    settings = _with_given_facts(settings, workspace.processed(symbol))
-    key = data_fingerprint(workspace, symbol, settings)
-    processed = workspace.processed(symbol)
-    with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
-        store = Store.find(processed, key)
-        missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
-        if missing:
-            try:
-                store = _write(store or Store.begin(processed, key), workspace, symbol, settings, missing)
-            except FactoryError:
-                if data is not None and before is not None:  # what was prepared before belongs to the bars before
-                    write_bytes_atomic(raw, before)
-                raise
-        else:
-            store.make_current()
-        _certify(store, workspace, horizons)
-    return _result(store, symbol, horizons, reused=not missing, seconds=time.perf_counter() - started)
+    return None, settings
 
 
 def _certify(store: Store, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None) -> None:
@@ -246,7 +261,8 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         rows = _Rows(first, store.values, store.feature_names)
     else:
         matrix = build_features(bars, market, settings.features)
-        store.write_features(matrix)
+        with phase("writing", len(matrix)):
+            store.write_features(matrix)
         base, ages, rows = matrix.base, matrix.frame_staleness, _Rows(matrix.first, matrix.values, matrix.names)
     made |= {"first": rows.first, "staleness": ages}
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
@@ -267,7 +283,8 @@ class _Rows:
 
 def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
-    labels = triple_barrier(base, fine, settings.labels_for(horizon), market)
+    with phase(f"labels {horizon}", len(base)):
+        labels = triple_barrier(base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
@@ -275,7 +292,8 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
     store.write_splits(horizon, splits)
     close = base.close[rows.first : rows.first + len(rows.values)]
     sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
-    store.write_scaler(horizon, fit_steps(settings.preprocess, sample))
+    with phase(f"scaler {horizon}", len(teachers)):
+        store.write_scaler(horizon, fit_steps(settings.preprocess, sample))
     clear = labels["barrier"] != "ambiguous"
     sides = {"short": -1, "neutral": 0, "long": 1}
     balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}
@@ -295,7 +313,9 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
 # ---- handing back ------------------------------------------------------------------------------------------------
 
 
-def _result(store: Store, symbol: str, horizons: tuple[int, ...], *, reused: bool, seconds: float) -> PrepareResult:
+def _result(
+    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, reused: bool, seconds: float
+) -> PrepareResult:
     told = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): told[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
@@ -314,15 +334,16 @@ def _result(store: Store, symbol: str, horizons: tuple[int, ...], *, reused: boo
         bar_findings=findings_table(store),
         proof=words_of(store, last),
         reused=reused,
+        phases=phase_table(phases),
         seconds=seconds,
         draw=lambda: split_figure(store, last),
     )
 
 
 def findings_table(store: Store) -> pd.DataFrame:
-    """What was found in the raw bars: kind, severity, rows (how many), message."""
-    found = [(one["kind"], one["severity"], one["count"], one["message"]) for one in store.facts["bars"]["findings"]]
-    return pd.DataFrame(found, columns=["kind", "severity", "rows", "message"])
+    """What was found in the raw bars: kind, severity, rows (how many), which of them, message."""
+    found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
+    return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
 
 
 def split_figure(store: Store, horizon: int):

@@ -1,12 +1,13 @@
 """What each step of the pipeline hands back: facts, a summary to read, a picture to look at."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ml_factory.progress import Phase
 from ml_factory.runs.storage import plain
 
 
@@ -16,6 +17,13 @@ def _facts(value: Any) -> Any:
         return plain(value)
     table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
     return plain(table.to_dict("records"))
+
+
+def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
+    """A row a phase: rows, seconds, rows a second, and the seconds in which kernels were compiled, once per machine."""
+    rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
+    table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
+    return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
 
 
 def _marks(result: Any) -> list[str]:
@@ -43,6 +51,8 @@ class Result:
 
 @dataclass(frozen=True)
 class PrepareResult(Result):
+    """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`."""
+
     symbol: str
     fingerprint: str
     folder: Path
@@ -56,6 +66,7 @@ class PrepareResult(Result):
     bar_findings: pd.DataFrame
     proof: str
     reused: bool
+    phases: pd.DataFrame
 
     def summary(self) -> str:
         how = "found as prepared before" if self.reused else "prepared now"
