@@ -108,6 +108,7 @@ class FeatureMatrix:
     known_at : int64[N], UTC nanoseconds.  session, segment : int32[N].  close : float64[N].
     frame_staleness : "60m" -> minutes of age of the joined bars (mean, median, p99, max).
     base : the whole base frame; row i of the matrix is bar `first + i` of it.
+    engines : (frame's minutes, engine, newest bar's known_at) after the last bar: `FeatureStream.after` goes on there.
     """
 
     values: np.ndarray
@@ -119,6 +120,7 @@ class FeatureMatrix:
     frame_staleness: dict[str, dict[str, float]]
     base: Frame
     first: int
+    engines: tuple[tuple[int, FrameFeatures, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -164,7 +166,7 @@ def build_features(
     values = np.empty((len(base) - first, len(names)), dtype=dtype)
     with phase("features", len(values)) as done:
         with ThreadPoolExecutor(threads) as pool:
-            tasks = _tasks(base, frames, joins, first, market, spec, values)
+            tasks = list(_tasks(base, frames, joins, first, market, spec, values))
             for task in as_completed([pool.submit(*one) for one in tasks]):
                 done(task.result() * len(values) // len(names))
         for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
@@ -182,6 +184,7 @@ def build_features(
         },
         base=base,
         first=first,
+        engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
     )
 
 

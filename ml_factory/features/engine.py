@@ -39,6 +39,7 @@ class FrameFeatures:
     """The columns of some families on one frame.
 
     push : bars -> float64[n, F] (or into `out`), one row a bar, past only; NaN until a column's window is full.
+    rows : how many bars there were.  newest : the last row written.
     """
 
     def __init__(self, market: MarketSpec, families: dict[str, Family], *, coarse: bool):
@@ -49,7 +50,7 @@ class FrameFeatures:
         self._history = np.full((len(_SERIES), HISTORY + CHUNK), np.nan)
         self._session = np.full(HISTORY + CHUNK, -1, np.int64)
         self._scratch = np.empty(max(self._width.values(), default=0) * CHUNK)  # fresh pages would cost a third more
-        self._rows = 0
+        self.rows, self.newest = 0, np.full(len(self.names), np.nan)
         self._atr = np.zeros((1, STATE_NUMBERS))
         self._state = {name: np.zeros((max(f.recursions, 1), STATE_NUMBERS)) for name, f in families.items()}
 
@@ -73,12 +74,14 @@ class FrameFeatures:
                 _store(values[:, drop:], out[begin + drop - skip : rows.stop - skip, place : place + len(values)])
                 place += len(values)
             self._keep(rows.stop - begin)
+        if len(out):
+            self.newest = out[-1].copy()
         return out
 
     def get_state(self) -> dict:
         """Plain numbers and arrays; `load_state` on an engine of the same settings goes on from them to the bit."""
         return {
-            "rows": self._rows,
+            "rows": self.rows,
             "history": self._history[:, :HISTORY].copy(),
             "session": self._session[:HISTORY].copy(),
             "atr": self._atr.copy(),
@@ -87,12 +90,12 @@ class FrameFeatures:
 
     def load_state(self, state: dict) -> None:
         """Go on from what `get_state` gave."""
-        self._rows = int(state["rows"])
+        self.rows = int(state["rows"])
         self._history[:, :HISTORY] = state["history"]
         self._session[:HISTORY] = state["session"]
         self._atr[:] = state["atr"]
-        for name, kept in self._state.items():
-            kept[:] = state["families"][name]
+        for name, kept in state["families"].items():
+            self._state[name][:] = kept
 
     def _take(self, bars: Frame, progress: np.ndarray, rows: slice) -> Block:
         """The block of these rows: behind the history, with the series every family shares."""
@@ -104,12 +107,12 @@ class FrameFeatures:
         series[5, HISTORY:] = progress[rows]
         self._session[HISTORY:stop] = bars.session[rows]
         _derive(series, self._atr)
-        return Block(self._rows, *series[:5], self._session[:stop], *series[5:])
+        return Block(self.rows, *series[:5], self._session[:stop], *series[5:])
 
     def _keep(self, count: int) -> None:
         self._history[:, :HISTORY] = self._history[:, count : count + HISTORY]
         self._session[:HISTORY] = self._session[count : count + HISTORY]
-        self._rows += count
+        self.rows += count
 
 
 def columns(family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:

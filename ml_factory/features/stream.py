@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows
+from ml_factory.data.resample import Frame, asof_rows, chunk_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.stream import FrameStream
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
-from ml_factory.features.build import FIRST_BARS, FeatureSpec, column_names
+from ml_factory.features.build import FIRST_BARS, FeatureMatrix, FeatureSpec, column_names
 from ml_factory.features.engine import FrameFeatures
 
 
@@ -54,9 +54,26 @@ class FeatureStream:
         self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
         self._rows, self._first_session, self._second = 0, None, False
 
+    @classmethod
+    def after(cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> "FeatureStream":
+        """The stream as it would stand had these bars been pushed, of which `build_features` made the matrix."""
+        stream, chunk = cls(market, spec), chunk_of(bars, market)
+        for frame in stream._frames.values():
+            frame.push(chunk)
+        for minutes, engine, known_at in matrix.engines:
+            stream._engines[minutes].load_state(engine.get_state())
+            if minutes in stream._coarse:
+                newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
+                stream._coarse[minutes].load_state(newest)
+        for name, tail in stream._custom.items():
+            tail.bars = custom.tail(matrix.base, custom.of(name).memory)
+        stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
+        return stream
+
     def push(self, bars: pd.DataFrame) -> FeatureRows:
         """Rows that these checked one-minute bars complete; all bars later than those before."""
-        return self._next({minutes: frame.push(bars) for minutes, frame in self._frames.items()})
+        chunk = chunk_of(bars, self.market)
+        return self._next({minutes: frame.push(chunk) for minutes, frame in self._frames.items()})
 
     def advance(self, now_ns: int) -> FeatureRows:
         """Rows that are complete by the clock (UTC ns), once all bars up to then are in."""
