@@ -3,10 +3,9 @@
     python -m benchmarks.features [--rows 3500000] [--repeats 3] [--only indicators windows compile]
 
 One JSON line a measurement: wall and CPU seconds (the best of the repeats) and the median wall.
-  indicators  TA-Lib makes 60 standard series out of arrays that are ready: means, sums, deviations, extremes, RSI,
-              MACD, ADX and so on. Our 51 columns of momentum and volatility on the base frame are made of as many of
-              such series; ours makes all of them from the bars, with the logarithms, ratios and roots on top, and
-              stores float32. In turns, each with one thread and with two. `ns_per_series` divides both by 60
+  indicators  60 standard indicators that TA-Lib has, made by it (float64, from arrays that are ready) and by two
+              families of ours with the same 60 (float32, from the same frame), in turns, each with one and two threads;
+              first compared to 1e-6 of each one's deviation, and 1e-5 where TA-Lib's running sums lose digits
   families    ours, a family at a time: nanoseconds a row and a value, one thread
   windows     each window function at 20 to 256 rows: it should cost the same
   compile     a child process with an empty kernel cache: seconds for each family; and one with a warm cache: the
@@ -31,58 +30,81 @@ from benchmarks.measure import best, digits, in_turns, seconds, tell, times
 from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import windows
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
-from ml_factory.features.engine import CHUNK, FrameFeatures
+from ml_factory.features.engine import CHUNK, Family, FrameFeatures
 
 PARTS = ("indicators", "families", "windows", "compile")
-SERIES = 60
+LOOSER = ("std_10", "std_20", "std_50", "var_30", "bands_up_20", "bands_low_20", "correl_30")
+UNSTABLE = 2000  # rows after which every recursion has forgotten how it was started
 LENGTHS = (20, 32, 64, 128, 256)
 
 
-def of_families(frame: Frame, names: tuple[str, ...], threads: int) -> Callable[[], None]:
-    """A call that makes these families' columns of a frame, into matrices that are there already."""
-    engines = [FrameFeatures(MADE_UP, {name: FAMILIES[name]}, coarse=False) for name in names]
-    outs = [np.zeros((len(frame), len(engine.names)), np.float32) for engine in engines]
+def of_families(frame: Frame, chosen: dict[str, Family], threads: int) -> tuple[Callable[[], None], list[np.ndarray]]:
+    """A call that makes these families' columns of a frame, and the matrices that it writes them into."""
+    widths = [len(family.names(MADE_UP, False)) for family in chosen.values()]
+    outs = [np.zeros((len(frame), width), np.float32) for width in widths]
 
     def call() -> None:
         with ThreadPoolExecutor(threads) as pool:
             jobs = [
-                pool.submit(FrameFeatures(MADE_UP, {name: FAMILIES[name]}, coarse=False).push, frame, out)
-                for name, out in zip(names, outs, strict=True)
+                pool.submit(FrameFeatures(MADE_UP, {name: family}, coarse=False).push, frame, out)
+                for (name, family), out in zip(chosen.items(), outs, strict=True)
             ]
             for job in jobs:
                 job.result()
 
-    return call
+    return call, outs
 
 
 def indicators(frame: Frame, repeats: int) -> None:
-    from benchmarks.twins import talib_series  # noqa: PLC0415 - the other parts need no TA-Lib
+    from benchmarks.twins import sixty  # noqa: PLC0415 - the other parts need no TA-Lib
 
-    calls = talib_series.calls(frame)
+    listed = sixty.by_talib(frame)
+    ours, outs = of_families(frame, sixty.FAMILIES, 2)
+    alone, _ = of_families(frame, sixty.FAMILIES, 1)
 
     def theirs(threads: int) -> None:
         with ThreadPoolExecutor(threads) as pool:
-            for job in [pool.submit(call) for call in calls]:
+            for job in [pool.submit(call) for _, call in listed]:
                 job.result()
 
-    columns = ("momentum", "volatility")
-    sides = {"ours, 2 threads": of_families(frame, columns, 2), "ours, 1 thread": of_families(frame, columns, 1)}
+    ours()
+    series = _same(listed, outs, sixty)
+    sides = {"ours, 2 threads": ours, "ours, 1 thread": alone}
     sides |= {"TA-Lib, 1 thread": partial(theirs, 1), "TA-Lib, 2 threads": partial(theirs, 2)}
-    for call in sides.values():
-        call()  # compiled
     runs = in_turns(sides, repeats)
     for name, clocks in runs.items():
         line = seconds(clocks) | times(clocks, runs["ours, 2 threads"])
-        each = {"ns_per_series": digits(1e9 * best(clocks).wall / len(frame) / SERIES, 3)}
-        tell(bench="indicators", side=name, rows=len(frame), series=SERIES, **line, **each)
+        each = {"ns_per_value": digits(1e9 * best(clocks).wall / len(frame) / series, 3)}
+        tell(bench="indicators", side=name, rows=len(frame), indicators=series, **line, **each)
+
+
+def _same(listed: list, outs: list[np.ndarray], sixty: object) -> int:
+    """How many indicators there are, once all of them are the same; a difference is an AssertionError."""
+    made = {}
+    for names, families_columns in zip((sixty.TREND, sixty.SPREAD), outs, strict=True):
+        made |= dict(zip(names, families_columns.T, strict=True))
+    seen, worst = set(), {}
+    for names, call in listed:
+        results = call() if len(names) > 1 else (call(),)
+        for name, result in zip(names, results, strict=True):
+            if name:
+                want, got = result[UNSTABLE:], made[name][UNSTABLE:].astype(np.float64)
+                worst[name] = float(np.max(np.abs(got - want) - 1.2e-7 * np.abs(want))) / want.std()
+                allowed = 1e-5 if name in LOOSER else 1e-6
+                assert worst[name] <= allowed, f"{name} differs by {worst[name]:.1e} deviations, allowed {allowed}"
+                seen.add(name)
+    assert seen == set(made), f"not on both sides: {sorted(seen ^ set(made))}"
+    name = max(worst, key=worst.get)
+    tell(bench="indicators equality", indicators=len(seen), worst={"name": name, "deviations": digits(worst[name], 2)})
+    return len(seen)
 
 
 def families(frame: Frame, repeats: int) -> None:
     for name in FAMILIES:
-        call = of_families(frame, (name,), 1)
+        call, outs = of_families(frame, {name: FAMILIES[name]}, 1)
         call()
         clocks = in_turns({name: call}, repeats)[name]
-        width = len(FrameFeatures(MADE_UP, {name: FAMILIES[name]}, coarse=False).names)
+        width = outs[0].shape[1]
         row = 1e9 * best(clocks).cpu / len(frame)
         rates = {"cpu_ns_per_row": digits(row), "cpu_ns_per_value": digits(row / width, 3)}
         tell(bench="families", family=name, rows=len(frame), columns=width, **seconds(clocks), **rates)

@@ -1,0 +1,151 @@
+"""Sixty standard indicators twice: by TA-Lib, and as two families of the feature engine, written as a user would."""
+
+from collections.abc import Callable
+
+import numpy as np
+import talib
+from numba import njit
+
+from ml_factory.data.resample import Frame
+from ml_factory.features import momentum
+from ml_factory.features.engine import Family
+from ml_factory.features.volume import mfi, typical_trend
+from ml_factory.features.windows import (
+    HISTORY,
+    ratio,
+    recursive_means,
+    window_correlation,
+    window_covariance,
+    window_max,
+    window_min,
+    window_std,
+    window_sum,
+)
+
+_GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
+_DX, _SIGNAL = 10, 11
+
+TREND = (
+    "rsi_14", "rsi_5", "macd", "macd_signal", "macd_histogram", "adx_14", "plus_di_14", "minus_di_14", "dx_14",
+    "atr_14", "natr_14", "trange", "ema_12", "ema_26", "ema_20", "ema_50", "apo_12_26", "cci_20", "ultosc_7_14_28",
+    "aroonosc_25", "roc_1", "roc_4", "roc_12", "mom_24", "mom_48", "rocp_10", "slope_24", "slope_48", "mfi_14", "bop",
+)  # fmt: skip
+SPREAD = (
+    "sma_5", "sma_10", "sma_20", "sma_50", "sma_100", "std_10", "std_20", "std_50", "var_30", "bands_up_20",
+    "bands_low_20", "max_14", "max_48", "max_96", "min_14", "min_48", "min_96", "midprice_14", "willr_48",
+    "stochf_k_14", "stochf_d_14_3", "stoch_slow_d_14_3_3", "correl_30", "sum_volume_20", "sma_volume_50",
+    "std_volume_20", "typprice", "medprice", "wclprice", "avgprice",
+)  # fmt: skip
+
+
+def by_talib(frame: Frame) -> list[tuple[tuple[str, ...], Callable[[], object]]]:
+    """(names, call) pairs: a call makes one series, or as many as it has names."""
+    o, h, l, c, v = frame.open, frame.high, frame.low, frame.close, frame.volume  # noqa: E741 - TA-Lib's letters
+    t = talib
+    listed = [
+        ("rsi_14", t.RSI, c, 14), ("rsi_5", t.RSI, c, 5), (("macd", "macd_signal", "macd_histogram"), t.MACD, c),
+        ("adx_14", t.ADX, h, l, c, 14), ("plus_di_14", t.PLUS_DI, h, l, c, 14),
+        ("minus_di_14", t.MINUS_DI, h, l, c, 14), ("dx_14", t.DX, h, l, c, 14), ("atr_14", t.ATR, h, l, c, 14),
+        ("natr_14", t.NATR, h, l, c, 14), ("trange", t.TRANGE, h, l, c), ("ema_12", t.EMA, c, 12),
+        ("ema_26", t.EMA, c, 26), ("ema_20", t.EMA, c, 20), ("ema_50", t.EMA, c, 50),
+        ("apo_12_26", t.APO, c, 12, 26, 1), ("cci_20", t.CCI, h, l, c, 20), ("ultosc_7_14_28", t.ULTOSC, h, l, c),
+        ("aroonosc_25", t.AROONOSC, h, l, 25), ("roc_1", t.ROC, c, 1), ("roc_4", t.ROC, c, 4),
+        ("roc_12", t.ROC, c, 12), ("mom_24", t.MOM, c, 24), ("mom_48", t.MOM, c, 48), ("rocp_10", t.ROCP, c, 10),
+        ("slope_24", t.LINEARREG_SLOPE, c, 24), ("slope_48", t.LINEARREG_SLOPE, c, 48),
+        ("mfi_14", t.MFI, h, l, c, v, 14), ("bop", t.BOP, o, h, l, c),
+        *((f"sma_{n}", t.SMA, c, n) for n in (5, 10, 20, 50, 100)),
+        *((f"std_{n}", t.STDDEV, c, n) for n in (10, 20, 50)),
+        ("var_30", t.VAR, c, 30), (("bands_up_20", "", "bands_low_20"), t.BBANDS, c, 20),
+        *((f"max_{n}", t.MAX, h, n) for n in (14, 48, 96)), *((f"min_{n}", t.MIN, l, n) for n in (14, 48, 96)),
+        ("midprice_14", t.MIDPRICE, h, l, 14), ("willr_48", t.WILLR, h, l, c, 48),
+        (("stochf_k_14", "stochf_d_14_3"), t.STOCHF, h, l, c, 14, 3),
+        (("", "stoch_slow_d_14_3_3"), t.STOCH, h, l, c, 14, 3, 0, 3, 0), ("correl_30", t.CORREL, h, l, 30),
+        ("sum_volume_20", t.SUM, v, 20), ("sma_volume_50", t.SMA, v, 50), ("std_volume_20", t.STDDEV, v, 20),
+        ("typprice", t.TYPPRICE, h, l, c), ("medprice", t.MEDPRICE, h, l), ("wclprice", t.WCLPRICE, h, l, c),
+        ("avgprice", t.AVGPRICE, o, h, l, c),
+    ]  # fmt: skip
+    return [
+        ((names,) if isinstance(names, str) else names, lambda function=function, given=given: function(*given))
+        for names, function, *given in listed
+    ]
+
+
+@njit(cache=True, nogil=True)
+def _trend(b, state, out, coarse):
+    x = momentum._means(b, state[:_DX])
+    momentum.rsi(x[_GAIN_14], x[_LOSS_14], out[0])
+    momentum.rsi(x[_GAIN_5], x[_LOSS_5], out[1])
+    line, dx = np.empty((1, x.shape[1])), np.empty((1, x.shape[1]))
+    line[0, HISTORY:] = x[_EMA_12, HISTORY:] - x[_EMA_26, HISTORY:]
+    out[2] = line[0, HISTORY:]
+    recursive_means(line, np.full(1, 9.0), np.full(1, 0.2), state[_SIGNAL : _SIGNAL + 1])
+    out[3] = line[0, HISTORY:]
+    plus, minus, atr, close = x[_PLUS, HISTORY:], x[_MINUS, HISTORY:], b.atr[HISTORY:], b.close[HISTORY:]
+    high, low, opened = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:]
+    trend = dx[0, HISTORY:]
+    for i in range(len(close)):
+        trend[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
+        out[4, i] = out[2, i] - out[3, i]
+        out[6, i], out[7, i] = 100.0 * plus[i] / atr[i], 100.0 * minus[i] / atr[i]
+        out[29, i] = ratio(close[i] - opened[i], high[i] - low[i], 0.0)
+    out[8] = trend
+    recursive_means(dx, np.full(1, 14.0), np.full(1, 1.0 / 14.0), state[_DX:_SIGNAL])
+    out[5] = trend
+    out[9], out[10], out[11] = atr, 100.0 * atr / close, b.span[HISTORY:]
+    out[12], out[13], out[14], out[15] = (
+        x[_EMA_12, HISTORY:], x[_EMA_26, HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
+    )  # fmt: skip
+    out[16] = out[2]
+    momentum.cci(b.high, b.low, b.close, 20, b.t0, out[17])
+    momentum.ultimate(b, out[18])
+    momentum.aroon(b, 25, out[19])
+    for place, n in enumerate((1, 4, 12)):
+        out[20 + place] = 100.0 * (close / b.close[HISTORY - n : -n] - 1.0)
+    out[23], out[24] = close - b.close[HISTORY - 24 : -24], close - b.close[HISTORY - 48 : -48]
+    out[25] = close / b.close[HISTORY - 10 : -10] - 1.0
+    time = np.arange(len(b.close)) + 0.0
+    for place, n in enumerate((24, 48)):
+        out[26 + place] = window_covariance(b.close, time, n, b.t0, HISTORY)[HISTORY:] * (12.0 / (n * n - 1))
+    typical = (b.high + b.low + b.close) / 3.0
+    mfi(typical * b.volume, typical_trend(typical), 14, b.t0, out[28])
+
+
+@njit(cache=True, nogil=True)
+def _spread(b, state, out, coarse):
+    close, t0 = b.close, b.t0
+    for place, n in enumerate((5, 10, 20, 50, 100)):
+        out[place] = window_sum(close, n, t0, HISTORY)[HISTORY:] / n
+    for place, n in enumerate((10, 20, 50)):
+        out[5 + place] = window_std(close, n, t0, HISTORY)[HISTORY:]
+    out[8] = window_covariance(close, close, 30, t0, HISTORY)[HISTORY:]
+    out[9], out[10] = out[2] + 2.0 * out[6], out[2] - 2.0 * out[6]
+    for place, n in enumerate((14, 48, 96)):
+        first = HISTORY - 8 if n == 14 else HISTORY
+        top, bottom = window_max(b.high, n, t0, first), window_min(b.low, n, t0, first)
+        out[11 + place], out[14 + place] = top[HISTORY:], bottom[HISTORY:]
+        if n == 14:
+            for i in range(first, len(top)):
+                bottom[i] = 100.0 * ratio(close[i] - bottom[i], top[i] - bottom[i], 0.0)
+            out[19] = bottom[HISTORY:]
+            slow = window_sum(bottom, 3, t0, HISTORY - 4) / 3.0
+            out[20] = slow[HISTORY:]
+            out[21] = window_sum(slow, 3, t0, HISTORY)[HISTORY:] / 3.0
+    high, low, opened, close = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:], b.close[HISTORY:]
+    volume = window_sum(b.volume, 20, t0, HISTORY)[HISTORY:]
+    out[22] = window_correlation(b.high, b.low, 30, t0, HISTORY)[HISTORY:]
+    out[24] = window_sum(b.volume, 50, t0, HISTORY)[HISTORY:] / 50.0
+    out[25] = window_std(b.volume, 20, t0, HISTORY)[HISTORY:]
+    for i in range(len(close)):
+        out[17, i] = 0.5 * (out[11, i] + out[14, i])
+        out[18, i] = -100.0 * ratio(out[12, i] - close[i], out[12, i] - out[15, i], 0.0)
+        out[23, i] = volume[i]
+        out[26, i] = (high[i] + low[i] + close[i]) / 3.0
+        out[27, i] = 0.5 * (high[i] + low[i])
+        out[28, i] = 0.25 * (high[i] + low[i] + 2.0 * close[i])
+        out[29, i] = 0.25 * (opened[i] + high[i] + low[i] + close[i])
+
+
+FAMILIES = {
+    "trend": Family(lambda market, coarse: TREND, _trend, 12),
+    "spread": Family(lambda market, coarse: SPREAD, _spread),
+}
