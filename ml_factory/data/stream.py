@@ -51,9 +51,8 @@ class FrameStream:
         if start[0] + self._bar_ns <= self._now:
             wanted = f"bars that end after {pd.Timestamp(self._now, tz='UTC')}, the clock last given to advance"
             step = "push the bars of a minute before advancing the clock to its end"
-            raise BarsError(
-                "A bar comes too late", where="row 0", got=str(bars.index[0]), wanted=wanted, next_step=step
-            )
+            got = str(pd.Timestamp(start[0], tz="UTC"))
+            raise BarsError("A bar comes too late", where="row 0", got=got, wanted=wanted, next_step=step)
         contract = contract_codes(names, self._contracts)
         stretches = self._stretches_for(start)
         place = self._place.copy()  # kept as it was if a bar is refused
