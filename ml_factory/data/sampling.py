@@ -131,12 +131,12 @@ class _Minutes:
 
     @classmethod
     def of(cls, bars: pd.DataFrame, market: MarketSpec) -> "_Minutes":
-        start, (*prices, volume), names = chunk_of(bars, market)
+        start, (*prices, volume), names = chunk = chunk_of(bars, market)
         table = frames.stretches_of(frames.days_of(start), market.calendar)
         silence = (market.hole_minutes + 1) * MINUTE_NS
         codes = contract_codes(names, [])
         runs, wrong = frames.runs_of(start, codes, table, MINUTE_NS, silence, frames.first_place())
-        refuse_overlap(bars, wrong, 1)
+        refuse_overlap(chunk, wrong, 1)
         parts = (np.ascontiguousarray(runs[name]) for name in ("first", "last", "session", "segment"))
         return cls(start, tuple(prices), volume, *parts)
 

@@ -173,4 +173,6 @@ def test_mistakes_are_named():
     for wrong in ({"expected_minutes": 0}, {"expected_imbalance": -1.0}, {"span": 0}, {"bound": np.inf}):
         with pytest.raises(SettingsError, match=next(iter(wrong))):
             ImbalanceSpec(**wrong)
+    with pytest.raises(BarsError, match=r"Bars overlap.*row 5.*before the bar before it ends"):
+        volume_bars(pd.concat([bars.iloc[:5], bars.iloc[4:9]]), market(), 5)
     assert len(volume_bars(bars.iloc[:0], market(), 5)) == 0
