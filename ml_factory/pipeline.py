@@ -36,7 +36,6 @@ from ml_factory.units.folds import (
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import fit_holdout
 from ml_factory.units.preparation import (
-    frame_alignment,
     load_dataset,
     load_features,
     load_labels,
@@ -53,10 +52,19 @@ from ml_factory.units.results import (
     TrainResult,
 )
 from ml_factory.units.stacked import fit_stack
+from ml_factory.units.views import (
+    draw_gaps,
+    feature_families,
+    frame_alignment,
+    gap_table,
+    replay,
+    try_feature,
+)
 
 __all__ = [
-    "audit", "cross_validate", "evaluate", "frame_alignment", "load_features", "load_labels", "load_predictions",
-    "load_splits", "predict", "prepare", "stack", "train",
+    "audit", "cross_validate", "draw_gaps", "evaluate", "feature_families", "frame_alignment", "gap_table",
+    "load_features", "load_labels", "load_predictions", "load_splits", "predict", "prepare", "replay", "stack", "train",
+    "try_feature",
 ]  # fmt: skip
 
 Folder = Workspace | str | Path

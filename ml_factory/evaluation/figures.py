@@ -30,6 +30,7 @@ from ml_factory.evaluation.drawing import (
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
 BASELINES = ("prior", "last_move")
+_SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 600: "10 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
 
 # ---- data ------------------------------------------------------------------------------------------------------
@@ -85,6 +86,25 @@ def cuts_on_price(
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     time_axis(ax)
+    return figure
+
+
+def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason for it") -> Figure:
+    """A dot a gap: when, how long, and in the colour of its reason; index: the bar after it; columns minutes, kind."""
+    figure, (ax,) = new_figure(title, 2.9)
+    kinds = gaps["kind"].value_counts()
+    for number, (kind, count) in enumerate(kinds.items()):
+        mine = gaps[gaps["kind"] == kind]
+        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, label=f"{kind} {count:,}",
+                   color=SERIES[number] if number < len(SERIES) else INK["neutral"])  # fmt: skip
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(FixedLocator([1, 10, 60, 600, 1440, 10_080, 100_800]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda minutes, _: _SPANS.get(int(minutes), "")))
+    ax.yaxis.set_minor_locator(FixedLocator([]))
+    ax.margins(x=0.01, y=0.1)
+    if len(gaps):
+        time_axis(ax)
+        name_lines(ax, len(kinds))
     return figure
 
 

@@ -12,8 +12,9 @@ from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.report import Section, write_report
 from ml_factory.runs.registry import Artifact
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.preparation import DEMO, findings_table
+from ml_factory.units.preparation import DEMO
 from ml_factory.units.proving import words_of
+from ml_factory.units.views import findings_table
 
 MAIN_METRICS = [
     "log_loss",

@@ -15,7 +15,7 @@ from ml_factory.datasets import mapped
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DataSpec
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import appending, preparation
+from ml_factory.units import appending, preparation, views
 from ml_factory.units.dataset import fit_on
 
 
@@ -39,9 +39,9 @@ def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
 
 def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
     told = []
-    monkeypatch.setattr(preparation.figures, "frame_alignment", lambda *parts: told.append(parts))
+    monkeypatch.setattr(views.figures, "frame_alignment", lambda *parts: told.append(parts))
     pipeline.prepare(workspace, "ODD", (10,))
-    preparation.frame_alignment(workspace, "ODD", row=700)
+    views.frame_alignment(workspace, "ODD", row=700)
     base, coarse, visible, row = told[0]
     assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value
     assert [frame.minutes for frame in coarse] == [15, 30, 60]
@@ -90,7 +90,7 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
             assert store.files[name] == there.files[name]
 
 
-def test_the_second_time_bars_are_appended_only_they_are_read(place, monkeypatch):
+def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch):
     pushed = []
     real = appending.FeatureStream.push
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_the_second_time_bars_are_appended_only_they_are_read(place, monkeypatch
     for stop in (9000, 9400, 12_003):
         raw(place, BARS[:stop])
         pipeline.prepare(place, "MES", (5,))
-    assert pushed == [9000, 400, 12_003 - 9400]
+    assert pushed == [400, 12_003 - 9400]
     store = Store.current(place.processed("MES"))
     BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
     pipeline.prepare(place, "MES", (5,))
