@@ -105,10 +105,12 @@ class Store:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write_features(self, matrix: FeatureMatrix) -> None:
-        """One part for all rows."""
+    def write_features(self, matrix: FeatureMatrix, state: dict | None = None) -> None:
+        """One part for all rows.  state : what later rows are made from, so that bars that grow cost what is new."""
         self._rows = {"names": list(matrix.names), "parts": []}
         self._write_part(np.asarray(matrix.values, np.float32), parts.row_facts(matrix))
+        if state is not None:
+            self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
 
     def append_features(self, rows: FeatureRows, before: "Store", state: dict) -> None:
         """The parts of `before`, whose rows come first, and one for the rows that follow them.
@@ -127,7 +129,7 @@ class Store:
         self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
 
     def load_state(self) -> dict | None:
-        """The `state` this data set was appended with, None where it was made whole."""
+        """The `state` this data set was written with, None where it was written without."""
         return decode_state(self._checked(STATE).read_bytes()) if STATE in self.files else None
 
     def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:

@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.mapped import content_hash
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
-from ml_factory.features.build import FeatureSpec
+from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
@@ -29,24 +29,20 @@ def grown_from(store: Store, bars: pd.DataFrame, made: dict, spec: FeatureSpec) 
     same = all(before.facts[name] == plain(made[name]) for name in ("settings", "sources", "market"))
     raw = before.facts["raw"]
     grown = same and raw["rows"] <= len(bars) and raw["bars"] == bars_hash(bars.iloc[: raw["rows"]])
-    exact = not spec.custom and not before.verify()
+    exact = not spec.custom and before.load_state() is not None and not before.verify()
     return before if grown and exact else None
 
 
-def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
-    """The feature rows that follow those of `before`, and the state after them: the stream goes on where it stood.
+def state_after(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
+    """What later rows are made from; None with features of the user's own, whose last bits a stream may change."""
+    return None if spec.custom else FeatureStream.after(bars, matrix, market, spec).get_state()
 
-    Where `before` was made whole and kept no state, the stream reads all its bars once more.
-    """
+
+def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
+    """The feature rows that follow those of `before`, and the state after them: the stream goes on where it stood."""
     stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]
-    state = before.load_state()
-    with phase("features", len(bars) - (0 if state is None else old)) as done:
-        if state is not None:
-            stream.load_state(state)
-        else:
-            for first in range(0, old, STREAM_BARS):
-                stream.push(bars.iloc[first : min(first + STREAM_BARS, old)])
-                done(STREAM_BARS)
+    stream.load_state(before.load_state())
+    with phase("features", len(bars) - old) as done:
         firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # the same bars in another file are no new ones
         pieces = []
         for first in firsts:
