@@ -1,17 +1,18 @@
 """Bars to features, scaler and file: ours, pandas + scikit-learn, and the best packages joined, in turns in one run.
 
-    python -m benchmarks.pipeline [--rows 3500000] [--repeats 3] [--data bars.parquet --symbol NQ] [--growth]
+    python -m benchmarks.pipeline [--rows 3500000] [--repeats 3] [--data bars.parquet --symbol NQ]
+                                    [--only compare alone whole peak growth]
 
 One JSON line a measurement: wall and CPU seconds (the best of the repeats), the median wall, rows a second, and how
 many times ours. Rows are one-minute bars and the base frame is one minute.
 
-  pipeline      89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes), a robust scaler
+  compare       89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes), a robust scaler
                 fitted on the first 70 % of the rows, a Parquet file; each phase, and their sum. Two threads for each
                 side that can use them; same codec: float32, plain, uncompressed, no dictionary
-  ours only     the frames alone (they are part of `features`), labels, splits, our own file format, and the whole with
-                every column there is
-  peak          most memory above what the imports took, in a process of its own: bars, columns and file
-  growth        slope of log time on log rows, 0.5 to 14 million (49 columns)
+  alone         ours only: the frames (they are part of `features`), labels, splits, our own file format
+  whole         ours with every column there is, in our own format
+  peak          most memory of each side in a process of its own: bars, columns, scaler and file
+  growth        slope of log time on log rows, 0.5 to 14 million (49 columns); only when asked for
 
 Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
 within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where a package's running sums lose
@@ -47,6 +48,7 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
 SIDES = ("ours", "joined", "pandas")
+PARTS = ("compare", "alone", "whole", "peak", "growth")
 FRAMES = (15, 60)
 SPEC = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum", "volatility"))
 WHOLE = FeatureSpec(base_minutes=1)
@@ -264,12 +266,12 @@ def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts
     tell(bench="pipeline peak", side=side, **facts, **told, **ratios)
 
 
-def peaks(bars: pd.DataFrame, market: MarketSpec, asked: argparse.Namespace) -> None:
+def peaks(bars: pd.DataFrame, market: MarketSpec, symbol: str | None) -> None:
     """`peak` of every side, on bars that a file hands over: making them here would leave its own traces."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "bars.npy")
         np.save(path, np.column_stack([bars.index.as_unit("ns").asi8.view(float), bars[list(COLUMNS)].to_numpy()]).T)
-        options = ["--bars", path, *(["--symbol", asked.symbol] if asked.symbol else [])]
+        options = ["--bars", path, *(["--symbol", symbol] if symbol else [])]
         for side in SIDES:
             subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *options, "--peak", side], check=True)
 
@@ -304,7 +306,7 @@ def main() -> None:
     parser.add_argument("--data", help="a Parquet file of one-minute bars instead")
     parser.add_argument("--symbol", help="whose bars these are")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--growth", action="store_true", help="also 0.5 to 14 million rows")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS[:-1], help="growth is made when asked for")
     parser.add_argument("--peak", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--bars", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -317,12 +319,15 @@ def main() -> None:
     if asked.peak:
         peak(bars, market, imported, asked.peak, facts)
         return
-    compare(bars, market, asked.repeats, facts)
-    alone(bars, market, asked.repeats, facts)
-    whole(bars, market, asked.repeats, facts)
-    peaks(bars, market, asked)
-    if asked.growth:
-        growth(asked.repeats, 4 * asked.rows)
+    parts = {
+        "compare": partial(compare, bars, market, asked.repeats, facts),
+        "alone": partial(alone, bars, market, asked.repeats, facts),
+        "whole": partial(whole, bars, market, asked.repeats, facts),
+        "peak": partial(peaks, bars, market, asked.symbol),
+        "growth": partial(growth, asked.repeats, 4 * asked.rows),
+    }
+    for part in asked.only:
+        parts[part]()
 
 
 if __name__ == "__main__":
