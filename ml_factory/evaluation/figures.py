@@ -30,7 +30,8 @@ from ml_factory.evaluation.drawing import (
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
 BASELINES = ("prior", "last_move")
-_SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 600: "10 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
+FEW_CUTS = 12  # of these each is named
+_SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
 
 # ---- data ------------------------------------------------------------------------------------------------------
@@ -75,14 +76,19 @@ def split_on_price(
 def cuts_on_price(
     close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title: str = "Where the proof cut"
 ) -> Figure:
-    """Price over time with a line at each moment after which the future was disturbed; cuts : (moment, kind)."""
+    """Price over time with a mark at each moment after which the future was disturbed; cuts : (moment, kind)."""
     figure, (ax,) = new_figure(title, 3.3)
     x, y = day_numbers(close.index), close.to_numpy(dtype=np.float64)
     keep = outline(y)
     ax.plot(*broken_line(x[keep], y[keep], max(5.0, 0.02 * (x[-1] - x[0]))), color=INK["neutral"], linewidth=0.9)
-    for moment in day_numbers(pd.DatetimeIndex([moment for moment, _ in cuts])):
+    at = day_numbers(pd.DatetimeIndex([moment for moment, _ in cuts]))
+    for moment, (_, kind) in zip(at, cuts, strict=True):
         ax.axvline(moment, color=INK["accent"], alpha=0.5, linewidth=0.8)
-    ax.margins(x=0.01)
+        if len(cuts) <= FEW_CUTS:
+            ax.annotate(kind, (moment, 0.02), xycoords=("data", "axes fraction"), xytext=(-2, 0), fontsize=SMALL,
+                        textcoords="offset points", ha="right", va="bottom", rotation=90, color=INK["accent"],
+                        bbox={"facecolor": INK["card"], "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
+    ax.margins(x=0.02)
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     time_axis(ax)
@@ -95,10 +101,10 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
     kinds = gaps["kind"].value_counts()
     for number, (kind, count) in enumerate(kinds.items()):
         mine = gaps[gaps["kind"] == kind]
-        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, label=f"{kind} {count:,}",
-                   color=SERIES[number] if number < len(SERIES) else INK["neutral"])  # fmt: skip
+        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, color=SERIES[number] if number < len(SERIES) else INK["neutral"],
+                   label=f"{count:,} {kind.replace('_', ' ')}")  # fmt: skip
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(FixedLocator([1, 10, 60, 600, 1440, 10_080, 100_800]))
+    ax.yaxis.set_major_locator(FixedLocator(list(_SPANS)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda minutes, _: _SPANS.get(int(minutes), "")))
     ax.yaxis.set_minor_locator(FixedLocator([]))
     ax.margins(x=0.01, y=0.1)

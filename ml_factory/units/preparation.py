@@ -12,7 +12,7 @@ import pandas as pd
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
 from ml_factory.data.findings import BarReport
-from ml_factory.data.resample import asof_rows, base_frame
+from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
@@ -20,9 +20,8 @@ from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.evaluation import figures
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
-from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.build import build_features
 from ml_factory.progress import Phase, phase, record
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
@@ -30,10 +29,11 @@ from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
-from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from
+from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from, state_after
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.proving import check_certified, prove_store, settings_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
+from ml_factory.units.views import current_store, findings_table, split_figure
 
 DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
 _log = logging.getLogger("ml_factory")
@@ -188,37 +188,17 @@ def load_features(
     end: object = None,
 ) -> pd.DataFrame:
     """Features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
-    return _current(workspace, symbol).load_features(columns, start, end)
+    return current_store(workspace, symbol).load_features(columns, start, end)
 
 
 def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
     """Labels: index known_at; label, label_end, ret, barrier, uniqueness and what `triple_barrier` adds."""
-    return _current(workspace, symbol).load_labels(check_horizon(horizon))
+    return current_store(workspace, symbol).load_labels(check_horizon(horizon))
 
 
 def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
     """{"train", "validation", "test"}: int64 positions into the labels' rows."""
-    return _current(workspace, symbol).load_splits(check_horizon(horizon))
-
-
-def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
-    """A Figure of the coarse bars that one base row may see: complete at its `known_at`, the newest of each frame.
-
-    row : of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
-    """
-    workspace = Workspace(workspace)
-    store = _current(workspace, symbol)
-    spec = FeatureSpec(**store.facts["settings"]["features"])
-    bars, _ = load_bars(workspace, symbol, BarSpec(**store.facts["settings"]["bars"]))
-    market = MarketSpec.from_dict(store.facts["market"])
-    base, *coarse = (base_frame(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
-    if row is None:
-        session = base.session == base.session[len(base) // 2]
-        moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
-    else:
-        moment = store.known_at[row].value
-    visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
-    return figures.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
+    return current_store(workspace, symbol).load_splits(check_horizon(horizon))
 
 
 def read_market(workspace: Workspace, symbol: str, settings: DataSpec) -> tuple[pd.DataFrame, MarketSpec, BarReport]:
@@ -262,7 +242,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
     else:
         matrix = build_features(bars, market, settings.features)
         with phase("writing", len(matrix)):
-            store.write_features(matrix)
+            store.write_features(matrix, state_after(bars, matrix, market, settings.features))
         base, ages, rows = matrix.base, matrix.frame_staleness, _Rows(matrix.first, matrix.values, matrix.names)
     made |= {"first": rows.first, "staleness": ages}
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
@@ -338,26 +318,6 @@ def _result(
         seconds=seconds,
         draw=lambda: split_figure(store, last),
     )
-
-
-def findings_table(store: Store) -> pd.DataFrame:
-    """What was found in the raw bars: kind, severity, rows (how many), which of them, message."""
-    found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
-    return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
-
-
-def split_figure(store: Store, horizon: int):
-    """The chronological split of one horizon drawn on the price."""
-    labels, splits = store.load_labels(horizon), store.load_splits(horizon)
-    return figures.split_on_price(
-        store.load_rows()["close"],
-        {name: labels.index[rows] for name, rows in splits.items()},
-        title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
-    )
-
-
-def _current(workspace: Workspace | str | Path, symbol: str) -> Store:
-    return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
 
 
 def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:
