@@ -10,10 +10,12 @@ number a bar. `memory` is how many bars a value may depend on. The proof disturb
 the feature is proved again on the user's own bars when they are prepared and audited.
 """
 
+import dis
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from types import CodeType, FunctionType
 
 import numpy as np
 
@@ -27,7 +29,8 @@ _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 
 @dataclass(frozen=True)
 class CustomFeature:
-    """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source."""
+    """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source and of the plain
+    values it reads from outside."""
 
     name: str
     function: Callable[[Frame], np.ndarray]
@@ -100,22 +103,32 @@ def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
 
 
 def prove(made: CustomFeature, bars: Frame) -> None:
-    """Three ways to see a bar's value depend on what came later, or on more than `memory` bars: raises LookAheadError.
+    """Several ways to see a bar's value depend on what came later, or on more than `memory` bars: LookAheadError.
 
-    The bars are cut, and what follows a cut is disturbed: the same bits up to it. Single bars are disturbed, each bar
-    in some pass: nothing but the `memory` bars from it on may move, so a peek in one row of a thousand shows. And the
-    last `memory` bars alone give the value that all give.
+    The bars are cut, at random and at the ends of sessions, and what follows a cut is disturbed or loses its first bar:
+    the same bits up to it. Single bars are disturbed, each bar in some pass: nothing but the `memory` bars from it on
+    may move, so a peek in one row of a thousand shows. And the last `memory` bars alone give the value that all give.
     """
-    whole = compute(made, bars)
     random = generator(0, "custom feature", made.name)
-    for cut in np.sort(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS)):
+    ends = np.flatnonzero(np.diff(bars.session)) + 1
+    ends = random.permutation(ends[ends > made.memory])[: 2 * _PROOF_CUTS]
+    cuts = np.unique(np.append(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS), ends)).tolist()
+    # The shortest past comes first: a function that keeps bars from one call to the next has not met the future yet.
+    heads = [compute(made, head(bars, cut)) for cut in cuts]
+    whole = compute(made, bars)
+    for cut, from_head in zip(cuts, heads, strict=True):
         after = np.arange(len(bars)) >= cut
-        for how, other in (("cut off", head(bars, cut)), ("disturbed", disturbed(bars, after, random))):
-            values = compute(made, other)[:cut]
-            same = (values == whole[:cut]) | (np.isnan(values) & np.isnan(whole[:cut]))
-            _refuse_peek(made, np.flatnonzero(~same), f"the bars from {cut} on were {how}")
+        _refuse_peek(made, _changed(from_head, whole[:cut]), f"the bars from {cut} on were cut off")
+        for how, other in (("were disturbed", disturbed(bars, after, random)), ("lost the first", without(bars, cut))):
+            _refuse_peek(made, _changed(compute(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}")
         _check_memory(made, bars, whole, cut)
     _disturb_single_bars(made, bars, whole, random)
+    _refuse_peek(made, _changed(compute(made, bars), whole), "the same bars came once more")
+
+
+def _changed(values: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """int64: where they are not the same bits; missing values are the same."""
+    return np.flatnonzero((values != before) & ~(np.isnan(values) & np.isnan(before)))
 
 
 def _disturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
@@ -163,6 +176,11 @@ def tail(bars: Frame, count: int) -> Frame:
     return _each(bars, lambda column: column[len(column) - min(count, len(column)) :])
 
 
+def without(bars: Frame, row: int) -> Frame:
+    """The bars but for one."""
+    return _each(bars, lambda column: np.delete(column, row))
+
+
 def joined(bars: Frame, later: Frame) -> Frame:
     """The bars of both, in time order."""
     return replace(
@@ -182,17 +200,20 @@ def disturbed(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Fr
 
 
 def made_up_bars(count: int) -> Frame:
-    """Five-minute bars of a random walk on a tick, 60 to a session."""
+    """Five-minute bars of a random walk on a tick, 60 to a session: some absent, some flat, volumes from 0 to 10^5."""
     random = generator(0, "custom feature", "bars")
-    close = 100.0 + np.cumsum(random.integers(-3, 4, count)) * 0.25 + 0.002 * count
+    still = random.random(count) < 0.03
+    close = 100.0 + np.cumsum(np.where(still, 0, random.integers(-3, 4, count))) * 0.25 + 0.002 * count
     close = np.maximum(close, 1.0)
     opens = np.append(close[0], close[:-1])
-    wicks = random.integers(0, 3, (2, count)) * 0.25
+    wicks = np.where(still, 0.0, random.integers(0, 3, (2, count)) * 0.25)
     day, place = np.divmod(np.arange(count), 60)
+    absent = np.cumsum(random.random(count) < 0.03)
+    place += absent - absent[60 * day]
     start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * 60_000_000_000
     high, low = np.maximum(opens, close) + wicks[0], np.minimum(opens, close) - np.minimum(wicks[1], 0.25)
     session = (19_723 + day).astype(np.int32)
-    volume = random.integers(0, 50, count).astype(float)
+    volume = np.where(still, 0.0, np.floor(random.lognormal(4.0, 2.0, count)))
     return Frame(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
 
 
@@ -222,4 +243,35 @@ def _signature(function: Callable, memory: int) -> str:
     except (OSError, TypeError) as error:
         step = "define the function with def in a file or a notebook cell"
         raise SettingsError("The source of a feature cannot be read", where=str(function), next_step=step) from error
-    return hashlib.sha256(f"{memory}\n{source}".encode()).hexdigest()[:12]
+    told = [f"{memory}\n{source}", *(f"{name}={_spelled(value)}" for name, value in _read_outside(function))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+
+
+def _read_outside(function: Callable) -> Iterator[tuple[str, object]]:
+    """What a function reads beside its arguments, by name: defaults, what it closes over, globals."""
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType):
+        return
+    yield "defaults", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from ((name, cell.cell_contents) for name, cell in zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=True
+    ))  # fmt: skip
+    codes, names = [function.__code__], set()
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        names |= {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    yield from ((name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys()))
+
+
+def _spelled(value: object) -> str:
+    """A plain value as text, a function as its source, of anything else its type."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_spelled, value))})"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+    if isinstance(value, FunctionType) and value.__module__ == "__main__":
+        return inspect.getsource(value)
+    return type(value).__qualname__

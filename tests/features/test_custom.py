@@ -1,6 +1,7 @@
 """The user's own features: proved before they may be used, and bound to their source."""
 
 import re
+import sys
 
 import numpy as np
 import pandas as pd
@@ -68,7 +69,31 @@ def tiny(bars):
     return bars.close / np.append(bars.close[0], bars.close[:-1]) - 1.0 + 1e-9 * np.append(bars.close[1:], 0.0)
 
 
-@pytest.mark.parametrize("leak", [next_return, centred, whole_mean, day_high, tiny])
+def silence_to_come(bars):
+    return np.append(np.diff(bars.known_at), 300_000_000_000) / 3e11
+
+
+def after_a_still_bar(bars):
+    """Looks ahead only where nothing traded and nothing moved."""
+    still = (bars.volume == 0) & (bars.high == bars.low)
+    return np.where(still, np.append(bars.close[1:], 0.0) / bars.close - 1.0, 0.0)
+
+
+def after_a_large_volume(bars):
+    return np.where(bars.volume > 2_000, np.append(bars.close[1:], 0.0) / bars.close - 1.0, 0.0)
+
+
+def remembered(bars, met={}):  # noqa: B006 - the fault to be found
+    """Keeps the first close it meets of each moment, from one call to the next."""
+    for moment, close in zip(bars.known_at.tolist(), bars.close.tolist(), strict=True):
+        met.setdefault(moment, close)
+    return [met.get(moment + 300_000_000_000, 0.0) for moment in bars.known_at.tolist()]
+
+
+TIMELY = (silence_to_come, after_a_still_bar, after_a_large_volume, remembered)
+
+
+@pytest.mark.parametrize("leak", [next_return, centred, whole_mean, day_high, tiny, *TIMELY])
 def test_a_feature_that_looks_ahead_is_refused(leak):
     with pytest.raises(LookAheadError, match=f"looks ahead.*{leak.__name__}.*bar"):
         feature(leak, memory=64)
@@ -117,6 +142,36 @@ def test_another_function_of_the_same_name_is_another_feature():
     feature(rolling_mean_gap, memory=60)
     with pytest.raises(SettingsError, match=r"not the one the data was prepared with.*prepare anew"):
         custom.of(signed[0])
+
+
+def test_what_a_function_reads_from_outside_is_part_of_it():
+    def momentum_of(lag):
+        def momentum(bars, floor=0.5 * lag):
+            return np.maximum([bars.close[max(i - lag, 0)] for i in range(len(bars))] - bars.close, floor)
+
+        return momentum
+
+    feature(momentum_of(2), memory=8)
+    signed = custom.signed("momentum")
+    feature(momentum_of(2), memory=8)
+    assert custom.signed("momentum") == signed
+    feature(momentum_of(3), memory=8)
+    assert custom.signed("momentum") != signed
+
+
+def test_a_global_setting_is_part_of_a_feature(monkeypatch):
+    feature(scaled, memory=2)
+    signed = custom.signed("scaled")
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
+    feature(scaled, memory=2)
+    assert custom.signed("scaled") != signed
+
+
+SCALE = 2.0
+
+
+def scaled(bars):
+    return [SCALE * (close - open_) for open_, close in zip(bars.open, bars.close, strict=True)]
 
 
 def test_missing_values_after_the_warm_up_are_refused(real_bars):
