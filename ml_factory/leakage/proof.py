@@ -16,6 +16,7 @@ import pandas as pd
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.cuts import Cut, choose_cuts
 from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
+from ml_factory.leakage.feed import shared
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
 from ml_factory.leakage.subject import Pipeline, tables_of
 from ml_factory.leakage.tables import RAISED, Leak, Table, differences
@@ -32,7 +33,8 @@ class ProofSpec:
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
     whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on,
-    fit_splits : on so many of the splits.  enough : different leaks after which the proof need not go on.
+    fit_splits : on so many of the splits.  feed_rows : rows of features compared with a feed, bar by bar.
+    enough : different leaks after which the proof need not go on.
     """
 
     cuts: int = FULL_CUTS
@@ -43,6 +45,7 @@ class ProofSpec:
     whole_bars: int | None = None
     fit_rows: int = 30_000
     fit_splits: int = 4
+    feed_rows: int = 50_000
     enough: int = 1_000
     seed: int = 0
 
@@ -63,7 +66,9 @@ class ProofSpec:
         return (TRUNCATE, *turn)
 
 
-QUICK = ProofSpec(cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000, fit_splits=1)
+QUICK = ProofSpec(
+    cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000, fit_splits=1, feed_rows=2_000
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,7 @@ class _Attempt:
             self.try_facts(facts)
             self.try_windows(facts, whole)
             self.try_whole(facts, whole)
+            self.try_feed(facts, whole["features"])
             if self.spec.fit_rows:
                 self.try_fitted(whole, facts)
         return Proof(
@@ -176,6 +182,32 @@ class _Attempt:
             ways = self.spec.ways_at(number)
             for way in ways if self.spec.form == "full" else ways[:1]:
                 self.compare(whole, here, cut.first, cut, way, facts, "whole file")
+
+    def try_feed(self, facts: dict, features: Table) -> None:
+        """Every row beside that of a feed which had no later bar: for leaks that no cut happens to meet."""
+        if not self.spec.feed_rows or not hasattr(self.pipeline, "feed") or len(self.leaks) >= self.spec.enough:
+            return
+        fed = self.tried(lambda: self.pipeline.feed(self.bars, facts, self.spec.feed_rows, self.spec.seed))
+        if fed is None:
+            return
+        last = int(features.at[-1])
+        rows, found = differences(fed, shared(features, fed), last)
+        self.count("features, fed bar by bar", min(rows, self.spec.feed_rows))
+        for one in found:
+            first_row = str(pd.Timestamp(one.first, tz="UTC"))
+            self.found(
+                Leak(
+                    "features",
+                    one.column,
+                    one.rows,
+                    first_row,
+                    None,
+                    first_row,
+                    "its own bar",
+                    "live feed",
+                    "whole file",
+                )
+            )
 
     def spread(self, cuts: list[Cut]) -> list[tuple[int, Cut]]:
         """`whole_cuts` of these cuts, evenly over the file, numbered."""

@@ -7,11 +7,13 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import base_frame, frames_of
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.transforms import Sample
 from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.multi_timeframe import frame_name
+from ml_factory.leakage.feed import table_of_feed
 from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.combinatorial import combinatorial_purged
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -52,6 +54,7 @@ class Pipeline(Protocol):
     labels : name -> labels (index known_at; label_end and the rest).
     splits : every way in which rows are set apart.
     fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels.
+    A pipeline that can also be fed bar by bar has `feed(bars, facts, rows, seed) -> Table` of the same features.
     """
 
     def facts(self, bars: pd.DataFrame) -> dict: ...
@@ -110,10 +113,14 @@ class StandardPipeline:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
         return matrix.known_at, matrix.values, list(matrix.names)
 
+    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int) -> Table:
+        """The same rows from a feed that has no future: `leakage.feed`."""
+        return table_of_feed(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed)
+
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
         steps = (spec.base_minutes, *spec.frames)
-        return {f"{minutes}m": vars(base_frame(bars, market, minutes)) for minutes in steps}
+        return {frame_name(minutes): vars(frame) for minutes, frame in frames_of(bars, market, steps).items()}
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
         """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""

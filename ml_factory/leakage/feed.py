@@ -1,0 +1,51 @@
+"""Rows of features as a live feed gives them: at each push no later bar exists, so there is nothing to look ahead to.
+
+Cuts are samples, and a leak that sits in a few rows at random slips between them. A feed that completes one base bar at
+a time has no future at any row, so the whole file's rows must be its rows, to the bit.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.features.build import FeatureSpec
+from ml_factory.features.stream import FeatureStream
+from ml_factory.leakage.tables import Table
+from ml_factory.seeding import generator
+
+STRETCH = 250  # rows in a stretch that is fed bar by bar, where not all rows are
+
+
+def table_of_feed(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0) -> Table:
+    """The rows of features that a feed of these bars gives; about `rows` of them come singly, or all if fewer.
+
+    Columns of the user's own are left out: a stream may give them other last bits.
+    """
+    stream = FeatureStream(market, spec)
+    cuts = pushes(bars, market, spec.base_minutes, rows, seed)
+    given = [stream.push(bars.iloc[first:stop]) for first, stop in pairwise(cuts)]
+    known_at = np.concatenate([one.known_at for one in given])
+    own = len(stream.names) - len(spec.custom)
+    values = np.concatenate([one.values[:, :own] for one in given])
+    return Table(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
+
+
+def pushes(bars: pd.DataFrame, market: MarketSpec, minutes: int, rows: int, seed: int) -> np.ndarray:
+    """int64, rising: positions that part the bars into pushes of at most one base bar, in stretches over the file."""
+    first = np.searchsorted(bars.index.as_unit("ns").asi8, base_frame(bars, market, minutes).start)
+    count = -(-rows // STRETCH)
+    if len(first) > rows:
+        room = len(first) / count
+        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (room - STRETCH)
+        kept = (begin + np.arange(count) * STRETCH).astype(np.int64)[:, None] + np.arange(STRETCH)
+        first = first[np.minimum(kept.ravel(), len(first) - 1)]
+    return np.unique(np.concatenate([[0], first, [len(bars)]]))
+
+
+def shared(table: Table, other: Table) -> Table:
+    """The columns of `table` that `other` has too, in its order."""
+    places = [table.names.index(name) for name in other.names if name in table.names]
+    return Table(table.at, table.proven, names=tuple(table.names[k] for k in places), matrix=table.matrix[:, places])
