@@ -26,7 +26,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.market import MADE_UP, market_bars
-from benchmarks.measure import best, digits, in_turns, seconds, tell, times
+from benchmarks.measure import best, digits, in_turns, seconds, tell, timed, times
 from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import windows
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
@@ -62,9 +62,12 @@ def indicators(frame: Frame, repeats: int) -> None:
     ours, outs = of_families(frame, sixty.FAMILIES, 2)
     alone, _ = of_families(frame, sixty.FAMILIES, 1)
 
+    def drop(call: Callable[[], object]) -> None:
+        call()  # freed at once: its pages serve the next, as ours writes into what is there
+
     def theirs(threads: int) -> None:
         with ThreadPoolExecutor(threads) as pool:
-            for job in [pool.submit(call) for _, call in listed]:
+            for job in [pool.submit(drop, call) for _, call in listed]:
                 job.result()
 
     ours()
@@ -146,34 +149,28 @@ def compiling(family: str | None) -> None:
     """In a process of its own: the first call of one family, or of all of them with its imports, on 5,000 bars."""
     bars = market_bars(5000)
     names = (family,) if family else tuple(FAMILIES)
-    began = time.perf_counter()
-    build_features(bars, MADE_UP, FeatureSpec(base_minutes=1, frames=(15, 30), families=names))
-    print(json.dumps({"seconds": time.perf_counter() - began}))
+    spec = FeatureSpec(base_minutes=1, frames=(15, 30), families=names)
+    _, taken = timed(partial(build_features, bars, MADE_UP, spec))
+    print(json.dumps({"wall_s": digits(taken.wall, 3), "cpu_s": digits(taken.cpu, 3)}))
 
 
 def compile_times() -> None:
-    found = {}
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as cache:
-            found[family] = digits(_child(cache, "--compiling", family)[0], 3)
-            if family == next(iter(FAMILIES)):
-                found[f"{family} again"] = digits(_child(cache, "--compiling", family)[0], 3)
-    tell(bench="compile", what="a family alone, empty cache", seconds=found)
+            tell(bench="compile", what=f"{family} alone, empty cache", **_first_call(cache, family))
     with tempfile.TemporaryDirectory() as cache:
         for what in ("all families, empty cache", "all families, warm cache"):
-            first, whole = _child(cache, "--compiling", "all")
-            facts = {"first_call_s": digits(first, 3), "with_imports_s": digits(whole, 3)}
-            tell(bench="compile", what=what, families=len(FAMILIES), **facts)
+            tell(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, "all"))
 
 
-def _child(cache: str, *options: str) -> tuple[float, float]:
-    """(Seconds of the first call, of the whole process)."""
+def _first_call(cache: str, families: str) -> dict[str, float]:
+    """Seconds of the first call in a new process, and of the whole process with its imports."""
+    command = [sys.executable, "-m", "benchmarks.features", "--compiling", families]
     began = time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.features", *options]
-    told = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | {"NUMBA_CACHE_DIR": cache}
-    ).stdout
-    return json.loads(told)["seconds"], time.perf_counter() - began
+    told = subprocess.check_output(command, text=True, env=os.environ | {"NUMBA_CACHE_DIR": cache})
+    return {f"first_call_{clock}": value for clock, value in json.loads(told).items()} | {
+        "whole_process_s": digits(time.perf_counter() - began, 3)
+    }
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ made-up 24-hour market unless a file is named.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,7 @@ def run(side: Side, bars: object, first: int, folder: str) -> dict[str, Taken]:
     taken: dict[str, Taken] = {}
     made, taken["features"] = timed(lambda: side.features(bars))
     _, taken["scaler"] = timed(lambda: side.fit(made, first, stop))
+    os.sync()  # nothing of the side before waits for the disk
     _, taken["write"] = timed(lambda: side.write(made, str(Path(folder) / "columns.parquet")))
     taken["sum"] = Taken(*map(sum, zip(*taken.values(), strict=True)))
     return taken
