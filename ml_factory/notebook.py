@@ -262,7 +262,9 @@ def show(*things: Any) -> None:
         elif isinstance(thing, str):
             print(thing)
         elif isinstance(thing, pd.DataFrame):
-            display(thing.round(4)) if len(thing) else print("(nothing to list)")
+            with pd.option_context("display.max_colwidth", 200):
+                numbers = dict.fromkeys(thing.select_dtypes("number"), 4)
+                display(thing.round(numbers)) if len(thing) else print("(nothing to list)")
         else:
             display(thing)
 

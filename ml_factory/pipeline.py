@@ -53,7 +53,10 @@ from ml_factory.units.results import (
 )
 from ml_factory.units.stacked import fit_stack
 from ml_factory.units.views import (
+    certificate,
+    draw_cuts,
     draw_gaps,
+    draw_split,
     feature_families,
     frame_alignment,
     gap_table,
@@ -62,9 +65,9 @@ from ml_factory.units.views import (
 )
 
 __all__ = [
-    "audit", "cross_validate", "draw_gaps", "evaluate", "feature_families", "frame_alignment", "gap_table",
-    "load_features", "load_labels", "load_predictions", "load_splits", "predict", "prepare", "replay", "stack", "train",
-    "try_feature",
+    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "feature_families",
+    "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "predict",
+    "prepare", "replay", "stack", "train", "try_feature",
 ]  # fmt: skip
 
 Folder = Workspace | str | Path

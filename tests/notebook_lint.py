@@ -159,8 +159,14 @@ def _window(source: str) -> Iterator[str]:
         yield f"not plain Python: {error.msg}"
         return
     helpers = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-    if any(isinstance(node, helpers) for node in ast.walk(tree)):
+    if any(isinstance(node, helpers) and not _is_feature(node) for node in ast.walk(tree)):
         yield "defines a helper; it belongs in the library"
+
+
+def _is_feature(node: ast.AST) -> bool:
+    """Whether it is a feature of the user's own: `@feature(...)` takes what a cell defines."""
+    calls = [item for item in getattr(node, "decorator_list", ()) if isinstance(item, ast.Call)]
+    return any(isinstance(call.func, ast.Name) and call.func.id == "feature" for call in calls)
 
 
 def _habits(sources: list[str]) -> Iterator[str]:

@@ -86,6 +86,7 @@ FAULTS = {
     "7 lines, wanted 2 to 6": replace("train", "print(trained.summary())", "x = 1\ny = 2\nz = 3"),
     "1 lines, wanted 2 to 6": replace("curves", "\nshow(trained.plot())", ""),
     "defines a helper": replace("metrics", "assert", "helper = lambda: 1\nassert"),
+    "defines a helper (a function)": replace("metrics", "assert", "@cached()\ndef helper():\n    return 1\nassert"),
     "not plain Python": replace("predictions", "show(said.tail(4))", "!ls"),
     "installs torch": replace("about-train", "## Training", "`!pip install -q torch`"),
     "installs torch (in code)": replace("setup", "workspace = ", "%pip install --upgrade numpy\nworkspace = "),

@@ -11,9 +11,11 @@ from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import figures
+from ml_factory.experiment import DATA_ROOMS, source_hash
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
+from ml_factory.leakage.certificate import Certificate, required
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.appending import STREAM_BARS
 from ml_factory.units.proving import settings_of
@@ -113,6 +115,23 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     return pd.DataFrame(np.concatenate([piece.values for piece in pieces]), index=index, columns=stream.names)
 
 
+# ---- the proof -----------------------------------------------------------------------------------------------------
+
+
+def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
+    """What says that nothing here looks ahead. Raises NotPreparedError where nothing does, naming the command."""
+    store = current_store(workspace, symbol)
+    code = source_hash(DATA_ROOMS)
+    return required(store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code)
+
+
+def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
+    """The moments after which the newest proof disturbed the future, on the price."""
+    told, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
+    title = f"{symbol}: where the proof cut ({told.words()})"
+    return figures.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in told.cuts], title=title)
+
+
 # ---- splits --------------------------------------------------------------------------------------------------------
 
 
@@ -124,6 +143,11 @@ def split_figure(store: Store, horizon: int):
         {name: labels.index[rows] for name, rows in splits.items()},
         title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
     )
+
+
+def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
+    """The same, of the symbol's prepared data."""
+    return split_figure(current_store(workspace, symbol), horizon)
 
 
 def _bars_of(workspace: Workspace | str | Path, store: Store) -> tuple[pd.DataFrame, MarketSpec]:

@@ -40,6 +40,8 @@ def all_figures() -> dict:
     return {
         "split": figures.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
         "balance": figures.label_balance(balance),
+        "gaps": figures.gaps_over_time(pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])),
+        "cuts": figures.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
         "alignment": figures.frame_alignment(base, [coarse], [seen], row=70),
         "learning": figures.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
         "folds": figures.fold_scores(folds),
