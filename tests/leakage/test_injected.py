@@ -67,7 +67,8 @@ def test_the_clean_pipeline_is_never_blamed(bars):
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
     assert proof.form == "full" and len(proof.cuts) == 50
     # Something was compared: each part at each cut under each disturbance, and the facts.
-    assert {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10"} == set(proof.compared)
+    parts = {"features", "frame 5m", "frame 60m", "labels h10", "facts", "fitted h10", "features, fed bar by bar"}
+    assert parts == set(proof.compared)
     assert proof.compared["features"] > 50 * 6 * 24
     kinds = {cut.why for cut in proof.cuts}
     assert {"session end", "frame edge", "gap", "daylight saving", "random"} <= kinds
