@@ -116,6 +116,8 @@ def test_days_and_pages_are_download_holes(spring):
     assert "one length (100 min) and one distance" in gap_findings(gaps, paged, 1)[0].message
     few = whole[(np.arange(len(whole)) % 1000 < 900) | (np.arange(len(whole)) > 1000 * (PAGES - 1))]
     assert set(gaps_of(few, "24h").kind) == {"missing"}
+    enough = whole[(np.arange(len(whole)) % 1000 < 900) | (np.arange(len(whole)) > 1000 * PAGES)]
+    assert gaps_of(enough, "24h").kind.tolist() == ["download_hole"] * PAGES
 
 
 def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
@@ -127,6 +129,14 @@ def test_a_pause_at_one_time_of_most_days_is_a_halt(spring):
     weekly = spring[~((minute >= 20 * 60) & (minute < 20 * 60 + 15) & ((spring // MINUTE_NS // 1440) % 7 == 5))]
     gaps = gaps_of(weekly)
     assert "session" not in gaps.kind[gaps.open == gaps.length]
+
+
+def test_a_thin_market_is_sparse_and_a_quiet_one_is_not():
+    for missing, told in ((0.2, False), (0.3, True)):
+        starts = minutes_of("24h", 10, "2024-03-04", missing=missing)
+        found = [one for one in gap_findings(gaps_of(starts, "24h"), starts, 1) if one.kind == "sparse"]
+        assert bool(found) == told
+    assert found[0].message.startswith("30% of the market's open minutes")
 
 
 def test_five_minute_bars():

@@ -198,6 +198,13 @@ def test_bars_of_the_frame_s_own_length_are_not_copied():
     assert as_rows(base_frame(dropped, market("cme"), 1)) == twin(dropped, market("cme"), 1)
 
 
+def test_an_hourly_bar_over_the_close_is_known_at_the_close():
+    index = pd.DatetimeIndex(["2024-07-02 18:30", "2024-07-02 19:30", "2024-07-03 15:30", "2024-07-03 16:30"], tz="UTC")
+    bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
+    frame = base_frame(bars, market("us_equity"), 60, bar_minutes=60)  # to 20:00; on the 3rd to 17:00
+    assert pd.to_datetime(frame.known_at).strftime("%H:%M").tolist() == ["19:30", "20:00", "16:30", "17:00"]
+
+
 def test_bars_twice_out_of_order_or_overlapping_are_refused():
     bars = synthetic_bars(2)
     for wrong in (bars.iloc[[0, 1, 1, 2]], bars.iloc[[0, 2, 1]], bars.set_axis(bars.index[:1].append(bars.index[:-1]))):

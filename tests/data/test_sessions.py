@@ -214,6 +214,12 @@ def test_the_calendar_is_told_from_the_bars(calendar):
     assert market.calendar == calendar and dict(market.source)["calendar"] == "inferred" and market.notes()
 
 
+def test_the_calendar_is_told_from_the_first_twenty_sessions():
+    bars = synthetic_bars(25, "null", calendar="us_equity", missing=0.02)
+    later = synthetic_bars(300, "null", calendar="24h", start=f"{bars.index[-1] + pd.Timedelta('1D'):%Y-%m-%d}")
+    assert market_for("FOO", pd.concat([bars, later])) == market_for("FOO", bars)
+
+
 def test_a_market_seen_for_a_few_days_is_no_currency():
     bars = synthetic_bars(3, "null", calendar="24h", start="2024-01-09")  # Tuesday to Thursday
     assert market_for("FOO", bars).calendar == "24h"

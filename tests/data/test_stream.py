@@ -114,6 +114,15 @@ def test_the_clock_at_every_minute_changes_no_bit(gappy_minutes):
     assert_same_bits(parts, whole)
 
 
+def test_a_silence_just_short_of_a_hole_between_two_pushes():
+    index = pd.DatetimeIndex(["2024-01-10 10:00", "2024-01-10 11:01", "2024-01-10 12:03"], tz="UTC")
+    bars = pd.DataFrame(1.0, index=index, columns=["open", "high", "low", "close", "volume"])
+    stream = FrameStream(market("24h"), 1)  # silences of 60 and of 61 minutes; a hole is longer than 60
+    parts = [stream.push(bars.iloc[k : k + 1]) for k in range(3)]
+    assert [int(part.segment[0]) for part in parts] == [0, 0, 1]
+    assert_same_bits(parts, base_frame(bars, market("24h"), 1))
+
+
 def test_a_bar_too_late_or_twice_is_refused_and_nothing_changes(gappy_minutes):
     bars = synthetic_bars(2)
     stream = FrameStream(market(), 5)

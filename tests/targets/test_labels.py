@@ -404,6 +404,15 @@ def test_barriers_stand_on_the_tick_and_beyond_cost():
     assert (np.abs(loose - loose.round()) > 0.01).mean() > 0.9
 
 
+def test_no_barrier_is_nearer_than_a_tick_where_nothing_is_paid():
+    base = base_frame(gappy(2, 0.25), MarketSpec("MES", "cme", 0.25, False), 5)
+    spec = LabelSpec(horizon=1, k_up=1e-3, k_down=1e-3, cost_ticks=0.0, round_to_tick=False)
+    labels = triple_barrier(base, None, spec, MarketSpec("MES", "cme", 0.25, False))
+    close = base.close[labels["entry_bar"]]
+    np.testing.assert_allclose(close * np.expm1(labels["up"]), 0.25, rtol=1e-9)
+    np.testing.assert_allclose(labels["down"], labels["up"], rtol=1e-9)
+
+
 def test_a_market_that_stands_still_has_no_labels_without_a_tick():
     still = frame([(100.0,) * 4] * 200)
     assert triple_barrier(still, None, LabelSpec(), BITCOIN, session_close=np.full(200, FAR)).empty
