@@ -20,6 +20,7 @@ from ml_factory.leakage.fitted import leaks_of_fitted
 from ml_factory.leakage.proof import FULL_CUTS, ProofSpec
 from ml_factory.leakage.subject import Fitted, Split
 from ml_factory.leakage.tables import Leak
+from ml_factory.progress import phase
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset
 from ml_factory.units.holdout import fit_holdout
@@ -42,7 +43,8 @@ def audit_data(
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
-    trained = leaks_of_training(data)
+    with phase("training", min(TRAINING_ROWS, len(data.labels))):
+        trained = leaks_of_training(data)
     fresh = fresh or spec.form == "quick"  # only the full form is worth finding again: who asks for cuts gets them
     proved = prove_store(store, bars, horizons, spec, fresh=fresh, also=trained, progress=progress)
     leaks = proved.proof.leaks if proved.proof else ()
