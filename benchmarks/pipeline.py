@@ -7,8 +7,9 @@ One JSON line a measurement: wall and CPU seconds (the best of the repeats), the
 many times ours. Rows are one-minute bars and the base frame is one minute.
 
   compare       89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes), a robust scaler
-                fitted on the first 70 % of the rows, a Parquet file; each phase, and their sum. Two threads for each
-                side that can use them; same codec: float32, plain, uncompressed, no dictionary
+                fitted on the first 70 % of the rows, a Parquet file, in memory where the system has files there; each
+                phase, and their sum. Two threads for each side that can use them; same codec: float32, plain,
+                uncompressed, no dictionary
   alone         ours only: the frames (they are part of `features`), labels, splits, our own file format
   whole         ours with every column there is, in our own format
   peak          most memory of each side in a process of its own: bars, columns, scaler and file
@@ -21,7 +22,6 @@ made-up 24-hour market unless a file is named.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -54,6 +54,7 @@ FRAMES = (15, 60)
 SPEC = FeatureSpec(base_minutes=1, frames=FRAMES, families=("momentum", "volatility"))
 WHOLE = FeatureSpec(base_minutes=1)
 THREADS = 2
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # no side is to wait for the disk
 TRAIN = 0.7
 FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
 BLOCK = 65_536
@@ -127,7 +128,6 @@ def run(side: Side, bars: object, first: int, folder: str) -> dict[str, Taken]:
     taken: dict[str, Taken] = {}
     made, taken["features"] = timed(lambda: side.features(bars))
     _, taken["scaler"] = timed(lambda: side.fit(made, first, stop))
-    os.sync()  # nothing of the side before waits for the disk
     _, taken["write"] = timed(lambda: side.write(made, str(Path(folder) / "columns.parquet")))
     taken["sum"] = Taken(*map(sum, zip(*taken.values(), strict=True)))
     return taken
@@ -199,7 +199,7 @@ def _comparable(ours: FeatureMatrix) -> dict[str, np.ndarray]:
 
 def compare(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> None:
     """All sides in turns, after all of them agreed."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         first = agree(bars, market, folder).first
         chosen = sides(market, first)
         given = {name: side.given(bars) for name, side in chosen.items()}
@@ -224,7 +224,7 @@ def alone(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
         for minutes in FRAMES:
             asof_rows(found[1].known_at, found[minutes].known_at)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         calls = {
             "frames (in features)": frames,
             "labels": partial(triple_barrier, made.base, None, LabelSpec(), market),
@@ -240,7 +240,7 @@ def whole(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
     build_features(bars[: min(len(bars), FEW)], market, WHOLE)  # compiled
     facts = facts | {"columns": len(column_names(market, WHOLE))}
     taken: dict[str, list[Taken]] = {"features": [], "scaler": [], "write, own format": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         for _ in range(repeats):
             made, clock = timed(partial(build_features, bars, market, WHOLE, threads=THREADS))
             taken["features"].append(clock)
@@ -255,7 +255,7 @@ def whole(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
 def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts: dict) -> None:
     """Memory of one run of one side, above the imports and above what was there when it began; in a fresh process."""
     chosen, process = sides(market, 0)[side], psutil.Process()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         run(chosen, chosen.given(bars[: min(len(bars), FEW)]), 5000, folder)  # compiled
         given = chosen.given(bars)
         ready = process.memory_info().rss
@@ -270,7 +270,7 @@ def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts
 
 def peaks(bars: pd.DataFrame, market: MarketSpec, symbol: str | None) -> None:
     """`peak` of every side, on bars that a file hands over: making them here would leave its own traces."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         path = str(Path(folder) / "bars.npy")
         np.save(path, np.column_stack([bars.index.as_unit("ns").asi8.view(float), bars[list(COLUMNS)].to_numpy()]).T)
         options = ["--bars", path, *(["--symbol", symbol] if symbol else [])]
