@@ -92,6 +92,9 @@ def test_rows_repeated_exactly_are_left_out(make_raw):
     raw = make_raw()
     bars, report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))
     assert bars.equals(check(raw)[0]) and report.of("duplicate").rows.tolist() == [600, 601]
+    raw.loc[5, "volume"] = np.nan  # unknown twice is the same twice
+    report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))[1]
+    assert report.of("duplicate").rows.tolist() == [600, 601] and report.of("partial_volume").rows.tolist() == [5]
 
 
 def test_conflicting_rows_are_refused(make_raw):
@@ -264,7 +267,10 @@ def test_fingerprint_is_of_content(make_raw):
     assert bars_fingerprint(bars) == bars_fingerprint(bars.set_axis(bars.index.as_unit("us")).copy())
     other = bars.copy()
     other.iloc[-1, 3] += 0.25
-    assert len({bars_fingerprint(table) for table in (bars, other, bars.iloc[:-1], bars.drop(columns="volume"))}) == 4
+    traded = bars.assign(volume=bars["volume"] + 1.0)
+    late = bars.set_axis(bars.index + pd.Timedelta("1min"))
+    tables = (bars, other, traded, late, bars.iloc[:-1], bars.drop(columns="volume"))
+    assert len({bars_fingerprint(table) for table in tables}) == len(tables)
 
 
 def test_a_short_file_is_not_sorted_apart_from_its_report_rows(make_raw):

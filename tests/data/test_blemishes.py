@@ -115,6 +115,13 @@ def test_mislabelled_zone(clean, hours):
     assert f"{-hours:+g} h would put them" in found.message
 
 
+def test_bars_that_no_zone_would_mend_are_only_outside():
+    always = synthetic_bars(14, "null", seed=4, calendar="24h", start="2024-02-26", missing=0.05).reset_index()
+    assert "outside_session" in report_of(always).kinds and "zone_mislabel" not in report_of(always).kinds
+    short = always[(always["timestamp"] >= "2024-03-05 22:00Z") & (always["timestamp"] < "2024-03-05 23:30Z")]
+    assert "outside_session" in report_of(short).kinds and "zone_mislabel" not in report_of(short).kinds
+
+
 def test_a_file_without_daylight_saving_is_an_hour_off_in_summer(clean):
     summer = clean["timestamp"] > pd.Timestamp("2024-03-10", tz="UTC")
     raw = clean.assign(timestamp=clean["timestamp"].where(~summer, clean["timestamp"] + pd.Timedelta("1h")))
