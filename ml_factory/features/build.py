@@ -41,7 +41,9 @@ FAMILIES: dict[str, Family] = {
 }
 NEEDS_VOLUME = ("volume",)
 
-# Bars of a frame before its first row is used: every window is full, and a recursion's start weighs under 0.1 %.
+# Bars of a frame before its first row is used: every window is full. On the base frame a recursion's start weighs
+# under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and need some 80
+# more to forget even odds: until then trend_probability may be most of a deviation off, wild_probability a tenth.
 FIRST_BARS = {"base": 320, "coarse": 110}
 # Bars of a frame after which a cold start is within 1e-6 of a column's deviation.
 MEMORY_BARS = {"base": 640, "coarse": 320}
@@ -55,12 +57,14 @@ class FeatureSpec:
     frames : lengths of the coarse frames in minutes, rising, each longer than the base; 1440 is the exchange day.
     families : names out of FAMILIES, in the order of the columns.
     custom : names of the user's own features (`features.custom.feature`), kept as "name#source hash".
+    full_frames : every column of every family on the coarse frames too, instead of those that say more there.
     """
 
     base_minutes: int = 5
     frames: tuple[int, ...] = (15, 30, 60)
     families: tuple[str, ...] = tuple(FAMILIES)
     custom: tuple[str, ...] = ()
+    full_frames: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "frames", tuple(self.frames))
@@ -86,10 +90,15 @@ class FeatureSpec:
     def warmup_bars(self) -> int:
         """Base bars of history after which a row is within 1e-6 of the row that the whole history gives."""
         longest = max(self.frames, default=0)
-        coarse = (MEMORY_BARS["coarse"] + 1) * -(-longest // self.base_minutes) if longest else 0
+        coarse = (MEMORY_BARS[self.on_frames] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
         own = max((custom.of(name).memory for name in self.custom), default=0)
         return max(MEMORY_BARS["base"], coarse, session, own)
+
+    @property
+    def on_frames(self) -> str:
+        """Which list of columns, and so which warm-up, the coarse frames have."""
+        return "base" if self.full_frames else "coarse"
 
     def to_dict(self) -> dict:
         """Plain values for a manifest or fingerprint."""
@@ -152,13 +161,13 @@ def build_features(
         frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
     base = frames.pop(spec.base_minutes)
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
-    first = _first_row(base, joins)
+    first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
     if first >= len(base):
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
             got=f"{len(base)} bars of {spec.base_minutes} minutes",
-            wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS['coarse']} of each of the frames {spec.frames}, "
+            wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.on_frames]} of each frame of {spec.frames}, "
             "reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
@@ -192,7 +201,9 @@ def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[st
     """The columns of `spec` for this market, in order, without looking at any file."""
     spec = spec or FeatureSpec()
     families = spec.families_of(market).values()
-    own, coarse = ([name for f in families for name in f.names(market, coarse)] for coarse in (False, True))
+    own, coarse = (
+        [name for f in families for name in f.names(market, short)] for short in (False, not spec.full_frames)
+    )
     on_frames = [column_at(name, minutes) for minutes in spec.frames for name in coarse]
     return own + on_frames + [custom.of(name).name for name in spec.custom]
 
@@ -203,9 +214,9 @@ def first_rows_missing(base: Frame) -> int:
     return max(FIRST_BARS["base"], int(second_session[0]) + 1 if len(second_session) else len(base))
 
 
-def _first_row(base: Frame, joins: dict[int, np.ndarray]) -> int:
-    """First base bar whose every frame is warm and whose session began inside the file."""
-    warm = (int(np.searchsorted(rows, FIRST_BARS["coarse"])) for rows in joins.values())
+def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
+    """First base bar whose session began inside the file and whose every frame has seen `coarse_bars` bars."""
+    warm = (int(np.searchsorted(rows, coarse_bars)) for rows in joins.values())
     return max([first_rows_missing(base), *warm])
 
 
@@ -219,7 +230,7 @@ def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
         yield _own, engine, base, first, values[:, place:stop]
         place = stop
     for minutes, frame in frames.items():
-        engine = FrameFeatures(market, families, coarse=True)
+        engine = FrameFeatures(market, families, coarse=not spec.full_frames)
         stop = place + len(engine.names)
         yield _join, engine, frame, joins[minutes][first:], values[:, place:stop]
         place = stop

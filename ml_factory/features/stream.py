@@ -48,9 +48,13 @@ class FeatureStream:
         lengths = (self.spec.base_minutes, *self.spec.frames)
         self._frames = {minutes: FrameStream(market, minutes) for minutes in lengths}
         self._engines = {
-            minutes: FrameFeatures(market, families, coarse=minutes != self.spec.base_minutes) for minutes in lengths
+            minutes: FrameFeatures(
+                market, families, coarse=minutes != self.spec.base_minutes and not self.spec.full_frames
+            )
+            for minutes in lengths
         }
-        self._coarse = {minutes: _Newest(len(self._engines[minutes].names)) for minutes in self.spec.frames}
+        first = FIRST_BARS[self.spec.on_frames]
+        self._coarse = {minutes: _Newest(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
         self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
         self._rows, self._first_session, self._second = 0, None, False
 
@@ -142,8 +146,8 @@ class FeatureStream:
 class _Newest:
     """The newest row of a coarse frame, and how many there were."""
 
-    def __init__(self, width: int):
-        self.width = width
+    def __init__(self, width: int, first: int):
+        self.width, self.first = width, first
         self.known_at, self.row, self.count = np.iinfo(np.int64).min, np.full(width, np.nan, np.float32), 0
 
     def join(self, moments: np.ndarray, known_at: np.ndarray, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
@@ -151,7 +155,7 @@ class _Newest:
         all_known, all_rows = np.append(self.known_at, known_at), np.concatenate([self.row[None], rows])
         fresh = asof_rows(moments, all_known)
         out[:] = all_rows[fresh]
-        warm = self.count - 1 + fresh >= FIRST_BARS["coarse"]
+        warm = self.count - 1 + fresh >= self.first
         self.known_at, self.row, self.count = int(all_known[-1]), all_rows[-1].copy(), self.count + len(rows)
         return warm
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import rankdata
 
+from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features, column_names
@@ -54,6 +55,20 @@ def test_no_two_columns_say_the_same(whole, symbol):
     both = np.triu(np.minimum(pearson, spearman), 1)
     twins = [(matrix.names[i], matrix.names[j]) for i, j in np.argwhere(both > 0.999)]
     assert twins == []
+
+
+def test_any_family_can_stand_on_any_frame(real_bars):
+    bars, market = real_bars("SPY")
+    spec = FeatureSpec(frames=(15,), families=("wavelet", "calendar", "fractional"), full_frames=True)
+    matrix = build_features(bars, market, spec, dtype="float64")
+    own = [name for name in matrix.names if "@" not in name]
+    assert matrix.names == column_names(market, spec) == own + [f"{name}@15m" for name in own]
+    coarse = base_frame(bars, market, 15)
+    rows = np.searchsorted(coarse.known_at, matrix.known_at, side="right") - 1
+    assert rows[0] >= 320
+    for family in ("wavelet", "fractional"):
+        for name, column in columns(FAMILIES[family], coarse, market, False).items():
+            np.testing.assert_array_equal(matrix.values[:, matrix.names.index(f"{name}@15m")], column[rows])
 
 
 def test_columns_follow_from_calendar_and_volume_alone():

@@ -41,13 +41,14 @@ def assert_same(rows, matrix):
     ("symbol", "base", "sizes"),
     [("ES", 5, (1, 1, 2, 7, 60, 800)), ("XAUUSD", 1, (1, 3, 500, 5000)), ("SPY", 5, (390, 391, 4096 * 5 + 1))],
 )
-def test_any_chunks_give_the_bits_of_the_whole_file(real_bars, symbol, base, sizes):
+@pytest.mark.parametrize("full", [False, True])
+def test_any_chunks_give_the_bits_of_the_whole_file(real_bars, symbol, base, sizes, full):
     bars, market = real_bars(symbol)
     if symbol == "ES":  # both sides of the clock change of 9 March 2025, holes and weekends among them
         bars = bars.loc["2025-02-10":"2025-04-04"]
         bars = bars.iloc[:50_000]
         assert len(bars) == 50_000
-    spec = FeatureSpec(base, (15, 60, 240))
+    spec = FeatureSpec(base, (15, 60), full_frames=True) if full else FeatureSpec(base, (15, 60, 240))
     matrix = build_features(bars, market, spec)
     rows, _ = feed(FeatureStream(market, spec), bars, sizes, restore=100)
     assert all(one.exact for one in rows)
