@@ -14,6 +14,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.tables import Table
+from ml_factory.progress import phase
 from ml_factory.seeding import generator
 
 STRETCH = 250  # rows in a stretch that is fed bar by bar, where not all rows are
@@ -26,7 +27,11 @@ def table_of_feed(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, row
     """
     stream = FeatureStream(market, spec)
     cuts = pushes(bars, market, spec.base_minutes, rows, seed)
-    given = [stream.push(bars.iloc[first:stop]) for first, stop in pairwise(cuts)]
+    given = []
+    with phase("live feed", len(bars)) as done:
+        for first, stop in pairwise(cuts):
+            given.append(stream.push(bars.iloc[first:stop]))
+            done(stop - first)
     known_at = np.concatenate([one.known_at for one in given])
     own = len(stream.names) - len(spec.custom)
     values = np.concatenate([one.values[:, :own] for one in given])

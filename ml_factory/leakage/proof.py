@@ -20,6 +20,7 @@ from ml_factory.leakage.feed import shared
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
 from ml_factory.leakage.subject import Pipeline, tables_of
 from ml_factory.leakage.tables import RAISED, Leak, Table, differences
+from ml_factory.progress import phase
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
@@ -117,7 +118,7 @@ class _Attempt:
         self.leaks: dict[tuple[str, str], Leak] = {}
         self.compared: dict[str, int] = {}
         self.cuts: list[Cut] = []
-        self.builds, self.history, self.started = 0, 0, time.perf_counter()
+        self.builds, self.told, self.history, self.started = 0, 0, 0, time.perf_counter()
 
     def run(self, facts: dict | None, whole: Mapping[str, Table] | None, since: int = 0) -> Proof:
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
@@ -126,12 +127,14 @@ class _Attempt:
         if whole is not None:
             self.history = self.bars_before_the_first_row(whole["features"]) + SPARE_BARS
             self.choose(facts, whole, since)
-            self.try_facts(facts)
-            self.try_windows(facts, whole)
-            self.try_whole(facts, whole)
+            with phase("proof", len(self.bars)) as self.done:
+                self.try_facts(facts)
+                self.try_windows(facts, whole)
+                self.try_whole(facts, whole)
             self.try_feed(facts, whole["features"])
             if self.spec.fit_rows:
-                self.try_fitted(whole, facts)
+                with phase("fitted", self.spec.fit_rows):
+                    self.try_fitted(whole, facts)
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
             self.history, time.perf_counter() - self.started,
@@ -273,8 +276,7 @@ class _Attempt:
         other = self.tried(
             lambda: tables_of(self.pipeline, disturb(bars, first, way, self.spec.seed), facts), cut, way, scope
         )
-        if self.progress:
-            self.progress(self.builds, self.expected_builds)
+        self.tell()
         until = cut.quiet if way in KEEP_THEIR_TIMES else cut.at
         for part, table in (other or {}).items():
             rows, found = differences(clean[part], table, until)
@@ -283,6 +285,14 @@ class _Attempt:
                 size = one.size if np.isfinite(one.size) else None
                 first_row = str(pd.Timestamp(one.first, tz="UTC"))
                 self.found(Leak(part, one.column, one.rows, first_row, size, cut.moment, cut.why, way, scope))
+
+    def tell(self) -> None:
+        """How far the builds have come, as builds and as a share of the rows."""
+        now = len(self.bars) * self.builds // self.expected_builds
+        self.done(now - self.told)
+        self.told = now
+        if self.progress:
+            self.progress(self.builds, self.expected_builds)
 
     @property
     def expected_builds(self) -> int:

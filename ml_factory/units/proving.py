@@ -24,7 +24,6 @@ from ml_factory.leakage.fitted import leaks_of_splits
 from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
 from ml_factory.leakage.subject import Split, StandardPipeline
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
-from ml_factory.progress import phase
 from ml_factory.runs.storage import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -58,12 +57,11 @@ def prove_store(
     since = 0 if fresh else min(one.rows for one in before.values())
     since = since if since < len(bars) else 0
     facts = store.facts["market"]
-    with phase("proof", len(bars) - since) as done:
-        proof = prove(
-            pipeline, bars, spec, facts=facts, since=since, progress=_both(progress, done, len(bars) - since),
-            history=min(one.history for one in before.values()),
-            whole=None if since else stored_tables(store, pipeline, bars, facts),
-        )  # fmt: skip
+    proof = prove(
+        pipeline, bars, spec, facts=facts, since=since, progress=progress,
+        history=min(one.history for one in before.values()),
+        whole=None if since else stored_tables(store, pipeline, bars, facts),
+    )  # fmt: skip
     proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
     certificates = {}
     for horizon in horizons:
@@ -73,21 +71,6 @@ def prove_store(
         )  # fmt: skip
         write_certificate(processed, certificates[horizon])
     return Proved(proof, certificates)
-
-
-def _both(progress: Progress | None, done: Callable[[int], None], rows: int) -> Progress:
-    """Tells `progress` of builds, and the phase of as many of its rows."""
-    told = 0
-
-    def tell(builds: int, of: int) -> None:
-        nonlocal told
-        now = rows * builds // max(of, 1)
-        done(max(now - told, 0))
-        told = max(now, told)
-        if progress:
-            progress(builds, of)
-
-    return tell
 
 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = 5) -> StandardPipeline:
