@@ -122,6 +122,54 @@ def test_bars_that_no_zone_would_mend_are_only_outside():
     assert "outside_session" in report_of(short).kinds and "zone_mislabel" not in report_of(short).kinds
 
 
+NO_TICK = MarketSpec("TEST", "cme", None, True)
+PRICES = ["open", "high", "low", "close"]
+
+
+def test_a_night_is_a_split_only_where_its_ratio_is_plain(clean):
+    day = (clean["timestamp"].dt.tz_convert("America/Chicago") + pd.Timedelta("7h")).dt.date
+    first = int(day.drop_duplicates().index[9])
+    for ratio, told in ((2.0, [first]), (2.15, None)):
+        raw = clean.copy()
+        raw.loc[first:, PRICES] *= ratio
+        found = report_of(raw, NO_TICK).of("adjustment")
+        assert (None if found is None else found.rows.tolist()) == told
+
+
+def test_a_tenth_of_the_price_after_a_fall_is_no_other_unit(clean):
+    raw = clean.copy()
+    raw.loc[7777:7787, PRICES] *= 0.1
+    assert report_of(raw, NO_TICK).of("unit").rows.tolist() == list(range(7777, 7788))
+    raw.loc[7776, "low"] *= 0.5  # the bar before was on its way there
+    assert "unit" not in report_of(raw, NO_TICK).kinds
+
+
+@pytest.mark.parametrize(("days", "network"), [(3, False), (12, True)])
+def test_a_few_violent_days_are_still_a_market(clean, days, network):
+    raw = clean.copy()
+    for k in range(days):
+        row = 700 + 1380 * k
+        raw.loc[row, ["high", "close"]] = raw.loc[row, "high"] * 1.15
+        raw.loc[row + 1 :, PRICES] *= 1.15
+    kinds = report_of(raw, NO_TICK).kinds
+    assert "flash_move" in kinds and ("not_a_market" in kinds) == network
+
+
+def test_a_tenth_of_a_tick_is_off_it(clean):
+    raw = clean.copy()
+    raw.loc[4000, "high"] += 0.025
+    assert report_of(raw).kinds == ("off_tick",) and report_of(raw).of("off_tick").rows.tolist() == [4000]
+
+
+@pytest.mark.parametrize(("length", "told"), [(2, False), (10, True)])
+def test_sessions_that_change_all_the_time_are_no_change_of_adjustment(length, told):
+    raw = synthetic_bars(50, "null", seed=4, calendar="us_equity").reset_index()
+    number = raw["timestamp"].dt.date.factorize()[0]
+    raw.loc[number // length % 2 == 1, PRICES] *= 1.000123
+    report = report_of(raw, MarketSpec("TEST", "us_equity", 0.25, True))
+    assert "off_tick" in report.kinds and ("adjustment" in report.kinds) == told
+
+
 def test_a_file_without_daylight_saving_is_an_hour_off_in_summer(clean):
     summer = clean["timestamp"] > pd.Timestamp("2024-03-10", tz="UTC")
     raw = clean.assign(timestamp=clean["timestamp"].where(~summer, clean["timestamp"] + pd.Timedelta("1h")))
