@@ -76,6 +76,9 @@ def test_returns_across_the_roll(walk, name, forced):
     later = table[table["contract"] == "ESM4"]
     assert np.allclose(again[~before], later.loc[~before, list(PRICES)], rtol=1e-13)
     assert np.allclose(again[before], own.loc[before, list(PRICES)], rtol=1e-13)
+    returns = contract_returns(bars)  # of what was held, whatever the series was shifted by
+    assert np.isnan(returns[[0, bars.index.get_loc(at)]]).all() and np.isnan(returns).sum() == 2
+    assert np.allclose(returns[~before][1:], np.diff(np.log(later.loc[~before, "close"])), rtol=0, atol=1e-12)
 
 
 def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Timestamp, horizon: int) -> None:
