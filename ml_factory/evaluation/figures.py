@@ -82,11 +82,12 @@ def cuts_on_price(
     keep = outline(y)
     ax.plot(*broken_line(x[keep], y[keep], max(5.0, 0.02 * (x[-1] - x[0]))), color=INK["neutral"], linewidth=0.9)
     at = day_numbers(pd.DatetimeIndex([moment for moment, _ in cuts]))
-    for moment, (_, kind) in zip(at, cuts, strict=True):
+    for number, (moment, (_, kind)) in enumerate(zip(at, cuts, strict=True)):
         ax.axvline(moment, color=INK["accent"], alpha=0.5, linewidth=0.8)
         if len(cuts) <= FEW_CUTS:
-            ax.annotate(kind, (moment, 0.02), xycoords=("data", "axes fraction"), xytext=(-2, 0), fontsize=SMALL,
-                        textcoords="offset points", ha="right", va="bottom", rotation=90, color=INK["accent"],
+            place, end = ((0.02, "bottom"), (0.98, "top"))[number % 2]  # neighbours stand at different ends
+            ax.annotate(kind, (moment, place), xycoords=("data", "axes fraction"), xytext=(-2, 0), fontsize=SMALL,
+                        textcoords="offset points", ha="right", va=end, rotation=90, color=INK["accent"],
                         bbox={"facecolor": INK["card"], "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
     ax.margins(x=0.02)
     ax.yaxis.set_major_locator(MaxNLocator(5))
@@ -100,9 +101,9 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
     figure, (ax,) = new_figure(title, 2.9)
     kinds = gaps["kind"].value_counts()
     for number, (kind, count) in enumerate(kinds.items()):
-        mine = gaps[gaps["kind"] == kind]
-        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, color=SERIES[number] if number < len(SERIES) else INK["neutral"],
-                   label=f"{count:,} {kind.replace('_', ' ')}")  # fmt: skip
+        mine, colour = gaps[gaps["kind"] == kind], SERIES[number] if number < len(SERIES) else INK["neutral"]
+        label = f"{count:,} {kind.replace('_', ' ')}"
+        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, color=colour, label=label)
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(FixedLocator(list(_SPANS)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda minutes, _: _SPANS.get(int(minutes), "")))
@@ -310,6 +311,22 @@ def calibration_plot(tables: Mapping[str, pd.DataFrame], title: str = "Said agai
     if len(tables) > 1:
         handles, names = axes[0].get_legend_handles_labels()
         name_lines(figure, len(names), handles=handles, labels=names, loc="outside lower left")
+    return figure
+
+
+def barrier_trials(trials: pd.DataFrame, title: str = "Barriers that were tried") -> Figure:
+    """What the labels of each trial can teach over how far its barriers stand; hollow: it breaks the balance.
+
+    trials : a row a trial with k_up, k_down, value and kept (bool).
+    """
+    figure, (ax,) = new_figure(title, 3.0)
+    k, value = trials[["k_up", "k_down"]].mean(axis=1).to_numpy(), trials["value"].to_numpy(dtype=np.float64)
+    for kept, name in ((True, "keeps the balance"), (False, "breaks the balance")):
+        at = trials["kept"].to_numpy() == kept
+        face = INK["accent"] if kept else "none"
+        ax.scatter(k[at], value[at], s=26, facecolors=face, edgecolors=INK["accent"], label=name)
+    ax.legend(frameon=False, fontsize=SMALL, labelcolor=INK["muted"])
+    axis_labels(ax, "barrier, in sigma * sqrt(horizon)", "bits a training row")
     return figure
 
 
