@@ -4,9 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.calendar import FAMILY
-from ml_factory.features.engine import columns
+from ml_factory.features.engine import columns, session_progress
 
 CLOCK = {"ES": ("America/Chicago", 17 * 60, 23 * 60), "SPY": ("America/New_York", 9 * 60 + 30, 390)}
 
@@ -104,3 +106,21 @@ def test_an_early_close_ends_the_session_at_its_announced_hour(real_frame, marke
 def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
     market = MarketSpec("BTCUSD", "24h", 0.01, True)
     assert "overnight_gap" not in columns(FAMILY, make_frame(np.linspace(1, 2, 300)), market, False)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "start", "ends"),
+    [
+        ("24h", "2024-11-27", ["00:00"] * 3),
+        ("cme", "2024-11-27", ["18:00", "18:15", "22:00"]),  # Thanksgiving and the day after stop early
+        ("us_equity", "2024-11-27", ["21:00", "21:00", "18:00"]),
+    ],
+)
+def test_the_last_bar_before_the_announced_close_ends_the_session(calendar, start, ends):
+    market = MarketSpec("TEST", calendar, None, True)
+    bars = base_frame(synthetic_bars(len(ends), calendar=calendar, start=start, missing=0.0), market, 5)
+    passed = session_progress(bars, market)
+    done = np.flatnonzero(passed == 1.0)
+    assert pd.to_datetime(bars.known_at[done]).strftime("%H:%M").tolist() == ends
+    first = np.flatnonzero(np.diff(bars.session, prepend=-1))
+    assert (passed > 0).all() and (passed[first] < 0.03).all()
