@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -87,17 +88,30 @@ def prepare(
     roll: Annotated[str | None, typer.Option(help="Join the contracts in --data: volume or date.")] = None,
     adjust: Annotated[str, typer.Option(help="Prices at a roll: ratio, difference or none.")] = "ratio",
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
+    searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Look for barriers, then prepare with them.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
     settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
     rolled = RollSpec(by=roll, adjust=adjust) if roll else None
+    place, horizons, found = Workspace(workspace), tuple(horizon or DEFAULT_HORIZONS), []
+    if search and searched:
+        raise SettingsError("Barriers are looked for or given", where="--search", got="--searched too",
+                            next_step="leave one of them out")  # fmt: skip
     with _phases(as_json):
         result = pipeline.prepare(
-            Workspace(workspace), symbol, horizon or DEFAULT_HORIZONS, data=data, settings=settings, roll=rolled
+            place, symbol, horizons, data=data, settings=settings, roll=rolled, searched=searched or ()
         )
-    _tell(result, as_json)
+        if search:
+            found = [pipeline.search_barriers(place, symbol, one) for one in dict.fromkeys(horizons)]
+            settings = settings if data is None else replace(settings, bars=BarSpec(strict=strict))
+            result = pipeline.prepare(place, symbol, horizons, settings=settings, searched=[one.path for one in found])
+    if as_json:
+        _print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
+    else:
+        print("\n".join(one.summary() for one in (*found, result)))
 
 
 @app.command()

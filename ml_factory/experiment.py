@@ -1,5 +1,6 @@
 """All settings of an experiment together: as JSON, as a fingerprint, as presets."""
 
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from ml_factory.models.registry import spec_of
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import file_hash, fingerprint, plain, read_json, write_json
 from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.search_spec import SearchedLabels
 from ml_factory.targets.splits import SplitSpec
 
 PACKAGE = Path(__file__).resolve().parent
@@ -33,6 +35,7 @@ class DataSpec:
     """Everything that decides what `prepare` writes. Labels take their horizon from the call.
 
     preprocess : names out of `STEPS`, or {"step": name, setting: value}; the last one scales.
+    searched : label specs that a search for barriers found, at most one a horizon; they stand in the place of `labels`.
     """
 
     bars: BarSpec = field(default_factory=BarSpec)
@@ -42,15 +45,36 @@ class DataSpec:
     preprocess: tuple[str | dict, ...] = ("robust",)
     calendar: str | None = None
     tick: float | None = None
+    searched: tuple[SearchedLabels, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "preprocess", check_steps(self.preprocess))
+        found = [SearchedLabels.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched]
+        for one in found:
+            if not isinstance(one, SearchedLabels):
+                raise SettingsError(
+                    "This is no searched label spec", where="DataSpec.searched", got=repr(one),
+                    wanted="SearchedLabels", next_step="give names and files to prepare(searched=…) instead",
+                )  # fmt: skip
+        object.__setattr__(self, "searched", tuple(sorted(found, key=lambda one: one.labels.horizon)))
+        horizons = [one.labels.horizon for one in self.searched]
+        if len(set(horizons)) < len(horizons):
+            raise SettingsError(
+                "A horizon has one label spec", where="DataSpec.searched", got=f"specs for {horizons} bars",
+                wanted="at most one a horizon", next_step="leave out all but one",
+            )  # fmt: skip
 
     def labels_for(self, horizon: int) -> LabelSpec:
-        return replace(self.labels, horizon=horizon)
+        found = self.searched_for(horizon)
+        return found.labels if found else replace(self.labels, horizon=horizon)
+
+    def searched_for(self, horizon: int) -> SearchedLabels | None:
+        """The searched label spec of this horizon; None where the given barriers stand."""
+        return next((one for one in self.searched if one.labels.horizon == horizon), None)
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        """As JSON; without a search it says nothing of one."""
+        return {name: value for name, value in asdict(self).items() if value or name != "searched"}
 
 
 @dataclass(frozen=True)

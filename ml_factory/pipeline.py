@@ -1,4 +1,4 @@
-"""The story on a page: prepare, audit, train, cross_validate, stack, evaluate, predict.
+"""The story on a page: prepare, search_barriers, audit, train, cross_validate, stack, evaluate, predict.
 
 Each function takes a workspace, goes on from whatever was interrupted before, and hands back a result with
 `.summary()`, `.plot()` and the paths it wrote. Notebooks, command line and tests call the same functions.
@@ -20,6 +20,7 @@ from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import audit_data
@@ -51,6 +52,7 @@ from ml_factory.units.results import (
     StackResult,
     TrainResult,
 )
+from ml_factory.units.searching import SearchResult, search_labels
 from ml_factory.units.stacked import fit_stack
 from ml_factory.units.views import (
     certificate,
@@ -67,7 +69,7 @@ from ml_factory.units.views import (
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "feature_families",
     "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "predict",
-    "prepare", "replay", "stack", "train", "try_feature",
+    "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
 
 Folder = Workspace | str | Path
@@ -88,6 +90,25 @@ def audit(
     progress : called with (builds done, builds in all).
     """
     return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress)
+
+
+def search_barriers(
+    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False
+) -> SearchResult:
+    """Look for barriers whose labels teach the training rows most, within a balance of classes. Nothing else changes.
+
+    Only training rows of the chronological split are seen, and of their labels those proven before the first
+    validation row. A search that was killed goes on and ends the same. It writes a label spec that names the rows it
+    saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`; `prepare(..., searched="h20-v1")` makes labels with it.
+
+    spec : what may be tried and must hold; its labels take their horizon from the call.  fresh : begin anew, and write
+    a new version also where the same was found before.
+
+    Raises SettingsError when no trial keeps the balance, and NotPreparedError.
+    """
+    workspace, symbol = Workspace(workspace), check_symbol(symbol)
+    load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
+    return search_labels(workspace, symbol, horizon, spec, fresh)
 
 
 def train(

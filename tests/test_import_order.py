@@ -37,8 +37,8 @@ evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures 
 ensemble.out_of_fold ensemble.stacking
 experiment
 inference.bundle inference.predict
-units.dataset units.results units.appending units.proving units.views units.preparation units.holdout units.auditing
-units.folds units.forecasts units.stacked units.pages
+units.dataset units.results units.appending units.proving units.views units.searching units.preparation
+units.holdout units.auditing units.folds units.forecasts units.stacked units.pages
 pipeline notebook suite doctor
 __main__
 """

@@ -33,6 +33,7 @@ from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, 
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.proving import check_certified, prove_store, settings_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
+from ml_factory.units.searching import Named, check_saw_training_rows, with_searched
 from ml_factory.units.views import current_store, findings_table, split_figure
 
 DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
@@ -47,6 +48,7 @@ def prepare(
     data: str | Path | None = None,
     settings: DataSpec | None = None,
     roll: RollSpec | None = None,
+    searched: Named | Sequence[Named] = (),
 ) -> PrepareResult:
     """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
 
@@ -56,6 +58,8 @@ def prepare(
     data : a file to bring into `data/raw` first.  settings : everything that decides what is written; a calendar or
         tick given once for this symbol holds until another is given.
     roll : how the contracts in `data` become one series, where it holds several.
+    searched : label specs of `pipeline.search_barriers` in the place of the given barriers: "h20-v1", a file, or the
+        spec itself; one a horizon. Refused when the search saw a row that would now judge.
 
     Raises
     ------
@@ -65,6 +69,7 @@ def prepare(
     workspace, settings = Workspace(workspace), settings or DataSpec()
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
     with record() as phases:
+        settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
         key = data_fingerprint(workspace, symbol, settings)
@@ -267,6 +272,8 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
         labels = triple_barrier(base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
+    if found := settings.searched_for(horizon):
+        check_saw_training_rows(found, labels, splits)
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)

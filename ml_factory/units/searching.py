@@ -1,0 +1,223 @@
+"""A search for barriers on the training rows of prepared data, and the label spec it leaves behind.
+
+    processed/{SYMBOL}/searched/h20-v1.json   the barriers found, the search, and the rows it saw; never overwritten
+
+The search is asked on the chronological split as it is when every label ends at its vertical barrier, the latest it
+can: whatever barriers are found, that split's first validation row is never after the one of the labels they make.
+"""
+
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.sources import load_bars
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation import figures
+from ml_factory.experiment import DataSpec, Run, open_checkpoints, source_hash
+from ml_factory.progress import phase
+from ml_factory.runs.checkpoints import PhaseCheckpoints
+from ml_factory.runs.ownership import exclusive
+from ml_factory.runs.storage import fingerprint, write_bytes_atomic
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.barrier_search import search_barriers
+from ml_factory.targets.forward import forward_return
+from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
+from ml_factory.targets.splits import holdout
+from ml_factory.units.proving import settings_of
+from ml_factory.units.results import Result
+
+Named = str | Path | SearchedLabels
+
+
+@dataclass(frozen=True)
+class SearchResult(Result):
+    """labels : the label spec found.  seen_rows : what the search saw, as `SeenRows`.  trials : a row a trial.
+
+    resumed_from : trials that an interrupted search had done.  reused : the spec was there before.
+    """
+
+    symbol: str
+    horizon: int
+    name: str
+    labels: dict
+    seen_rows: dict
+    best: dict
+    trials: pd.DataFrame
+    resumed_from: int | None
+    reused: bool
+    path: Path
+
+    def summary(self) -> str:
+        how = "found as searched before" if self.reused else f"{len(self.trials)} trials"
+        resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
+        shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
+        seen = self.seen_rows
+        return (
+            f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
+            f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
+            f"{self.labels['sigma_span']} bars: {shares}\n"
+            f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
+            f"bars until {seen['until']}\n  {self.path}"
+        )
+
+
+def search_labels(
+    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool
+) -> SearchResult:
+    """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before."""
+    started = time.perf_counter()
+    store = Store.current(workspace.processed(symbol))
+    settings = settings_of(store)
+    spec = SearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
+    spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
+    base, fine, market = frames_for(workspace, store)
+    labels = forward_return(base, spec.labels, market)
+    labels = labels[labels["entry_bar"] >= store.facts["first"]]
+    splits = holdout(labels, settings.splits)
+    train, judged = labels.index[splits["train"]], labels.index[splits["validation"][0] :]
+    folder = store.folder.parent / "searched"
+    run = Run(_run_id(store, spec), folder)
+    with (
+        open_checkpoints(workspace.checkpoints, run) as manager,
+        manager.phase("trials").claimed() as kept,
+        phase("barriers", spec.trials) as done,
+    ):
+        before = None if fresh else (kept.load() or {"state": None})["state"]
+        keeper = _Keeper(kept, before, done)
+        try:
+            found = search_barriers(base, fine, market, train, spec, judged=judged, record=before, save=keeper.save)
+        finally:
+            keeper.keep()  # a balance that cannot be kept is not searched for twice either
+    path, reused = _write(folder, found, fresh)
+    trials = trial_table(spec, keeper.record["trials"])
+    return SearchResult(
+        symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
+        best=found.best, trials=trials, resumed_from=len(before["trials"]) if before else None, reused=reused,
+        path=path, seconds=time.perf_counter() - started, draw=lambda: figures.barrier_trials(trials),
+    )  # fmt: skip
+
+
+class _Keeper:
+    """The record of the trials in a phase of checkpoints, saved as often as any training."""
+
+    def __init__(self, checkpoints: PhaseCheckpoints, record: dict | None, done):
+        self.record, self._saved = record, record
+        self._checkpoints, self._done = checkpoints, done
+        done(len(record["trials"]) if record else 0)
+
+    def save(self, record: dict) -> None:
+        self.record = record
+        self._done(1)
+        if self._checkpoints.save(record):
+            self._saved = record
+
+    def keep(self) -> None:
+        """What the timer left unsaved."""
+        if self.record is not self._saved:
+            self._checkpoints.save(self.record, force=True)
+
+
+def frames_for(workspace: Workspace, store: Store) -> tuple[Frame, Frame | None, MarketSpec]:
+    """The base frame, the 1-minute frame (None where that is the base) and the market a data set was prepared with."""
+    settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
+    bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
+    minutes = settings.features.base_minutes
+    return base_frame(bars, market, minutes), base_frame(bars, market, 1) if minutes > 1 else None, market
+
+
+def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
+    """A row a trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the balance."""
+    rows = []
+    for trial in trials:
+        labels = spec.labels_of(trial["params"])
+        barriers = {name: getattr(labels, name) for name in ("k_up", "k_down", "sigma_span")}
+        told = {name: trial.get(name) for name in ("value", "rows", "short", "neutral", "long")}
+        rows.append({"trial": trial["number"], **barriers, **told, "kept": max(trial["broken"].values()) <= 0})
+    return pd.DataFrame(rows)
+
+
+# ---- using what was found ------------------------------------------------------------------------------------------
+
+
+def with_searched(
+    settings: DataSpec, processed: Path, searched: Named | Sequence[Named], horizons: Sequence[int]
+) -> DataSpec:
+    """The settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
+
+    Raises SettingsError for a file that is not there and for a spec of a horizon that is not asked for.
+    """
+    given = [searched] if isinstance(searched, Named) else list(searched)
+    settings = replace(settings, searched=(*settings.searched, *(read_searched(processed, one) for one in given)))
+    others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
+    if others:
+        raise SettingsError(
+            "A searched label spec is of a horizon that is not prepared", where="searched",
+            got=f"a spec for {others[0]} bars", wanted=f"one of {list(horizons)}",
+            next_step=f"ask for horizon {others[0]} too, or leave the spec out",
+        )  # fmt: skip
+    return settings
+
+
+def read_searched(processed: Path, named: Named) -> SearchedLabels:
+    """A searched label spec by its name, its file, or as it is. Raises SettingsError where there is none."""
+    if isinstance(named, SearchedLabels):
+        return named
+    folder = processed / "searched"
+    places = [Path(named), folder / f"{named}.json"]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        there = ", ".join(sorted(place.stem for place in folder.glob("h*-v*.json"))) or "none"
+        raise SettingsError(
+            "No such searched label spec", where=places[1], got=str(named), wanted=f"a file, or one of: {there}",
+            next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
+        )  # fmt: skip
+    try:
+        return SearchedLabels.from_json(path.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
+            next_step="search again; the file was changed by hand or is another one",
+        ) from None  # fmt: skip
+
+
+def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits: dict) -> None:
+    """SettingsError unless all that the search saw was known before the first validation row of these labels."""
+    first = labels.index[splits["validation"][0]]
+    if not pd.Timestamp(found.seen_rows.until) < first:
+        raise SettingsError(
+            "The search for these barriers saw rows that would now judge",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {found.seen_rows.until}",
+            wanted=f"all of it before {first.isoformat()}, the first validation row",
+            next_step="search again on this split, or prepare without `searched`",
+        )
+
+
+def _run_id(store: Store, spec: SearchSpec) -> str:
+    """Data, search, sources and the library that proposes: a search with another of these is another search."""
+    decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
+    with suppress(importlib.metadata.PackageNotFoundError):
+        decided["optuna"] = importlib.metadata.version("optuna")
+    return f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
+
+
+def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
+    """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
+    horizon, text = found.labels.horizon, found.to_json().encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder / "write.lock"):
+        number = 1
+        while (path := folder / f"h{horizon}-v{number}.json").is_file():
+            if not fresh and path.read_bytes() == text:
+                return path, True
+            number += 1
+        write_bytes_atomic(path, text)
+    return path, False
