@@ -2,8 +2,8 @@
 
     processed/{SYMBOL}/searched/h20-v1.json   the barriers found, the search, and the rows it saw; never overwritten
 
-The search is asked on the chronological split as it is when every label ends at its vertical barrier, the latest it
-can: whatever barriers are found, that split's first validation row is never after the one of the labels they make.
+Other barriers prove other labels at the end of the bars, which moves the chronological split by a few rows. A search
+sees the training rows of the earliest such split, so that what it finds is never refused by the split it leads to.
 """
 
 import importlib.metadata
@@ -30,7 +30,7 @@ from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.forward import forward_return
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
-from ml_factory.targets.splits import holdout
+from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.units.proving import settings_of
 from ml_factory.units.results import Result
 
@@ -79,10 +79,7 @@ def search_labels(
     spec = SearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
     spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
     base, fine, market = frames_for(workspace, store)
-    labels = forward_return(base, spec.labels, market)
-    labels = labels[labels["entry_bar"] >= store.facts["first"]]
-    splits = holdout(labels, settings.splits)
-    train, judged = labels.index[splits["train"]], labels.index[splits["validation"][0] :]
+    train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
     run = Run(_run_id(store, spec), folder)
     with (
@@ -123,6 +120,18 @@ class _Keeper:
         """What the timer left unsaved."""
         if self.record is not self._saved:
             self._checkpoints.save(self.record, force=True)
+
+
+def rows_to_search(
+    base: Frame, spec: SearchSpec, market: MarketSpec, splits: SplitSpec, first: int
+) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
+    """known_at of the training rows, and of all rows from the first validation row on; base bars before `first` have
+    no features. Labels here end at the vertical barrier, so fewest are proven at the end of the bars, and the split is
+    the earliest that any trial's labels can have."""
+    labels = forward_return(base, spec.labels, market)
+    labels = labels[labels["entry_bar"] >= first]
+    parts = holdout(labels, splits)
+    return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
 
 
 def frames_for(workspace: Workspace, store: Store) -> tuple[Frame, Frame | None, MarketSpec]:
