@@ -35,7 +35,7 @@ def _kernel(b, state, out, coarse):
         overnight_gap(b, state[2], out[len(BASE)])
 
 
-FAMILY = Family(names=_names, kernel=_kernel, recursions=3)
+FAMILY = Family(names=_names, kernel=_kernel, recursions=3, clock=True)
 
 
 @njit(cache=True, nogil=True)

@@ -28,11 +28,13 @@ class Family:
     names : (market, coarse) -> the columns, in order; the shorter list where `coarse`.
     kernel : compiled (block, state, out_FC, coarse); writes column f of the rows after the history to out_FC[f].
     recursions : how many rows of STATE_NUMBERS numbers the kernel keeps from one chunk to the next.
+    clock : whether it reads the block's `progress`, which is NaN where no family does.
     """
 
     names: Callable[[MarketSpec, bool], Sequence[str]]
     kernel: Callable
     recursions: int = 0
+    clock: bool = False
 
 
 class FrameFeatures:
@@ -61,10 +63,9 @@ class FrameFeatures:
         """
         if out is None:
             out = np.empty((max(len(bars) - skip, 0), len(self.names)))
-        progress = session_progress(bars, self.market)
         for begin in range(0, len(bars), CHUNK):
             rows = slice(begin, min(begin + CHUNK, len(bars)))
-            block = self._take(bars, progress, rows)
+            block = self._take(bars, rows)
             drop = min(max(skip - begin, 0), rows.stop - begin)
             place = 0
             for name, family in self.families.items():
@@ -97,14 +98,15 @@ class FrameFeatures:
         for name, kept in state["families"].items():
             self._state[name][:] = kept
 
-    def _take(self, bars: Frame, progress: np.ndarray, rows: slice) -> Block:
+    def _take(self, bars: Frame, rows: slice) -> Block:
         """The block of these rows: behind the history, with the series every family shares."""
         stop = HISTORY + rows.stop - rows.start
         series = self._history[:, :stop]
         for place, name in enumerate(_SERIES[:4]):
             series[place, HISTORY:] = getattr(bars, name)[rows]
         series[4, HISTORY:] = np.nan if bars.volume is None else bars.volume[rows]
-        series[5, HISTORY:] = progress[rows]
+        if any(family.clock for family in self.families.values()):
+            series[5, HISTORY:] = session_progress(bars.start[rows], bars.known_at[rows], self.market.calendar)
         self._session[HISTORY:stop] = bars.session[rows]
         _derive(series, self._atr)
         return Block(self.rows, *series[:5], self._session[:stop], *series[5:])
@@ -121,10 +123,10 @@ def columns(family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> di
     return dict(zip(engine.names, engine.push(bars).T, strict=True))
 
 
-def session_progress(bars: Frame, market: MarketSpec) -> np.ndarray:
+def session_progress(start: np.ndarray, known_at: np.ndarray, calendar: str) -> np.ndarray:
     """Share of the session that has passed at `known_at`, 0 to 1; early closes count as the exchange announced them."""
-    edges = sessions_of(bars.start, market.calendar)
-    return (bars.known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
+    edges = sessions_of(start, calendar)
+    return (known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
 
 
 @njit(cache=True, nogil=True)

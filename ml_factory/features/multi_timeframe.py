@@ -5,6 +5,7 @@ import numpy as np
 from ml_factory.data.sessions import MINUTE_NS
 
 FRAMES = (1, 5, 10, 15, 20, 25, 30, 45, 60, 240, 1440)  # minutes; 1440 is the exchange day, whatever its length
+CHUNK = 65_536
 _LONG = {240: "4h", 1440: "1d"}
 
 
@@ -26,6 +27,20 @@ def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.n
     """
     if not len(rows):
         return dict.fromkeys(("mean", "median", "p99", "max"), float("nan"))
-    age = (known_at_base - known_at_coarse[rows]) / MINUTE_NS
-    median, late = np.percentile(age, (50, 99))
-    return {"mean": float(age.mean()), "median": float(median), "p99": float(late), "max": float(age.max())}
+    # Ages are whole minutes: counted by and by, they need no array as long as the file.
+    counts = np.zeros(1, np.int64)
+    for begin in range(0, len(rows), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        more = np.bincount((known_at_base[part] - known_at_coarse[rows[part]]) // MINUTE_NS, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    ages, up_to = np.arange(len(counts)), np.cumsum(counts)
+    mean, highest = float(ages @ counts / up_to[-1]), float(np.flatnonzero(counts)[-1])
+    return {"mean": mean, "median": _quantile(up_to, 0.5), "p99": _quantile(up_to, 0.99), "max": highest}
+
+
+def _quantile(up_to: np.ndarray, share: float) -> float:
+    """The quantile of whole numbers given how many there are up to each, between neighbours as np.quantile has it."""
+    place = share * (up_to[-1] - 1)
+    low, high = np.searchsorted(up_to, [np.floor(place), np.ceil(place)], side="right")
+    return float(low + (high - low) * (place - np.floor(place)))

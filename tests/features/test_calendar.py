@@ -119,7 +119,7 @@ def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
 def test_the_last_bar_before_the_announced_close_ends_the_session(calendar, start, ends):
     market = MarketSpec("TEST", calendar, None, True)
     bars = base_frame(synthetic_bars(len(ends), calendar=calendar, start=start, missing=0.0), market, 5)
-    passed = session_progress(bars, market)
+    passed = session_progress(bars.start, bars.known_at, market.calendar)
     done = np.flatnonzero(passed == 1.0)
     assert pd.to_datetime(bars.known_at[done]).strftime("%H:%M").tolist() == ends
     first = np.flatnonzero(np.diff(bars.session, prepend=-1))

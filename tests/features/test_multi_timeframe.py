@@ -46,3 +46,14 @@ def test_frames_are_named_in_minutes_then_hours_then_days():
     names = [column_at("rsi_14", minutes) for minutes in FRAMES]
     wanted = ("1m", "5m", "10m", "15m", "20m", "25m", "30m", "45m", "60m", "4h", "1d")
     assert names == [f"rsi_14@{frame}" for frame in wanted]
+
+
+@pytest.mark.parametrize("count", [1, 2, 101, 70_001])
+def test_staleness_is_that_of_all_ages_at_once(count):
+    random = np.random.default_rng(count)
+    coarse = np.sort(random.choice(10 * count + 10, count + 1, replace=False)) * MINUTE_NS
+    rows = np.sort(random.integers(0, count + 1, count))
+    base = coarse[rows] + random.integers(0, 500, count) * MINUTE_NS
+    age = (base - coarse[rows]) / MINUTE_NS
+    want = {"mean": age.mean(), "median": np.median(age), "p99": np.quantile(age, 0.99), "max": age.max()}
+    assert staleness(base, coarse, rows) == pytest.approx(want, rel=1e-12)
