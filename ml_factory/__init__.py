@@ -6,9 +6,14 @@
 import importlib
 import os
 
+from ml_factory.compiled import keep_kernels
+
 # Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Before anything imports numba, which reads its settings once.
+keep_kernels()
 
 __version__ = "0.1.0"
 

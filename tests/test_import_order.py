@@ -13,7 +13,7 @@ PACKAGE = ROOT / "ml_factory"
 
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
-errors seeding progress
+compiled errors seeding progress
 runs.storage runs.state runs.workspace runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking runs.session
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
@@ -38,7 +38,7 @@ ensemble.out_of_fold ensemble.stacking
 experiment
 inference.bundle inference.predict
 units.dataset units.results units.appending units.proving units.views units.searching units.preparation
-units.holdout units.auditing units.folds units.forecasts units.stacked units.pages
+units.holdout units.auditing units.folds units.nested units.forecasts units.stacked units.pages
 pipeline notebook suite doctor
 __main__
 """
