@@ -25,7 +25,7 @@ DATA_ROOMS = ("data", "features", "targets", "datasets")
 RUN_SOURCES = (
     "models", "training", "datasets", "ensemble", "targets/bootstrap.py", "targets/weights.py",
     "evaluation/calibration.py", "evaluation/metrics.py", "inference/predict.py", "units/dataset.py",
-    "units/folds.py", "units/holdout.py", "units/stacked.py", "seeding.py",
+    "units/folds.py", "units/holdout.py", "units/nested.py", "units/stacked.py", "seeding.py",
 )  # fmt: skip
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 

@@ -15,7 +15,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_checkpoints, open_run, run_spec
+from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
@@ -25,17 +25,10 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
-from ml_factory.units.folds import (
-    SchemeSpec,
-    fold_metrics,
-    fold_plan,
-    gain_over_blocks,
-    judged_folds,
-    out_of_fold_predictions,
-    path_metrics,
-)
+from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import fit_holdout
+from ml_factory.units.nested import plain_folds, search_setting, searched_folds
 from ml_factory.units.preparation import (
     load_dataset,
     load_features,
@@ -160,32 +153,45 @@ def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
+    search: SearchSpec | None = None,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
     folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights : as of `train`.
+    search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
+    fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
+    the data was prepared with (`prepare(searched=…)`) saw rows that folds judge; this does not.
     A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     spec_of(model)
     cut = SchemeSpec(scheme, folds, test_blocks, window)
+    if search and scheme == "combinatorial":
+        raise SettingsError(
+            "A path cannot go through folds that each ask another question", where="search", got=f"scheme={scheme!r}",
+            wanted="folds that judge each row once", next_step="use purged_kfold, or leave the search out",
+        )  # fmt: skip
     data = _certified(workspace, symbol, horizon, uncertified)
-    asked = cut.to_dict() | _weights(weights)
+    asked = cut.to_dict() | _weights(weights) | search_setting(search)
     settings = asked | _for_the_model(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
     run = open_run(workspace.results, symbol, spec, fresh)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
-    plan = fold_plan(data, data.development(), cut, build_model(model, **fitted_with).lookback, quick)
+    lookback = build_model(model, **fitted_with).lookback
+    plan = fold_plan(data, data.development(), cut, lookback, quick)
     elsewhere = run.begin(spec)
-    with open_checkpoints(workspace.checkpoints, run) as manager:
-        outcome = out_of_fold_predictions(manager, data, plan, spec, model, fitted_with, weights)
-    inexact = [*outcome.inexact, *(elsewhere if outcome.found < len(plan.folds) else ())]
-    judged = judged_folds(data, outcome, model)
-    table, paths = fold_metrics(data, judged), path_metrics(data, plan, judged)
+    if search is None:
+        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights)
+    else:
+        told = searched_folds(
+            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback)
+        )
+    inexact = [*told.inexact, *(elsewhere if told.found < len(plan.folds) else ())]
+    table, paths = told.scores, told.paths
     mean, error = gain_over_blocks(table, model)
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     path, paths_path = run.folder / "folds.parquet", run.folder / "paths.parquet" if paths is not None else None
@@ -194,8 +200,8 @@ def cross_validate(
         forecasts.write_frame(paths_path, paths)
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, scheme=scheme, folds=table,
-        fold_table=plan.table(), paths=paths, gain_mean=mean, gain_se=error, untaught=outcome.untaught,
-        path=path, paths_path=paths_path, resumed_from=outcome.found or None, exact=not inexact,
+        fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, untaught=told.untaught,
+        path=path, paths_path=paths_path, resumed_from=told.found or None, exact=not inexact,
         inexact_because=inexact, limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
         draw=lambda: figures.fold_scores(table) if paths is None else figures.path_scores(paths),
     )  # fmt: skip
@@ -316,7 +322,7 @@ def _store(workspace: Workspace, symbol: str) -> Store:
 
 def _for_the_model(settings: Mapping | None) -> dict:
     """The model's own settings; what is asked of the run has an argument of its own and only that one."""
-    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights"):
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
         if name in (settings or {}):
             raise SettingsError(
                 "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"

@@ -112,7 +112,7 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback
     """
     scheme = folds if isinstance(folds, SchemeSpec) else SchemeSpec(folds=folds)
     labels = data.labels.iloc[rows]
-    cut = scheme.cut(labels, max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback))
+    cut = scheme.cut(labels, embargo_of(data, lookback))
     block, paths = np.full(len(rows), -1), None
     if isinstance(cut, CombinatorialFolds):
         block, paths = np.repeat(np.arange(len(cut.edges) - 1), np.diff(cut.edges)), cut.paths
@@ -126,6 +126,11 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback
         limited = {"rows of a fold": said[-1]} if said else {}
         cut = [(train, test) for train, _, test in kept]
     return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, limited)
+
+
+def embargo_of(data: Dataset, lookback: int) -> int:
+    """Rows kept away behind a block that judges: as set, and at least the model's input window."""
+    return max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)
 
 
 @dataclass(frozen=True)
@@ -156,10 +161,28 @@ def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
     weights: WeightSpec | None = None,
 ) -> FoldOutcome:  # fmt: skip
-    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
+    """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
+    outcome = forecast_folds(manager, data, plan, spec, model, settings, weights)
+    check_taught(outcome.untaught, len(plan.folds), model)
+    return outcome
 
-    Raises FactoryError when no fold had rows of two classes to learn from.
-    """
+
+def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
+    """Raises FactoryError when every fold is among the `untaught`."""
+    if len(untaught) == folds:
+        raise FactoryError(
+            "No fold has training rows of two classes",
+            where=f"{folds} folds",
+            got=f"nothing that {model} could learn",
+            next_step="bring more bars, or set barriers that are reached: a smaller k_up, k_down",
+        )
+
+
+def forecast_folds(
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
+    weights: WeightSpec | None = None,
+) -> FoldOutcome:  # fmt: skip
+    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too."""
     inexact: dict[str, None] = {}
     lookback = build_model(model, **settings).lookback
     phase = manager.phase(f"folds_{model}")
@@ -180,15 +203,7 @@ def out_of_fold_predictions(
         checkpoints=phase,
         on_fold=lambda fold, result: inexact.update(dict.fromkeys(result.inexact)),
     )
-    outcome = FoldOutcome(plan, forecasts, int(before["state"]["finished"]) if before else 0, tuple(inexact))
-    if len(outcome.untaught) == len(plan.folds):
-        raise FactoryError(
-            "No fold has training rows of two classes",
-            where=f"{len(plan.folds)} folds of {len(plan.rows)} rows",
-            got=f"nothing that {model} could learn",
-            next_step="bring more bars, or set barriers that are reached: a smaller k_up, k_down",
-        )
-    return outcome
+    return FoldOutcome(plan, forecasts, int(before["state"]["finished"]) if before else 0, tuple(inexact))
 
 
 @dataclass(frozen=True)

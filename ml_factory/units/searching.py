@@ -8,7 +8,7 @@ sees the training rows of the earliest such split, so that what it finds is neve
 
 import importlib.metadata
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from ml_factory.units.proving import settings_of
 from ml_factory.units.results import Result
 
 Named = str | Path | SearchedLabels
+Frames = tuple[Frame, Frame | None, MarketSpec]
 
 
 @dataclass(frozen=True)
@@ -82,30 +83,38 @@ def search_labels(
     train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
     run = Run(_run_id(store, spec), folder)
-    with (
-        open_checkpoints(workspace.checkpoints, run) as manager,
-        manager.phase("trials").claimed() as kept,
-        phase("barriers", spec.trials) as done,
-    ):
-        before = None if fresh else (kept.load() or {"state": None})["state"]
-        keeper = _Keeper(kept, before, done)
-        try:
-            found = search_barriers(base, fine, market, train, spec, judged=judged, record=before, save=keeper.save)
-        finally:
-            keeper.keep()  # a balance that cannot be kept is not searched for twice either
+    with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
+        found, record, resumed = kept_search(
+            manager.phase("trials"), (base, fine, market), train, judged, spec, fresh=fresh, done=done
+        )
     path, reused = _write(folder, found, fresh)
-    trials = trial_table(spec, keeper.record["trials"])
+    trials = trial_table(spec, record["trials"])
     return SearchResult(
         symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
-        best=found.best, trials=trials, resumed_from=len(before["trials"]) if before else None, reused=reused,
+        best=found.best, trials=trials, resumed_from=resumed or None, reused=reused,
         path=path, seconds=time.perf_counter() - started, draw=lambda: figures.barrier_trials(trials),
     )  # fmt: skip
+
+
+def kept_search(
+    checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, judged: pd.DatetimeIndex, spec: SearchSpec,
+    *, fresh: bool = False, done: Callable[[int], None] = lambda count: None,
+) -> tuple[SearchedLabels, dict, int]:  # fmt: skip
+    """`search_barriers` with its record in a phase of checkpoints: what it found, the record, and trials found done."""
+    with checkpoints.claimed():
+        before = None if fresh else (checkpoints.load() or {"state": None})["state"]
+        keeper = _Keeper(checkpoints, before, done)
+        try:
+            found = search_barriers(*frames, train, spec, judged=judged, record=before, save=keeper.save)
+        finally:
+            keeper.keep()  # a balance that cannot be kept is not searched for twice either
+    return found, keeper.record, len(before["trials"]) if before else 0
 
 
 class _Keeper:
     """The record of the trials in a phase of checkpoints, saved as often as any training."""
 
-    def __init__(self, checkpoints: PhaseCheckpoints, record: dict | None, done):
+    def __init__(self, checkpoints: PhaseCheckpoints, record: dict | None, done: Callable[[int], None]):
         self.record, self._saved = record, record
         self._checkpoints, self._done = checkpoints, done
         done(len(record["trials"]) if record else 0)
@@ -134,7 +143,7 @@ def rows_to_search(
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
 
 
-def frames_for(workspace: Workspace, store: Store) -> tuple[Frame, Frame | None, MarketSpec]:
+def frames_for(workspace: Workspace, store: Store) -> Frames:
     """The base frame, the 1-minute frame (None where that is the base) and the market a data set was prepared with."""
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)

@@ -6,7 +6,7 @@ from ml_factory import experiment, pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import pages
+from ml_factory.units import nested, pages
 
 SMALL = {"rounds": 10, "depth": 3}
 
@@ -25,7 +25,7 @@ def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "cores", lambda: 64)
-        patch.setattr(pipeline, "out_of_fold_predictions", killed)
+        patch.setattr(nested, "out_of_fold_predictions", killed)
         with pytest.raises(KeyboardInterrupt):
             pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
     result = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)

@@ -1,0 +1,127 @@
+"""Folds told: plain ones, and nested ones that repeat a search for barriers on each fold's own training rows.
+
+A nested fold asks its own question: its labels, also those that judge, are made with the barriers that its training
+rows led to. No test row had a say in them, but a log loss is of another question in every fold; what can be set side
+by side, and averaged, is the gain over the prior of the same fold.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.store import Store
+from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.runs.storage import write_bytes_atomic
+from ml_factory.runs.workspace import Workspace
+from ml_factory.seeding import derive_seed
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.search_spec import SearchSpec
+from ml_factory.targets.splits import label_times, no_training_row, purge
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.folds import (
+    FoldPlan,
+    check_taught,
+    fold_metrics,
+    forecast_folds,
+    judged_folds,
+    out_of_fold_predictions,
+    path_metrics,
+)
+from ml_factory.units.searching import Frames, frames_for, kept_search
+
+
+@dataclass(frozen=True)
+class FoldsTold:
+    """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
+
+    untaught : folds that forecast nothing.  found : folds that were done before.  inexact : see `FoldOutcome`.
+    """
+
+    scores: pd.DataFrame
+    table: pd.DataFrame
+    paths: pd.DataFrame | None
+    untaught: list[int]
+    found: int
+    inexact: tuple[str, ...]
+
+
+def plain_folds(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
+    weights: WeightSpec | None,
+) -> FoldsTold:  # fmt: skip
+    """Every fold on the labels as they are prepared."""
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights)
+    judged = judged_folds(data, outcome, spec.model)
+    paths = path_metrics(data, plan, judged)
+    return FoldsTold(fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.inexact)
+
+
+def searched_folds(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
+    weights: WeightSpec | None, search: SearchSpec, embargo: int,
+) -> FoldsTold:  # fmt: skip
+    """Every fold on labels made with what a search on its own training rows found; purged again.
+
+    Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
+    one test block each. Raises SettingsError where a fold's search cannot keep the balance.
+    """
+    store = Store.current(workspace.processed(data.symbol))
+    frames = frames_for(workspace, store)
+    search = replace(search, labels=replace(search.labels, horizon=data.horizon))
+    scores, tables, untaught, found, inexact = [], [], [], 0, {}
+    for number, (train, test) in enumerate(plan.folds):
+        moments = plan.labels.index[train], plan.labels.index[test]
+        with open_checkpoints(workspace.checkpoints, Run(f"{run.run_id}-fold{number}", run.folder)) as manager:
+            spec_found, *_ = kept_search(manager.phase("barriers"), frames, *moments, search)
+            write_bytes_atomic(_place(run, number), spec_found.to_json().encode())
+            own = relabelled(data, frames, spec_found.labels, plan.labels.index)
+            part = fold_of(own, moments, number, embargo, plan)
+            seeded = replace(spec, seed=derive_seed(spec.seed, "nested", number))
+            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights)
+        found += outcome.found
+        inexact |= dict.fromkeys(outcome.inexact)
+        barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}
+        tables.append(part.table().assign(fold=number, **barriers))
+        if outcome.untaught:
+            untaught.append(number)
+        else:
+            scores.append(fold_metrics(own, judged_folds(own, outcome, spec.model)).assign(fold=number))
+    check_taught(untaught, len(plan.folds), spec.model)
+    told = pd.concat(scores, ignore_index=True)
+    return FoldsTold(told, pd.concat(tables, ignore_index=True), None, untaught, found, tuple(inexact))
+
+
+def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
+    """The data set with other labels, of the rows at `moments` only and proven before the first test row."""
+    base, fine, market = frames
+    made = triple_barrier(base, fine, labels, market)
+    first_test = data.labels.index[data.splits["test"][0]]
+    made = made[made.index.isin(moments) & (made["label_end"] < first_test)]
+    return replace(data, labels=made, splits={})
+
+
+def fold_of(
+    own: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, embargo: int, plan: FoldPlan
+) -> FoldPlan:
+    """The fold of these training and test moments as a plan of one fold over `own`'s labels, purged by their ends."""
+    train, test = (np.flatnonzero(own.labels.index.isin(part)) for part in moments)
+    usable = pd.Series(plan.usable, plan.labels.index).reindex(own.labels.index).to_numpy()
+    train = purge(*label_times(own.labels), train, test, embargo)
+    if not len(train):
+        raise no_training_row(number, len(own.labels), f"barriers searched for, embargo of {embargo} rows")
+    block = np.full(len(own.labels), -1)
+    block[test] = number
+    return FoldPlan(np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited)
+
+
+def search_setting(search: SearchSpec | None) -> dict:
+    """What a run's settings say of it: nothing without one."""
+    return {} if search is None else {"search": asdict(search)}
+
+
+def _place(run: Run, number: int) -> Path:
+    return run.folder / f"barriers-{number}.json"

@@ -1,0 +1,104 @@
+"""Nested folds: each searches for barriers on its own training rows, and is purged by the labels they make."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.targets import barrier_search
+from ml_factory.targets.barrier_search import search_barriers
+from ml_factory.targets.labels import triple_barrier
+from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
+from ml_factory.units import nested
+
+SPEC = SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
+SMALL = {"rounds": 5, "depth": 2, "threads": 1}
+
+
+def folds(place, search: SearchSpec | None = SPEC, **options) -> pipeline.CrossValidateResult:
+    return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL, search=search, **options)
+
+
+@pytest.mark.parametrize("scheme", ["purged_kfold", "walk_forward_expanding"])
+def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch, scheme):
+    seen, whole = [], nested.forecast_folds
+    monkeypatch.setattr(nested, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
+    plans, cut = [], nested.searched_folds
+    monkeypatch.setattr(pipeline, "searched_folds", lambda *given: plans.append(given[2]) or cut(*given))
+    result = folds(prepared, scheme=scheme)
+    plan, store = plans[0], Store.current(prepared.processed("DEMO"))
+    market = MarketSpec.from_dict(store.facts["market"])
+    bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
+    base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+    spec = replace(SPEC, labels=replace(SPEC.labels, horizon=5))
+    first_test = pipeline.load_labels(prepared, "DEMO", 5).index[pipeline.load_splits(prepared, "DEMO", 5)["test"][0]]
+    assert len(seen) == len(plan.folds) == len(result.fold_table)
+    for number, ((train, test), (own, part)) in enumerate(zip(plan.folds, seen, strict=True)):
+        teachers, judges = plan.labels.index[train], plan.labels.index[test]
+        found = search_barriers(base, fine, market, teachers, spec, judged=judges)
+        stored = SearchedLabels.from_json((result.path.parent / f"barriers-{number}.json").read_text())
+        assert stored == found and found.seen_rows.count == len(train)
+        made = triple_barrier(base, fine, found.labels, market)
+        made = made[made.index.isin(plan.labels.index) & (made["label_end"] < first_test)]
+        pd.testing.assert_frame_equal(own.labels, made)
+        # the rule of the splits, counted row by row
+        ((kept, judged_rows),) = part.folds
+        known, end = made.index, list(made["label_end"])
+        assert list(known[judged_rows]) == [moment for moment in judges if moment in known]
+        start, last, after = known[judged_rows[0]], max(end[row] for row in judged_rows), []
+        for row, moment in enumerate(known):
+            behind = row - 64 >= 0 and known[row - 64] > last
+            if moment in teachers and (end[row] < start or behind):
+                after.append(row)
+        assert kept.tolist() == after
+        row = result.fold_table.loc[number]
+        assert (row["fold"], row["k_up"], row["sigma_span"]) == (number, found.labels.k_up, found.labels.sigma_span)
+    scores = result.folds[result.folds["name"] == "xgboost"]
+    assert scores["fold"].tolist() == list(range(len(seen)))
+    assert result.gain_mean == pytest.approx(scores["log_loss_gain"].mean())
+    assert len(set(result.fold_table["k_up"])) > 1  # their questions differ
+
+
+def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
+    judged, whole = [], barrier_search._View.judge
+    monkeypatch.setattr(barrier_search._View, "judge", lambda *given: judged.append(1) or whole(*given))
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    forecast, done = nested.forecast_folds, []
+
+    def killed(*given):
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        done.append(1)
+        return forecast(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(nested, "forecast_folds", killed)
+        folds(prepared)
+    assert len(judged) == 2 * SPEC.trials
+    resumed = folds(prepared)
+    assert resumed.resumed_from == 1 and len(judged) == 3 * SPEC.trials
+    anew = folds(prepared, fresh=True)
+    assert anew.resumed_from is None and anew.run_id != resumed.run_id and len(judged) == 6 * SPEC.trials
+    pd.testing.assert_frame_equal(anew.folds, resumed.folds)
+    pd.testing.assert_frame_equal(anew.fold_table, resumed.fold_table)
+    again = folds(prepared)
+    assert again.run_id == anew.run_id and again.resumed_from == 3 and len(judged) == 6 * SPEC.trials
+
+
+def test_without_a_search_nothing_says_so_and_folds_with_paths_refuse_one(prepared):
+    plain, searched = folds(prepared, None), folds(prepared)
+    assert plain.run_id != searched.run_id and "k_up" not in plain.fold_table
+    settings = json.loads((plain.path.parent / "run.json").read_text())["settings"]
+    assert "search" not in settings and not list(plain.path.parent.glob("barriers-*"))
+    assert np.isfinite(plain.gain_mean)
+    with pytest.raises(SettingsError, match="path"):
+        folds(prepared, scheme="combinatorial")
+    with pytest.raises(SettingsError, match="None of 2 trials"):
+        folds(prepared, replace(SPEC, trials=2, neutral=(0.98, 0.99)))
