@@ -26,18 +26,22 @@ def folds(place, search: SearchSpec | None = SPEC, **options) -> pipeline.CrossV
     return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL, search=search, **options)
 
 
+WIDE = replace(SPEC, k=(1.9, 2.5), neutral=(0.3, 1.0))  # labels that end later than those the folds were cut with
+
+
+@pytest.mark.parametrize("asked", [SPEC, WIDE], ids=["near", "wide"])
 @pytest.mark.parametrize("scheme", ["purged_kfold", "walk_forward_expanding"])
-def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch, scheme):
+def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch, scheme, asked):
     seen, whole = [], nested.forecast_folds
     monkeypatch.setattr(nested, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
     plans, cut = [], nested.searched_folds
     monkeypatch.setattr(pipeline, "searched_folds", lambda *given: plans.append(given[2]) or cut(*given))
-    result = folds(prepared, scheme=scheme)
+    result = folds(prepared, asked, scheme=scheme)
     plan, store = plans[0], Store.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
     base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
-    spec = replace(SPEC, labels=replace(SPEC.labels, horizon=5))
+    spec, purged = replace(asked, labels=replace(asked.labels, horizon=5)), 0
     first_test = pipeline.load_labels(prepared, "DEMO", 5).index[pipeline.load_splits(prepared, "DEMO", 5)["test"][0]]
     assert len(seen) == len(plan.folds) == len(result.fold_table)
     for number, ((train, test), (own, part)) in enumerate(zip(plan.folds, seen, strict=True)):
@@ -58,12 +62,16 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
             if moment in teachers and (end[row] < start or behind):
                 after.append(row)
         assert kept.tolist() == after
+        purged += len(train) - len(after)
         row = result.fold_table.loc[number]
         assert (row["fold"], row["k_up"], row["sigma_span"]) == (number, found.labels.k_up, found.labels.sigma_span)
     scores = result.folds[result.folds["name"] == "xgboost"]
     assert scores["fold"].tolist() == list(range(len(seen)))
     assert result.gain_mean == pytest.approx(scores["log_loss_gain"].mean())
-    assert len(set(result.fold_table["k_up"])) > 1  # their questions differ
+    if asked is SPEC:
+        assert len(set(result.fold_table["k_up"])) > 1  # their questions differ
+    else:
+        assert purged > 0
 
 
 def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
