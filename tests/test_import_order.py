@@ -29,7 +29,8 @@ targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.transforms datasets.selection datasets.preprocessing
 datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
-leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.fitted leakage.proof leakage.certificate
+leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.fitted leakage.proof
+leakage.certificate
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.layers models.sequence models.transformer models.registry
 training.spec training.losses training.optim training.device training.loop training.estimator
