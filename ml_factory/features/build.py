@@ -239,7 +239,7 @@ def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
 def _halves(families: dict[str, Family], market: MarketSpec) -> list[dict[str, Family]]:
     """The families in two groups of about as many columns, in order."""
     counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
-    half = int(np.searchsorted(counts, counts[-1] / 2)) + 1
+    half = int(np.argmin(np.abs(counts - counts[-1] / 2))) + 1
     items = list(families.items())
     return [dict(group) for group in (items[:half], items[half:]) if group]
 
