@@ -42,7 +42,7 @@ def keep_kernels() -> None:
 
 def _root() -> Path:
     """The user's cache folder, or one below the temporary folder where that cannot be written."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / "kernels"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory-kernels"
     try:
         home.mkdir(parents=True, exist_ok=True)
         if os.access(home, os.W_OK):

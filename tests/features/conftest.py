@@ -15,6 +15,8 @@ MARKETS = {
     "ES": MarketSpec("ES", "cme", 0.25, False),
     "SPY": MarketSpec("SPY", "us_equity", 0.01, True),
     "XAUUSD": MarketSpec("XAUUSD", "cme", 0.01, True),
+    "NQ": MarketSpec("NQ", "cme", 0.25, False),
+    "BTCUSD": MarketSpec("BTCUSD", "24h", None, True),
 }
 
 

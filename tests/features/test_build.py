@@ -57,6 +57,21 @@ def test_no_two_columns_say_the_same(whole, symbol):
     assert twins == []
 
 
+@pytest.mark.parametrize("symbol", ["NQ", "BTCUSD"])
+@pytest.mark.parametrize("base", [1, 5])
+def test_training_rows_of_long_files_have_columns_that_live_and_differ(real_bars, symbol, base):
+    bars, market = real_bars(symbol)
+    matrix = build_features(bars, market, FeatureSpec(base, (15, 60)))
+    train = matrix.values[: int(0.7 * len(matrix))]
+    assert np.isfinite(train).all()
+    rows = train[:: len(train) // 20_000].astype(np.float64)
+    assert (rows.std(axis=0) > 0).all()
+    pearson = np.abs(np.corrcoef(rows.T))
+    spearman = np.abs(np.corrcoef(np.apply_along_axis(rankdata, 0, rows).T))
+    twins = np.argwhere(np.triu(np.minimum(pearson, spearman), 1) > 0.999)
+    assert [(matrix.names[i], matrix.names[j]) for i, j in twins] == []
+
+
 def test_any_family_can_stand_on_any_frame(real_bars):
     bars, market = real_bars("SPY")
     spec = FeatureSpec(frames=(15,), families=("wavelet", "calendar", "fractional"), full_frames=True)
