@@ -125,7 +125,6 @@ def window_lengths(rows: int, repeats: int) -> None:
         "covariance": lambda n: windows.window_covariance(x, y, n, 0, first),
         "correlation": lambda n: windows.window_correlation(x, y, n, 0, first),
         "bars_since_max": lambda n: windows.bars_since_max(x, n, 0, first),
-        "rank": lambda n: windows.window_rank(x, n, first),
     }
     blocks = max(rows // 10 // CHUNK, 1)
 

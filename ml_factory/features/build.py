@@ -208,16 +208,12 @@ def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[st
     return own + on_frames + [custom.of(name).name for name in spec.custom]
 
 
-def first_rows_missing(base: Frame) -> int:
-    """Bars before the first that may be used by the base frame alone: warm, and in a session that began in the file."""
-    second_session = np.flatnonzero(np.diff(base.session))
-    return max(FIRST_BARS["base"], int(second_session[0]) + 1 if len(second_session) else len(base))
-
-
 def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
     """First base bar whose session began inside the file and whose every frame has seen `coarse_bars` bars."""
+    second_session = np.flatnonzero(np.diff(base.session))
+    begun = int(second_session[0]) + 1 if len(second_session) else len(base)
     warm = (int(np.searchsorted(rows, coarse_bars)) for rows in joins.values())
-    return max([first_rows_missing(base), *warm])
+    return max([FIRST_BARS["base"], begun, *warm])
 
 
 def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:

@@ -18,7 +18,7 @@ CHUNK = 4096
 """Rows handed to the kernels at once: a family's columns of that many rows stay in the processor's own cache."""
 STATE_NUMBERS = 4
 _SERIES = Block._fields[1:6] + Block._fields[7:]  # all but t0 and session
-_ATR_BARS = 14
+_ATR_BARS = 14.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _derive(series, atr_state):
         span[i] = max(high[i], before) - min(low[i], before) + 0.0 * before
     atr = series[12:13]
     atr[0, HISTORY:] = span[HISTORY:]
-    recursive_means(atr, np.full(1, 14.0), np.full(1, 1.0 / 14.0), atr_state)
+    recursive_means(atr, np.full(1, _ATR_BARS), np.full(1, 1.0 / _ATR_BARS), atr_state)
     for i in range(HISTORY, size):
         atr[0, i] = max(atr[0, i], FLOOR * close[i]) + 0.0 * atr[0, i]
 

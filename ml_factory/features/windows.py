@@ -287,21 +287,6 @@ def bars_since_max(x, n, t0, first):
 
 
 @njit(cache=True, nogil=True)
-def window_rank(x, n, first):
-    """Share of the last n values below the newest, ties counted half: from 1 / 2n to 1 - 1 / 2n."""
-    size = len(x)
-    out = np.zeros(size)
-    newest, oldest, rows = x[first:], x[first - n + 1 :], out[first:]
-    for k in range(n):
-        older = x[first - k :]
-        for i in range(len(rows)):
-            rows[i] += np.float64(older[i] < newest[i]) + np.float64(older[i] <= newest[i])
-    for i in range(len(rows)):
-        rows[i] = 0.5 * rows[i] / n + 0.0 * oldest[i]
-    return out
-
-
-@njit(cache=True, nogil=True)
 def recursive_means(x_KM, n_K, alpha_K, state_KS):
     """Exponential means of K series side by side, in place; each starts at the mean of its first n values.
 

@@ -13,7 +13,7 @@ ends the same.
 import hashlib
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
@@ -79,40 +79,6 @@ def search_barriers(
             save({"key": key, "trials": list(done)})
     best = _best(spec, done)
     return SearchedLabels(spec.labels_of(best["params"]), spec, view.seen, best, len(done))
-
-
-def search_per_fold(
-    base: Frame,
-    fine: Frame | None,
-    market: MarketSpec,
-    rows: pd.DatetimeIndex,
-    folds: Sequence[tuple[np.ndarray, np.ndarray]],
-    spec: SearchSpec,
-    *,
-    records: dict[str, dict] | None = None,
-    save: Callable[[dict[str, dict]], None] | None = None,
-    session_close: np.ndarray | None = None,
-) -> list[SearchedLabels]:
-    """Nested cross-validation: one search a fold, on that fold's training rows, its test rows judging.
-
-    rows : known_at of the labelled rows that `folds` (training and test positions, as the splits give them) are of.
-    records, save : as in `search_barriers`, a record for each fold under its number as text.
-    Labels made anew with what a fold found have other ends: purge the fold again before training.
-    """
-    kept = dict(records or {})
-
-    def keep(number: int, record: dict) -> None:
-        kept[str(number)] = record
-        if save is not None:
-            save(kept)
-
-    return [
-        search_barriers(
-            base, fine, market, rows[train], spec, judged=rows[test], record=kept.get(str(number)),
-            save=lambda record, number=number: keep(number, record), session_close=session_close,
-        )
-        for number, (train, test) in enumerate(folds)
-    ]  # fmt: skip
 
 
 @dataclass(frozen=True)

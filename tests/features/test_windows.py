@@ -40,10 +40,6 @@ WEIGHTS = {n: np.arange(1.0, n + 1) for n in (4, 64)}
 WINDOWS = {
     "sum": (lambda x, y, n, t0: windows.window_sum(x, n, t0, HISTORY), lambda w, _: math.fsum(w)),
     "std": (lambda x, y, n, t0: windows.window_std(x, n, t0, HISTORY), lambda w, _: np.std(w)),
-    "rank": (
-        lambda x, y, n, t0: windows.window_rank(x, n, HISTORY),
-        lambda w, _: np.mean((w < w[-1]) + 0.5 * (w == w[-1])),
-    ),
     "covariance": (
         lambda x, y, n, t0: windows.window_covariance(x, y, n, t0, HISTORY),
         lambda w, v: np.mean(w * v) - w.mean() * v.mean(),
