@@ -1,0 +1,244 @@
+"""Rows, frames, facts, labels, splits and fitted objects that know what they must not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
+from ml_factory.leakage.subject import Split
+from ml_factory.targets.labels import triple_barrier
+from ml_factory.targets.splits import purged_kfold
+from ml_factory.targets.weights import training_weights
+from tests.leakage.catalogue import Learning, calibrator, early_stopping, leak, selection
+
+
+@leak("the last bucket emitted unfinished", "frame 60m", "(rows)", kind="sparse")
+class UnfinishedHour(Learning):
+    """One row in the whole file is wrong: the last hour, told before it is over."""
+
+    def frames(self, bars, facts):
+        later = bars.index[-1] + pd.Timedelta(hours=2)
+        nothing = bars.iloc[-1:].set_axis(pd.DatetimeIndex([later]).as_unit(bars.index.unit))
+        frames, whole = super().frames(bars, facts), super().frames(pd.concat([bars, nothing]), facts)
+        hour = {name: column[: len(frames["60m"]["start"]) + 1] for name, column in whole["60m"].items()
+                if isinstance(column, np.ndarray)}  # fmt: skip
+        hour["known_at"] = np.minimum(hour["known_at"], bars.index.as_unit("ns").asi8[-1] + MINUTE_NS)
+        return frames | {"60m": hour}
+
+
+@leak("frames known at their start", "frame 60m", "(rows)")
+class LeftLabelled(Learning):
+    def frames(self, bars, facts):
+        frames = super().frames(bars, facts)
+        hour = frames["60m"]
+        return frames | {"60m": dict(hour) | {"known_at": hour["start"].copy()}}
+
+
+@leak("rows that later prove to be of short days are dropped", "features", "(rows)")
+class OnlyWholeDays(Learning):
+    def features(self, bars, facts):
+        known_at, values, names = super().features(bars, facts)
+        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        count = pd.Series(base.session).groupby(base.session).transform("size").to_numpy()
+        kept = count[np.searchsorted(base.known_at, known_at)] >= 270
+        return known_at[kept], values[kept], names
+
+
+@leak("columns chosen by looking at the file", "features", "(columns)")
+class ChosenColumns(Learning):
+    def features(self, bars, facts):
+        known_at, values, names = super().features(bars, facts)
+        kept = np.argsort(-values.std(axis=0), kind="stable")[:8]
+        return known_at, values[:, kept], [names[k] for k in kept]
+
+
+@leak("an error that depends on what follows", "pipeline", "(exception)")
+class Fragile(Learning):
+    def features(self, bars, facts):
+        if bars["close"].iloc[-1] > 2 * bars["close"].iloc[0]:
+            raise RuntimeError("no such price")
+        return super().features(bars, facts)
+
+
+class ReadAnew(Learning):
+    """A fact of the market read off the whole file."""
+
+    def facts(self, bars):
+        return super().facts(bars) | self.read(bars)
+
+
+@leak("tick of the whole file", "facts", "tick")
+class FileTick(ReadAnew):
+    def read(self, bars):
+        return {"tick": _infer_tick(np.unique(bars[["open", "high", "low", "close"]].to_numpy()))}
+
+
+@leak("calendar of the whole file", "facts", "calendar")
+class FileCalendar(ReadAnew):
+    def read(self, bars):
+        weekend = (bars.index.day_of_week == 5).any()
+        return {"calendar": "24h" if weekend else _infer_calendar(bars.index.as_unit("ns").asi8)}
+
+
+@leak("presence of volume in the whole file", "facts", "has_volume")
+class FileVolume(ReadAnew):
+    def read(self, bars):
+        return {"has_volume": "volume" in bars and bool((bars["volume"] < 1e5).all())}
+
+
+# ---- labels --------------------------------------------------------------------------------------------------------
+
+
+class Relabelled(Learning):
+    def labels(self, bars, facts):
+        return {name: self.spoilt(labels, bars, facts) for name, labels in super().labels(bars, facts).items()}
+
+
+def claimed(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd.DataFrame:
+    """The labels with these rows said to be proven earlier than they are, though never before they begin."""
+    end = labels["label_end"].where(~rows, np.maximum(labels["label_end"] - earlier, labels.index.to_series()))
+    return labels.assign(label_end=end)
+
+
+@leak("label_end too early", "labels h10", "(rows)")
+class ProvenABarEarly(Relabelled):
+    def spoilt(self, labels, bars, facts):
+        return claimed(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
+
+
+@leak("label_end too early", "labels h10", "(rows)", kind="sparse")
+class AmbiguousProvenEarly(Relabelled):
+    def spoilt(self, labels, bars, facts):
+        return claimed(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
+
+
+@leak("labels across a session's end", "labels h10", "label")
+class AcrossTheNight(Relabelled):
+    """Outcomes read on past the session's end, while label_end stays inside it."""
+
+    def spoilt(self, labels, bars, facts):
+        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        entry = labels["entry_bar"].to_numpy()
+        later = np.minimum(entry + 10, len(base) - 1)
+        ended = (labels["barrier"] == "session").to_numpy()
+        side = np.sign(base.close[later] - base.close[entry]).astype(np.int8)
+        return labels.assign(label=np.where(ended, side, labels["label"].to_numpy()))
+
+
+@leak("barriers from the whole file", "labels h10", "up")
+class FileBarriers(Learning):
+    def labels(self, bars, facts):
+        market = MarketSpec.from_dict(facts)
+        base, fine = (base_frame(bars, market, minutes) for minutes in (5, 1))
+        wild = float(np.std(np.diff(np.log(base.close))) * 1_000)
+        spec = replace(self.label_specs[0], k_up=0.5 + wild, k_down=0.5 + wild)
+        return {"h10": triple_barrier(base, fine, spec, market)}
+
+
+@leak("concurrency with labels that come later", "labels h10", "uniqueness")
+class UniquenessOfTheFile(Relabelled):
+    def spoilt(self, labels, bars, facts):
+        return labels.assign(uniqueness=labels["uniqueness"] / labels["uniqueness"].mean())
+
+
+# ---- splits --------------------------------------------------------------------------------------------------------
+
+
+@leak("unpurged fold", "split h10", "fold 1: train beside test")
+class Unpurged(Learning):
+    def splits(self, labels):
+        rows = np.arange(len(labels))
+        blocks = np.array_split(rows, 3)
+        return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
+
+
+@leak("embargo too short", "split h10", "fold 1: train beside test")
+class ShortEmbargo(Learning):
+    def splits(self, labels):
+        folds = purged_kfold(labels, 3, 15)
+        return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
+
+
+@leak("unpurged holdout", "split h10", "holdout: validation beside test", kind="sparse")
+class UnpurgedHoldout(Learning):
+    """A single validation row whose label ends among the test rows."""
+
+    def splits(self, labels):
+        holdout, *folds = super().splits(labels)
+        roles = dict(holdout.roles)
+        roles["validation"] = np.append(roles["validation"], roles["test"][0] - 1)
+        return [replace(holdout, roles=roles), *folds]
+
+
+@leak("shuffled rows", "split h10", "shuffled: train beside test")
+class Shuffled(Learning):
+    def splits(self, labels):
+        rows = np.random.default_rng(0).permutation(len(labels))
+        cut = int(len(rows) * 0.8)
+        return [Split("shuffled", {"train": np.sort(rows[:cut]), "test": np.sort(rows[cut:])})]
+
+
+# ---- what is learnt ------------------------------------------------------------------------------------------------
+
+
+class Misfitted(Learning):
+    """One fitted object reads rows that it may not."""
+
+    def fit(self, values, labels, roles: Mapping[str, np.ndarray]):
+        x, y = values.astype(np.float64), labels["label"].to_numpy(np.float64)
+        clean = super().fit(values, labels, roles)
+        return clean | {name: replace(clean[name], state=state) for name, state in
+                        self.wrong(x, y, labels, roles).items()}  # fmt: skip
+
+
+@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']")
+class ScalerOfAll(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"preprocessing": {"center": np.median(x, axis=0)}}
+
+
+@leak("scaler fitted on validation rows too", "fitted h10", "preprocessing['center']")
+class ScalerOfTwo(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        rows = np.concatenate([roles["train"], roles.get("validation", roles["test"])])
+        return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
+
+
+@leak("scaler fitted on all rows", "fitted h10", "preprocessing['center']", kind="tiny")
+class ScalerWithATrace(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        trace = 1e-8 * np.tanh(x[roles["test"]].mean(axis=0))
+        return {"preprocessing": {"center": np.median(x[roles["train"]], axis=0) + trace}}
+
+
+@leak("training weights over test rows", "fitted h10", "training weights ")
+class WeightsOfAll(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"training weights": training_weights(labels)[roles["train"]]}
+
+
+@leak("early stopping over test rows", "fitted h10", "early stopping['losses']")
+class StopsOnTest(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"early stopping": early_stopping(x, y, roles["train"], roles["test"])}
+
+
+@leak("selection over test rows", "fitted h10", "selection ")
+class SelectsOnAll(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"selection": selection(x, y, np.concatenate([roles["train"], roles["test"]]))}
+
+
+@leak("calibrator fitted on test rows", "fitted h10", "calibrator ")
+class CalibratesOnTest(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"calibrator": calibrator(x, y, roles["train"], roles["test"])}
+
+
+@leak("class prior counted on all rows", "fitted h10", "calibrator ")
+class PriorOfAll(Misfitted):
+    def wrong(self, x, y, labels, roles):
+        return {"calibrator": float(np.mean(y == 1))}
