@@ -1,0 +1,63 @@
+"""How long sessions live here, from what earlier ones left: what the time between two saves is chosen by.
+
+    results/sessions/{session}.json     {"began", "seen", "ended"}: seconds since 1970, `ended` null until a clean end
+
+A session that ended by itself tells only that it lived at least so long; one that was taken away tells its life.
+"""
+
+import time
+import uuid
+from pathlib import Path
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.runs.storage import read_json, write_json
+
+# Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
+_USUAL_LIFE = 2 * 3600.0
+_NEWEST = 50
+# A session not seen for longer than this is taken for dead: twice the longest time between two saves.
+_SILENCE = 3600.0
+
+
+class SessionLog:
+    """This session's line in the workspace's record.
+
+    folder : where the records are (`workspace.results / "sessions"`).  now : seconds since 1970, for tests.
+    """
+
+    def __init__(self, folder: Path, session: str | None = None, now=time.time):
+        self.folder, self.now = Path(folder), now
+        self.session = session or uuid.uuid4().hex[:12]
+        self.began = now()
+
+    def seen(self) -> None:
+        """Write that this session lives: when it begins, and beside each checkpoint."""
+        self._write(self.now(), None)
+
+    def ended(self) -> None:
+        """Write that this session ends by itself."""
+        now = self.now()
+        self._write(now, now)
+
+    def mean_life(self) -> float:
+        """Mean seconds that a session lives before it is taken away, by maximum likelihood of an exponential life with
+        censored ones (total time lived / number taken away), one usual life counted in."""
+        lived, taken = _USUAL_LIFE, 1
+        for record in self._others():
+            lived += record["seen"] - record["began"]
+            taken += record["ended"] is None and self.now() - record["seen"] > _SILENCE
+        return lived / taken
+
+    def _others(self) -> list[dict]:
+        records = []
+        for path in self.folder.glob("*.json"):
+            try:
+                record = read_json(path)
+                if path.stem != self.session and record["began"] <= record["seen"] and "ended" in record:
+                    records.append(record)
+            except (WorkspaceError, KeyError, TypeError):  # half a line of the past is no reason to stop
+                continue
+        return sorted(records, key=lambda record: record["began"])[-_NEWEST:]
+
+    def _write(self, seen: float, ended: float | None) -> None:
+        write_json(self.folder / f"{self.session}.json", {"began": self.began, "seen": seen, "ended": ended})

@@ -1,0 +1,159 @@
+"""What fits into this session: forecasts from a short warm-up, an order of work, and the moment to stop.
+
+A unit of work (a model, a fold) is measured twice in small, and its cost taken as a fixed part and a part that grows
+with the work. Nothing here trains or knows a model: `units/planning.py` measures, and notebooks show the plan.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ml_factory.errors import SettingsError
+
+LONGEST_CADENCE = 30 * 60.0  # seconds: what the user is promised
+# Forecasts of a save are this much too short at worst; the reserve at the end of a session is paid once.
+_SAVE_MARGIN = 3.0
+_SHORTEST_RESERVE = 15.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace."""
+
+    seconds: float
+    memory_bytes: float = 0.0
+    disk_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """cost = fixed + slope * work, each part never negative; work counts rows x epochs (rounds) or the like."""
+
+    fixed: Cost
+    slope: Cost
+
+    @classmethod
+    def fit(cls, measured: Iterable[tuple[float, Cost]]) -> "CostModel":
+        """From (work, cost) of runs of at least two sizes, weighted so that relative errors count, not absolute ones.
+
+        Raises SettingsError with fewer than two sizes.
+        """
+        measured = list(measured)
+        if len({work for work, _ in measured}) < 2:
+            raise SettingsError(
+                "A forecast wants measurements of two sizes", where="CostModel.fit", got=f"{len(measured)} of one size",
+                wanted="at least two different amounts of work", next_step="measure one more, four times as large",
+            )  # fmt: skip
+        names = ("seconds", "memory_bytes", "disk_bytes")
+        lines = [_line([(work, getattr(cost, name)) for work, cost in measured]) for name in names]
+        return cls(Cost(*(fixed for fixed, _ in lines)), Cost(*(slope for _, slope in lines)))
+
+    def forecast(self, work: float) -> Cost:
+        """The cost of this much work."""
+        parts = zip(_values(self.fixed), _values(self.slope), strict=True)
+        return Cost(*(fixed + slope * work for fixed, slope in parts))
+
+
+@dataclass(frozen=True)
+class WorkUnit:
+    """One thing to be done, as a person would name it.
+
+    work : in the units its cost model was measured in.  done : the share that checkpoints hold already, 0 to 1.
+    """
+
+    name: str
+    model: CostModel = field(repr=False)
+    work: float
+    done: float = 0.0
+
+    @property
+    def left(self) -> Cost:
+        """What is still to be paid: the fixed part is paid again by whoever goes on."""
+        return self.model.forecast(self.work * (1 - self.done))
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a session has left. Infinite where nothing bounds it."""
+
+    seconds: float = math.inf
+    memory_bytes: float = math.inf
+    disk_bytes: float = math.inf
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A unit in its place. fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or
+    what it lacks: "memory", "disk"."""
+
+    unit: WorkUnit
+    starts: float
+    cost: Cost
+    fits: str
+
+
+def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[Planned]:
+    """An order for the units and what of it fits.
+
+    What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most
+    units by any moment the session might end (shortest processing time first, Smith 1956). A unit that lacks memory
+    or disk does not hold up the others.
+
+    save : cost of one checkpoint; its time is kept free at the session's end.
+    """
+    until = room.seconds - reserve(save.seconds)
+    clock, disk, rows = 0.0, room.disk_bytes - save.disk_bytes, []
+    for unit in sorted(units, key=lambda unit: (unit.done == 0, unit.left.seconds, unit.name)):
+        cost = unit.left
+        if cost.memory_bytes > room.memory_bytes:
+            fits = "memory"
+        elif cost.disk_bytes > disk:
+            fits = "disk"
+        elif clock + cost.seconds <= until:
+            fits = "whole"
+        else:
+            fits = "in part" if clock + unit.model.fixed.seconds + save.seconds < until else "later"
+        rows.append(Planned(unit, clock, cost, fits))
+        if fits == "whole":
+            clock, disk = clock + cost.seconds, disk - cost.disk_bytes
+        elif fits == "in part":
+            clock = until
+    return rows
+
+
+def reserve(save_seconds: float) -> float:
+    """Seconds kept free before a session's end: the last save, three times as slow as forecast, and a moment."""
+    return _SHORTEST_RESERVE + _SAVE_MARGIN * save_seconds
+
+
+def cadence(save_seconds: float, mean_life_seconds: float, longest: float = LONGEST_CADENCE) -> float:
+    """Seconds between two saves: min(longest, sqrt(2 * cost of a save * mean life)), Young (1974).
+
+    save_seconds : seconds of training that one save costs.  mean_life_seconds : of a session that ends unannounced;
+    infinite when its end is known, and then saves are as far apart as promised.
+    """
+    if not (save_seconds >= 0 and mean_life_seconds > 0):
+        raise SettingsError(
+            "No cadence follows from this", where="cadence", got=f"save {save_seconds} s, life {mean_life_seconds} s",
+            wanted="a cost of 0 or more and a life above 0",
+        )  # fmt: skip
+    return min(longest, math.sqrt(2 * save_seconds * mean_life_seconds)) if save_seconds > 0 else longest
+
+
+def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """(fixed, slope) >= 0 of least squares on relative errors, y = fixed + slope * x (Lawson and Hanson 1974)."""
+    work, cost = np.array(points, dtype=float).T
+    if not cost.any():
+        return 0.0, 0.0
+    scale = 1 / np.maximum(cost, cost.max() * 1e-9)
+    # Work as a share of the largest: columns of like size keep the solver exact.
+    unit = work.max()
+    fixed, slope = nnls(np.column_stack([np.ones_like(work), work / unit]) * scale[:, None], cost * scale)[0]
+    return float(fixed), float(slope / unit)
+
+
+def _values(cost: Cost) -> tuple[float, float, float]:
+    return cost.seconds, cost.memory_bytes, cost.disk_bytes

@@ -1,0 +1,93 @@
+"""Forecasts against costs that are known, plans against every other order, the cadence against a search."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import SettingsError
+from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, cadence, plan, reserve
+
+
+def line(fixed: float, slope: float, memory: float = 0.0, disk: float = 0.0) -> CostModel:
+    return CostModel(Cost(fixed, memory, disk), Cost(slope))
+
+
+def test_two_measurements_give_the_line_through_them():
+    model = CostModel.fit([(100, Cost(7.0, 50, 9)), (400, Cost(13.0, 200, 9))])
+    assert model.forecast(1000).seconds == pytest.approx(25.0)
+    assert model.forecast(1000).memory_bytes == pytest.approx(500.0)
+    assert model.forecast(1000).disk_bytes == pytest.approx(9.0)
+
+
+def test_no_part_of_a_cost_is_negative():
+    falling = CostModel.fit([(100, Cost(5.0)), (400, Cost(4.0))])
+    assert falling.slope.seconds == 0 and 4 <= falling.forecast(1e6).seconds <= 5
+    steep = CostModel.fit([(100, Cost(1.0)), (400, Cost(8.0))])
+    assert steep.fixed.seconds == 0 and 0.01 <= steep.slope.seconds <= 0.02
+
+
+def test_relative_errors_count_so_a_large_run_does_not_drown_the_small_ones():
+    rng = np.random.default_rng(3)
+    works = np.geomspace(1e3, 1e6, 12)
+    measured = [(work, Cost((2 + 1e-4 * work) * math.exp(rng.normal(0, 0.05)))) for work in works]
+    model = CostModel.fit(measured)
+    assert model.forecast(2e3).seconds == pytest.approx(2.2, rel=0.1)
+    assert model.forecast(3e6).seconds == pytest.approx(302, rel=0.1)
+
+
+def test_one_size_is_refused():
+    with pytest.raises(SettingsError, match="two sizes"):
+        CostModel.fit([(100, Cost(1.0)), (100, Cost(2.0))])
+
+
+def test_the_shortest_first_finishes_the_most_by_any_moment():
+    units = [WorkUnit(f"u{i}", line(0, 1), seconds) for i, seconds in enumerate([50, 10, 30, 20])]
+    for life in (25, 61, 75, 200):
+        planned = sum(row.fits == "whole" for row in plan(units, Room(seconds=life)))
+        until = life - reserve(0)
+        best = max(
+            sum(end <= until for end in itertools.accumulate(unit.work for unit in order))
+            for order in itertools.permutations(units)
+        )
+        assert planned == best
+
+
+def test_what_was_begun_comes_first_and_costs_what_is_left_of_it():
+    begun = WorkUnit("begun", line(4, 1), 100, done=0.75)
+    rows = plan([WorkUnit("short", line(0, 1), 5), begun], Room(seconds=1000))
+    assert [row.unit.name for row in rows] == ["begun", "short"]
+    assert rows[0].cost.seconds == pytest.approx(29) and rows[1].starts == pytest.approx(29)
+
+
+def test_the_last_unit_is_begun_in_part_only_when_something_of_it_can_be_saved():
+    save = Cost(10.0)
+    room = Room(seconds=200 + reserve(10.0))
+    rows = plan([WorkUnit("a", line(0, 1), 150), WorkUnit("b", line(5, 1), 300)], room, save)
+    assert [row.fits for row in rows] == ["whole", "in part"]
+    rows = plan([WorkUnit("a", line(0, 1), 190), WorkUnit("b", line(5, 1), 300)], room, save)
+    assert [row.fits for row in rows] == ["whole", "later"]
+
+
+def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
+    units = [
+        WorkUnit("greedy", line(1, 0, memory=9e9), 1), WorkUnit("fat", line(2, 0, disk=8e8), 1),
+        WorkUnit("plain", line(3, 0, memory=1e9, disk=3e8), 1), WorkUnit("plain too", line(4, 0, disk=3e8), 1),
+    ]  # fmt: skip
+    room = Room(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
+    fits = {row.unit.name: row.fits for row in plan(units, room, Cost(1, disk_bytes=1e8))}
+    assert fits == {"greedy": "memory", "fat": "disk", "plain": "whole", "plain too": "whole"}
+
+
+def test_cadence_is_where_waste_is_least():
+    """Waste of a cadence T: a share C / T for saving and half a cadence lost at each end, T / 2M."""
+    for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
+        candidates = np.geomspace(1, 1800, 20_000)
+        best = candidates[np.argmin(cost / candidates + candidates / (2 * life))]
+        assert cadence(cost, life) == pytest.approx(best, rel=2e-3)
+    assert cadence(500.0, 28800.0) == 1800.0  # never longer than promised
+    assert cadence(20.0, math.inf) == 1800.0
+    assert cadence(0.0, 7200.0) == 1800.0
+    with pytest.raises(SettingsError, match="cadence"):
+        cadence(1.0, 0.0)
