@@ -111,6 +111,59 @@ def overwrite_file(path: str | os.PathLike, parts: Iterable[bytes]) -> None:
             os.close(descriptor)
 
 
+class Disk:
+    """Every operation on files that saving, rotating and loading checkpoints makes, one method each, and no other.
+
+    The seam where a disk can fail: `CheckpointManager(folder, disk=..., background=False)` takes a Disk derived from
+    this one that refuses, hangs, tears or drops what it is asked (tests/faults), and does everything in this process.
+    Nothing is deleted or renamed. Paths are pathlib's, offsets bytes; each method raises OSError as the operating
+    system does.
+    """
+
+    def make_folder(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def names(self, folder: Path) -> list[str]:
+        """Names of what is in the folder, sorted; none when it does not exist."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def free(self, folder: Path) -> int:
+        """Bytes free for the files of this folder."""
+        return free_bytes(folder)
+
+    def open(self, path: Path, write: bool = False) -> int:
+        """A descriptor; with `write` the file is made if it is not there, and never cut."""
+        return os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0), 0o666)
+
+    def size(self, descriptor: int) -> int:
+        return os.fstat(descriptor).st_size
+
+    def read(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Fill the buffer from there on; returns how many bytes came, 0 at the end."""
+        return os.preadv(descriptor, [buffer], offset)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Returns how many bytes went."""
+        return os.pwrite(descriptor, data, offset)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def fsync(self, descriptor: int) -> None:
+        flush_to_disk(descriptor)
+
+    def forget(self, descriptor: int) -> None:
+        """Drop what the page cache holds of it, so that the next read asks the disk itself."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+
 def file_hash(path: str | os.PathLike) -> str:
     """SHA-256 of the file's content, 64 hex digits."""
     with disk_errors(Path(path)), open(path, "rb") as file:
