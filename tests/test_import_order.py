@@ -17,7 +17,7 @@ compiled errors seeding progress
 runs.storage runs.state runs.workspace runs.session runs.lives runs.planner runs.ownership runs.containers runs.slots runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
-data.repeats data.ticks data.blemishes data.bars data.expiry data.contracts data.sources
+data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.sources
 data.synthetic data.frames
 data.resample data.sampling data.stream
 features.windows features.engine features.momentum features.volatility features.volume features.microstructure

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.blemishes import find_blemishes, merge_kinds
+from ml_factory.data.contracts import chain_of
 from ml_factory.data.findings import SEVERITIES, BarReport, Finding, count_of, name_rows, refuse
 from ml_factory.data.habits import rows_of_runs
 from ml_factory.data.numbers import read_numbers
@@ -77,7 +78,8 @@ def check_bars(
 
     Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
     and `volume` only where the source has any; single unknown volumes become 0; `contract` (int32) where the source
-    says which contract a bar is of. Row numbers in the report count the rows of `raw` from 0. Raises BarsError for
+    says which contract a bar is of, and then `chain`, the source's own or that of `contracts.chain_of`. Row
+    numbers in the report count the rows of `raw` from 0. Raises BarsError for
     what is refused (its `.findings` holds all of it).
     """
     spec = spec or BarSpec()
@@ -101,6 +103,7 @@ def check_bars(
     bars = pd.DataFrame(values, index=index)
     if contract is not None:
         bars["contract"] = contract_codes(contract.iloc[rows])
+        bars["chain"] = _chain(raw, rows, bars)
     market = market or market_for(symbol, bars)
     prices = {name: values[name] for name in PRICES}
     volume = known_volume if "volume" in values else None
@@ -139,6 +142,22 @@ def contract_codes(contract: pd.Series) -> np.ndarray:
     if contract.dtype.kind in "iu" and not contract.isna().any() and contract.max() < 2**31:
         return contract.to_numpy(np.int32)
     return pd.factorize(contract)[0].astype(np.int32)
+
+
+def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarray:
+    """float64[N]: the chain that a roll of ours has written, or one made of the bars themselves."""
+    if "chain" not in raw:
+        return chain_of(*(bars[name].to_numpy() for name in ("contract", "open", "close")))
+    chain = pd.to_numeric(raw["chain"], errors="coerce").to_numpy(float)[rows]
+    bad = np.flatnonzero(~(chain > 0) | ~np.isfinite(chain))
+    if len(bad):
+        raise BarsError(
+            "A chain is made of positive factors",
+            where=f"chain, row {rows[bad[0]]}",
+            got=raw["chain"].iloc[rows[bad[0]]],
+            next_step="leave the column out, or prepare anew from the contracts (--roll)",
+        )
+    return chain
 
 
 def _contract_rolls(contract: pd.Series) -> list[Finding]:

@@ -64,8 +64,9 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
     table : index UTC bar starts (a minute once for each contract, in time order), `contract` (the exchange's code),
         open, high, low, close > 0 and, to roll by volume, volume.
 
-    Returns (bars, rolls). Bars hold each minute once: prices, volume, `contract` (int32, such as 201403), and `factor`
-    and `shift` with price = contract's own price * factor + shift (`unadjusted` undoes it). Rolls have one row for
+    Returns (bars, rolls). Bars hold each minute once: prices, volume, `contract` (int32, such as 201403), `factor`
+    and `shift` with price = contract's own price * factor + shift (`unadjusted` undoes it), and `chain`: prices times
+    it have no step at any roll (`chain_of`), which features read. Rolls have one row for
     each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date", "forced" or "floor"),
     common (the minute whose closes joined them; NaT where the two never traded in one minute: then the series jumps
     there), the two closes, factor and shift. Labels and windows stop where `contract` changes.
@@ -82,14 +83,14 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
     position = np.searchsorted([at for at, _, _ in turns], start_ns, side="right") - 1
     held = np.array([which for _, which, _ in turns] + [-1])  # position -1, before the beginning, holds none
     rows = np.flatnonzero(code == held[position])
-    factor, shift, rolls = _join(table, start_ns, code, rows, position[rows], turns, spec.adjust)
+    factor, shift, chain, rolls = _join(table, start_ns, code, rows, position[rows], turns, spec.adjust)
     bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
     for name in PRICES:
         bars[name] = table[name].to_numpy(float)[rows] * factor + shift
     if "volume" in table:
         bars["volume"] = table["volume"].to_numpy(float)[rows]
     bars["contract"] = np.array([contract.number for contract in contracts], np.int32)[code[rows]]
-    bars["factor"], bars["shift"] = factor, shift
+    bars["factor"], bars["shift"], bars["chain"] = factor, shift, chain
     return bars, _rolls_table(rolls, [contract.name for contract in contracts])
 
 
@@ -105,6 +106,18 @@ def unadjusted(bars: pd.DataFrame) -> pd.DataFrame:
     """The contracts' own prices of `continuous` bars (equal but for rounding): open, high, low, close."""
     own = (bars[list(PRICES)].to_numpy() - bars[["shift"]].to_numpy()) / bars[["factor"]].to_numpy()
     return pd.DataFrame(own, index=bars.index, columns=list(PRICES))
+
+
+def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
+    """float64[N]: factors by which prices go on at each roll from the last close of the contract before.
+
+    For a series whose contracts were joined elsewhere, nobody knows how: the step at its rolls is left out of every
+    return, the market's own move over that gap with it.
+    """
+    steps = np.ones(len(close))
+    rolls = np.flatnonzero(contract[1:] != contract[:-1]) + 1
+    steps[rolls] = close[rolls - 1] / opens[rolls]
+    return np.cumprod(steps)
 
 
 def contract_returns(bars: pd.DataFrame) -> np.ndarray:
@@ -232,11 +245,11 @@ def _position(name: str, names: list[str], where: str) -> int:
 def _join(
     table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, rows: np.ndarray, turn: np.ndarray, turns: list,
     adjust: str,
-) -> tuple[np.ndarray, np.ndarray, list[tuple]]:  # fmt: skip
-    """factor[N], shift[N] of the kept rows and the rolls. `turn` : which change each kept row comes after."""
-    close, lowest = table["close"].to_numpy(float), table["low"].to_numpy(float)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple]]:  # fmt: skip
+    """factor, shift, chain[N] of the kept rows and the rolls. `turn` : which change each kept row comes after."""
+    opens, close, lowest = (table[name].to_numpy(float) for name in ("open", "close", "low"))
     factor, shift = np.ones(len(rows)), np.zeros(len(rows))
-    rolls, scale, offset = [], 1.0, 0.0
+    rolls, ties, scale, offset = [], [], 1.0, 0.0
     for k, (at, which, why) in enumerate(turns):
         previous = turns[k - 1][1] if k else None
         pair = _last_common(start_ns, code, at, previous, which) if k else None
@@ -246,6 +259,7 @@ def _join(
             offset = level - new  # differences end where a scale begins
         elif pair and adjust == "ratio":
             scale = level / new
+        ties.append((level / (new * scale + offset) if adjust == "none" else 1.0) if pair else None)
         mine = slice(*np.searchsorted(turn, [k, k + 1]))
         common = start_ns[pair[0]] if pair else None
         rolls.append((at, previous, which, why, common, old, new, scale, offset))
@@ -261,7 +275,26 @@ def _join(
             offset, adjust = 0.0, "ratio"
             factor[mine][here:], shift[mine][here:] = scale, offset
             rolls.append((start_ns[own[here]], which, which, "floor", common, old, new, scale, offset))
-    return factor, shift, rolls
+    return factor, shift, _chain(turn, ties, opens[rows] * factor + shift, close[rows] * factor + shift), rolls
+
+
+def _chain(turn: np.ndarray, ties: list[float | None], opens: np.ndarray, close: np.ndarray) -> np.ndarray:
+    """`chain` of the kept rows, at prices of the series.
+
+    ties : by what each change steps where two contracts traded in one minute; None where they never did: then the
+        series goes on from its last close.
+    """
+    chain, link, loose = np.ones(len(turn)), 1.0, False
+    for k, tie in enumerate(ties):
+        first, stop = np.searchsorted(turn, [k, k + 1])
+        loose |= tie is None
+        link *= tie or 1.0
+        if first == stop:
+            continue
+        if loose and first:
+            link = chain[first - 1] * close[first - 1] / opens[first]
+        chain[first:stop], loose = link, False
+    return chain
 
 
 def _last_common(start_ns: np.ndarray, code: np.ndarray, at: int, previous: int, which: int) -> tuple[int, int] | None:

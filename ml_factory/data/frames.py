@@ -23,7 +23,7 @@ PLACE = np.dtype([("clock", "i8"), ("previous", "i8"), ("close", "i8"), ("contra
 # The unfinished bucket: takes bars that start before `until`, is complete at `known_at`.
 BUCKET = np.dtype(
     [(name, "i8") for name in ("start", "until", "known_at")]
-    + [(name, "f8") for name in ("open", "high", "low", "close", "volume")]
+    + [(name, "f8") for name in ("open", "high", "low", "close", "volume", "chain")]
     + [(name, "i4") for name in ("session", "segment", "live")]
 )
 
@@ -154,11 +154,11 @@ def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, pr
 def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
     """How many buckets came to their end; they fill the columns of times, prices and marks from 0 on.
 
-    start : int64[N].  bars : open, high, low, close, volume, each float64[N] (volume may be empty).
+    start : int64[N].  bars : open, high, low, close, volume, chain, each float64[N] (the last two may be empty).
     bucket : BUCKET[1], the unfinished one, carried on.
-    times : int64[2, M] start, known_at.  prices : float64[5, M].  marks : int32[2, M] session, segment.
+    times : int64[2, M] start, known_at.  prices : float64[6, M], as bars.  marks : int32[2, M] session, segment.
     """
-    opens, highs, lows, closes, volumes = bars
+    opens, highs, lows, closes, volumes, chain = bars
     now, done = bucket[0], 0
     until, high, low, volume = now.until, now.high, now.low, now.volume
     for r in range(len(runs)):
@@ -178,6 +178,7 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
                 now.start = t if inside else max(grid, run.begin)
                 now.known_at, now.live, now.open = until, 1, opens[row]
                 now.session, now.segment = run.session, run.segment
+                now.chain = chain[row] if len(chain) > 0 else 1.0  # one contract a bucket, one factor
                 high, low, volume = highs[row], lows[row], 0.0
                 grid += width_ns
             row, high, low, volume = add_bars(start, highs, lows, volumes, row, run.last, until, high, low, volume)
@@ -209,6 +210,8 @@ def put_bucket(bucket, times, prices, marks, at):
     times[0, at], times[1, at] = now.start, now.known_at
     prices[0, at], prices[1, at], prices[2, at] = now.open, now.high, now.low
     prices[3, at], prices[4, at] = now.close, now.volume
+    if now.chain != 1.0:  # where no contract changes its pages are never touched
+        prices[5, at] = now.chain
     marks[0, at], marks[1, at] = now.session, now.segment
     now.live = 0
     return at + 1

@@ -6,7 +6,7 @@ downstream is joined on that and never on the label.
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ class Frame:
     open, high, low, close : float64. volume : float64, or None where the market has none.
     session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start).
     segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one.
+    chain : float64, or None: prices times it do not jump where the contract changes (`chained`).
     """
 
     minutes: int
@@ -39,6 +40,7 @@ class Frame:
     volume: np.ndarray | None
     session: np.ndarray
     segment: np.ndarray
+    chain: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -48,7 +50,8 @@ def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minu
     """Bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
     bars : checked bars, index = UTC starts of `bar_minutes` bars, increasing; bars outside the calendar's sessions
-        (the halt, weekends, after hours) are left out. An optional column `contract` names each bar's contract.
+        (the halt, weekends, after hours) are left out. An optional column `contract` names each bar's contract, and
+        `chain` is as of `Frame`.
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
     neither delay it nor move it. A bucket without any bar does not exist. The bucket in which the feed stops is
     emitted only if the feed's last bar reaches its `known_at`, so more bars never change a row already there.
@@ -106,8 +109,8 @@ def check_length(minutes: int, bar_minutes: int) -> None:
 
 
 class Chunk(NamedTuple):
-    """Bars as arrays. start : int64[N] ns, UTC.  columns : open, high, low, close, volume (empty where there is none),
-    each float64[N].  contract : names[N], or None."""
+    """Bars as arrays. start : int64[N] ns, UTC.  columns : open, high, low, close, volume, chain (the last two empty
+    where there is none), each float64[N].  contract : names[N], or None."""
 
     start: np.ndarray
     columns: tuple[np.ndarray, ...]
@@ -121,6 +124,8 @@ def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
+    rolled = "chain" in bars and (bars["chain"] != 1.0).any()
+    columns.append(bars["chain"].to_numpy(float) if rolled else np.empty(0))
     return Chunk(still(bars.index.as_unit("ns").asi8), tuple(map(still, columns)), bars.get("contract"))
 
 
@@ -166,15 +171,20 @@ def next_buckets(
     """
     widths_ns = np.array(lengths, np.int64) * MINUTE_NS
     begins = np.cumsum([0] + [frames.most_buckets(start, runs, width) for width in widths_ns.tolist()])
-    times, prices = np.empty((2, begins[-1]), np.int64), np.empty((5, begins[-1]))
+    times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
     marks = np.empty((2, begins[-1]), np.int32)
+    rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
+    if rolled:
+        prices[5] = 1.0
     ends = frames.fill_frames(start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks)
     found = []
     for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
         if buckets["live"][f] and buckets["known_at"][f] <= clock:
             end = frames.put_bucket(buckets[f : f + 1], times, prices, marks, end)
         volume = prices[4, begin:end] if has_volume else None
-        found.append(Frame(lengths[f], *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end]))
+        chain = prices[5, begin:end] if rolled else None
+        own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
+        found.append(Frame(lengths[f], *own))
     return found
 
 
@@ -187,8 +197,17 @@ def _bars_themselves(
     known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
     if not frames.own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
         return None
-    *prices, volume = columns
-    return Frame(minutes, start, known_at, *prices, volume if has_volume else None, *marks)
+    *prices, volume, chain = columns
+    return Frame(
+        minutes, start, known_at, *prices, volume if has_volume else None, *marks, chain if len(chain) else None
+    )
+
+
+def chained(frame: Frame) -> Frame:
+    """The frame at prices that go through its rolls: what features see, since no return is that of two contracts."""
+    if frame.chain is None:
+        return frame
+    return replace(frame, **{name: getattr(frame, name) * frame.chain for name in PRICES}, chain=None)
 
 
 def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndarray:

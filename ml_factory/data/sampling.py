@@ -124,6 +124,7 @@ class _Minutes:
     start: np.ndarray
     prices: tuple[np.ndarray, ...]
     volume: np.ndarray
+    chain: np.ndarray
     first: np.ndarray
     last: np.ndarray
     session: np.ndarray
@@ -131,14 +132,14 @@ class _Minutes:
 
     @classmethod
     def of(cls, bars: pd.DataFrame, market: MarketSpec) -> "_Minutes":
-        start, (*prices, volume), names = chunk = chunk_of(bars, market)
+        start, (*prices, volume, chain), names = chunk = chunk_of(bars, market)
         table = frames.stretches_of(frames.days_of(start), market.calendar)
         silence = (market.hole_minutes + 1) * MINUTE_NS
         codes = contract_codes(names, [])
         runs, wrong = frames.runs_of(start, codes, table, MINUTE_NS, silence, frames.first_place())
         refuse_overlap(chunk, wrong, 1)
         parts = (np.ascontiguousarray(runs[name]) for name in ("first", "last", "session", "segment"))
-        return cls(start, tuple(prices), volume, *parts)
+        return cls(start, tuple(prices), volume, chain, *parts)
 
     def first_sessions(self) -> tuple[np.ndarray, "_Minutes"]:
         """Rows of the first 20 sessions, and the same bars with the runs after them. BarsError where none is."""
@@ -150,7 +151,7 @@ class _Minutes:
         runs = zip(self.first[~later], self.last[~later], strict=True)
         rows = np.concatenate([np.arange(first, last) for first, last in runs])
         parts = (values[later] for values in (self.first, self.last, self.session, self.segment))
-        return rows, _Minutes(self.start, self.prices, self.volume, *parts)
+        return rows, _Minutes(self.start, self.prices, self.volume, self.chain, *parts)
 
     def cut(
         self, amount: np.ndarray, minutes: float, mean: float, weights: tuple[float, float], low: float, high: float
@@ -165,7 +166,7 @@ class _Minutes:
         gather(high_, low_, self.volume, begin, end, top, bottom, traded)
         known_at = self.start[end - 1] + MINUTE_NS
         volume = traded if len(self.volume) else None
-        marks = self.session[run], self.segment[run]
+        marks = self.session[run], self.segment[run], self.chain[begin] if len(self.chain) else None
         return Frame(0, self.start[begin], known_at, opens[begin], top, bottom, close[end - 1], volume, *marks)
 
 

@@ -61,7 +61,8 @@ def import_bars(
     source : a file, or a table already read. Bars of other content that were there are kept once more beside the
     new ones, as {SYMBOL}_1m.previous.parquet.
     roll : joins bars of several contracts to one series (`contracts.continuous`); the file then also has `contract`,
-    `factor` and `shift`, which give the contracts' own prices back.  calendar : whose sessions the rolls follow, if
+    `chain` (for features), `factor` and `shift`, which give the contracts' own prices back.  calendar : whose
+    sessions the rolls follow, if
     it is not to be looked up by symbol.
     """
     spec = spec or BarSpec()

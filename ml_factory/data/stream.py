@@ -18,8 +18,8 @@ from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError
 
 AHEAD_DAYS = 7  # how far the calendar is looked up at once
-_NOTHING = (still(np.empty(0, np.int64)), tuple(still(np.empty(0)) for _ in range(5)), np.empty(0, frames.RUN))
-_VERSION = 1
+_NOTHING = (still(np.empty(0, np.int64)), tuple(still(np.empty(0)) for _ in range(6)), np.empty(0, frames.RUN))
+_VERSION = 2
 
 
 class FrameStream:

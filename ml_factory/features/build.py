@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, frames_of
+from ml_factory.data.resample import Frame, asof_rows, chained, frames_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -159,7 +159,8 @@ def build_features(
     threads = threads or min(2, os.cpu_count() or 1)
     with phase("frames", len(bars)):
         frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
-    base = frames.pop(spec.base_minutes)
+    held = frames.pop(spec.base_minutes)  # at the prices that traded; features go through rolls
+    base, frames = chained(held), {minutes: chained(frame) for minutes, frame in frames.items()}
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
     if first >= len(base):
@@ -186,12 +187,12 @@ def build_features(
         known_at=base.known_at[first:],
         session=base.session[first:],
         segment=base.segment[first:],
-        close=base.close[first:],
+        close=held.close[first:],
         frame_staleness={
             frame_name(minutes): staleness(base.known_at[first:], frames[minutes].known_at, rows[first:])
             for minutes, rows in joins.items()
         },
-        base=base,
+        base=held,
         first=first,
         engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
     )

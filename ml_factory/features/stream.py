@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, chunk_of
+from ml_factory.data.resample import Frame, asof_rows, chained, chunk_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.stream import FrameStream
 from ml_factory.errors import SettingsError
@@ -70,7 +70,7 @@ class FeatureStream:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
         for name, tail in stream._custom.items():
-            tail.bars = custom.tail(matrix.base, custom.of(name).memory)
+            tail.bars = custom.tail(chained(matrix.base), custom.of(name).memory)
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
         return stream
 
@@ -114,6 +114,8 @@ class FeatureStream:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
     def _next(self, new: dict[int, Frame]) -> FeatureRows:
+        held = new[self.spec.base_minutes]
+        new = {minutes: chained(frame) for minutes, frame in new.items()}
         base = new[self.spec.base_minutes]
         values = np.empty((len(base), len(self.names)), np.float32)
         place = len(self._engines[self.spec.base_minutes].names)
@@ -127,7 +129,7 @@ class FeatureStream:
         for name, tail in self._custom.items():
             values[:, place] = tail.values(custom.of(name), base)
             place += 1
-        columns = (values, base.known_at, base.session, base.segment, base.close)
+        columns = (values, base.known_at, base.session, base.segment, held.close)
         return FeatureRows(*(column[ready] for column in columns), exact=not (self.cold or self._custom))
 
     def _ready(self, base: Frame) -> np.ndarray:

@@ -56,7 +56,7 @@ def _mirror(start, later, last, random):
 def _shuffle(start, later, last, random):
     """The bars in another order under the same times; a contract keeps its days."""
     order = random.permutation(len(start))
-    return start, {name: values if name == "contract" else values[order] for name, values in later.items()}
+    return start, {name: values if name in ("contract", "chain") else values[order] for name, values in later.items()}
 
 
 def _delete_insert(start, later, last, random):

@@ -348,7 +348,7 @@ def test_mistakes_are_named(walk):
 def test_one_session_decides_nothing(walk):
     table = pair(walk)
     bars, rolls = continuous(table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET)
-    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-3:] == ["contract", "factor", "shift"]
+    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-4:] == ["contract", "factor", "shift", "chain"]
 
 
 def test_a_shift_with_nothing_to_join_to_begins_anew(walk):

@@ -1,0 +1,131 @@
+"""A roll moves the price and no feature: whatever the way of joining, returns are those of the contract held."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.bars import check_bars
+from ml_factory.data.contracts import RollSpec, continuous
+from ml_factory.data.resample import base_frame, chained
+from ml_factory.data.sessions import MINUTE_NS, MarketSpec
+from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.stream import FeatureStream
+from ml_factory.runs.workspace import Workspace
+
+MARKET = MarketSpec("ES", "24h", None, True)
+SPEC = FeatureSpec(frames=(15,))
+ROLLS = (("ESM4", "2024-03-06 12:02+00:00"), ("ESU4", "2024-03-08 07:31+00:00"))  # inside a bucket, in mid-session
+
+
+def one_contract(name: str, close: np.ndarray, index: pd.DatetimeIndex) -> pd.DataFrame:
+    opens = np.concatenate([close[:1], close[:-1]])
+    columns = {"open": opens, "high": np.maximum(opens, close), "low": np.minimum(opens, close), "close": close}
+    volume = 1.0 + np.arange(len(close)) % 89
+    return pd.DataFrame({"contract": name, **columns, "volume": volume}, index=index)
+
+
+@pytest.fixture(scope="module")
+def contracts() -> pd.DataFrame:
+    """Three contracts of one walk, each 20 % above the one before: a step that no feature could miss."""
+    index = pd.date_range("2024-03-01", periods=9 * 1440, freq="1min", tz="UTC", name="timestamp")
+    walk = 5000 * np.exp(np.cumsum(np.random.default_rng(3).normal(0, 3e-4, len(index))))
+    parts = [one_contract(name, walk * 1.2**k, index) for k, name in enumerate(("ESH4", "ESM4", "ESU4"))]
+    return pd.concat(parts).sort_index(kind="stable")
+
+
+def rolled(contracts: pd.DataFrame, adjust: str) -> pd.DataFrame:
+    return continuous(contracts, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS), MARKET)[0]
+
+
+@pytest.mark.parametrize("minutes", [1, 5])
+def test_features_do_not_see_the_step_of_an_unadjusted_roll(contracts, minutes):
+    spec = FeatureSpec(base_minutes=minutes, frames=(15,))
+    plain, ratio = (build_features(rolled(contracts, how), MARKET, spec) for how in ("none", "ratio"))
+    assert np.array_equal(plain.known_at, ratio.known_at)
+    apart = np.abs(plain.values.astype(float) - ratio.values) / np.maximum(ratio.values.std(axis=0), 1e-12)
+    assert apart.max() < 1e-3, plain.names[int(apart.max(axis=0).argmax())]
+    jump = np.abs(np.diff(np.log(plain.close))).max()
+    assert jump == pytest.approx(np.log(1.2), abs=0.01)  # labels and reports keep the prices that traded
+    assert np.abs(np.diff(np.log(ratio.close))).max() < 0.01
+
+
+def test_contracts_that_never_traded_in_one_minute_leave_no_return_between_them(contracts):
+    at = pd.Timestamp(ROLLS[0][1])
+    near = contracts[(contracts["contract"] == "ESH4") & (contracts.index < at)]
+    far = contracts[(contracts["contract"] == "ESM4") & (contracts.index >= at)]
+    for adjust in ("ratio", "none"):
+        bars = rolled_of(pd.concat([near, far]), adjust)
+        row = bars.index.get_loc(at)
+        through = bars["close"] * bars["chain"]
+        assert np.log(bars["open"].iloc[row] / bars["close"].iloc[row - 1]) == pytest.approx(np.log(1.2), abs=0.01)
+        assert bars["open"].iloc[row] * bars["chain"].iloc[row] == pytest.approx(through.iloc[row - 1], rel=1e-12)
+        assert (bars["chain"].iloc[:row] == 1.0).all() and bars["chain"].iloc[row:].nunique() == 1
+
+
+def rolled_of(table: pd.DataFrame, adjust: str) -> pd.DataFrame:
+    return continuous(table, RollSpec(adjust=adjust, first="ESH4", forced=ROLLS[:1]), MARKET)[0]
+
+
+def test_bars_joined_elsewhere_go_on_at_the_last_close(contracts):
+    own = rolled(contracts, "none").drop(columns=["factor", "shift", "chain"])
+    bars, _ = check_bars(own.reset_index(), market=MARKET)
+    rolls = np.flatnonzero(np.diff(bars["contract"])) + 1
+    assert len(rolls) == 2
+    opens, close = (bars[name].to_numpy() * bars["chain"].to_numpy() for name in ("open", "close"))
+    assert np.allclose(opens[rolls], close[rolls - 1], rtol=1e-12)
+    inside = np.setdiff1d(np.arange(1, len(bars)), rolls)
+    own_close = own["close"].to_numpy()
+    own_steps = np.log(own_close[inside] / own_close[inside - 1])
+    assert np.allclose(np.log(close[inside] / close[inside - 1]), own_steps, atol=1e-12)
+
+
+def test_the_chain_is_kept_with_the_bars(contracts, tmp_path):
+    workspace, roll = Workspace(tmp_path), RollSpec(adjust="none", first="ESH4", forced=ROLLS)
+    import_bars(contracts.reset_index(), workspace, "ES", market=MARKET, roll=roll)
+    bars, _ = load_bars(workspace, "ES", market=MARKET)
+    assert np.array_equal(bars["chain"], rolled(contracts, "none")["chain"]) and bars["chain"].nunique() == 3
+
+
+def test_a_stream_goes_through_rolls_as_the_file_does(contracts):
+    bars = rolled(contracts, "none")
+    whole = build_features(bars, MARKET, SPEC)
+    stream, rows, row = FeatureStream(MARKET, SPEC), [], 0
+    random = np.random.default_rng(1)
+    edges = [bars.index.get_loc(pd.Timestamp(at)) for _, at in ROLLS]
+    singly = {edge + k for edge in edges for k in range(-9, 9)}
+    while row < len(bars):
+        step = 1 if row in singly else int(random.integers(1, 40))
+        step = next((k for k in range(1, step) if row + k in singly), step)
+        rows.append(stream.push(bars.iloc[row : row + step]))
+        state = stream.get_state()
+        stream = FeatureStream(MARKET, SPEC)
+        stream.load_state(state)
+        row += step
+    known_at = np.concatenate([one.known_at for one in rows])
+    assert np.array_equal(known_at, whole.known_at[: len(known_at)]) and len(known_at) >= len(whole) - 1
+    values = np.concatenate([one.values for one in rows])
+    assert np.array_equal(values, whole.values[: len(values)])
+    assert np.array_equal(np.concatenate([one.close for one in rows]), whole.close[: len(values)])
+
+
+def test_buckets_have_the_factor_of_their_contract(contracts):
+    bars = rolled(contracts, "none")
+    for minutes in (1, 5, 60, 1440):
+        frame = base_frame(bars, MARKET, minutes)
+        first = np.searchsorted(bars.index.as_unit("ns").asi8, frame.start)
+        last = np.searchsorted(bars.index.as_unit("ns").asi8, frame.known_at - MINUTE_NS, side="right") - 1
+        assert np.array_equal(frame.chain, bars["chain"].to_numpy()[first])
+        whole = bars["contract"].to_numpy()[first] == bars["contract"].to_numpy()[last]
+        through = (bars["close"] * bars["chain"]).to_numpy()[last]
+        assert np.allclose(chained(frame).close[whole], through[whole], rtol=1e-15)
+
+
+def test_a_feature_of_the_users_own_sees_no_step(contracts):
+    @custom.feature(memory=2, name="last_step")
+    def last_step(bars):
+        return np.append(0.0, np.diff(np.log(bars.close)))
+
+    matrix = build_features(rolled(contracts, "none"), MARKET, FeatureSpec(frames=(15,), custom=("last_step",)))
+    assert np.abs(matrix.values[:, -1]).max() < 0.02
