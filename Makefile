@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 BENCH ?= resample barriers weights scaling features pipeline
 
-.PHONY: help setup run test lint format notebooks bench matrix badges clean
+.PHONY: help setup run test lint format notebooks bench chaos matrix badges clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -26,6 +26,9 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 
 test: setup  ## every test; ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
+	@$(PY) -W error -m tests.chaos $(ARGS)
 
 lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff check .

@@ -1,0 +1,79 @@
+"""A chain of lives: killed, taken up again, killed again, and at last compared with the life that nobody touched."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.cloud import lose_machine
+from tests.chaos.hooks import Kill
+from tests.chaos.lives import Ended, Place, live
+from tests.chaos.work import Hashes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One chain: `kills` in order, each with the name under which it counts.
+
+    lossy : each kill also takes the local disk, and the workspace is what the cloud had received.
+    """
+
+    unit: str
+    kills: tuple[tuple[str, Kill], ...]
+    seed: int
+    lossy: bool
+    broken: str = ""
+
+    def words(self) -> str:
+        kills = ", ".join(f"{kill.event}#{kill.n}" for _, kill in self.kills)
+        return f"{self.unit} seed {self.seed} [{kills}]{' disk lost' if self.lossy else ''} {self.broken}".strip()
+
+
+@dataclass
+class Outcome:
+    """kills : (name, event, resumed from) of those that happened.  missed : kills whose place was not reached.
+
+    mismatches : hashes that differ from the uninterrupted run's.  trouble : what else went wrong, in words.
+    """
+
+    plan: Plan
+    kills: list[tuple[str, str, str]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    trouble: str = ""
+
+
+def run_chain(
+    plan: Plan, template: Path, reference: Hashes, folder: Path, broken: Callable[[], None] | None = None
+) -> Outcome:
+    """Live through the plan in `folder`, and compare."""
+    place, outcome = Place(folder), Outcome(plan)
+    shutil.copytree(template, place.root)
+    if plan.lossy:
+        shutil.copytree(template, place.cloud)
+    waiting: list[tuple[str, str]] = []
+    lives = [kill for _, kill in plan.kills] + [None]
+    for number, kill in enumerate(lives):
+        ended = live(place, plan.unit, kill, plan.seed * 100 + number, lossy=plan.lossy, broken=broken, number=number)
+        if waiting and (resumed := _furthest(ended)):
+            outcome.kills += [(*one, resumed) for one in waiting]
+            waiting = []
+        if ended.killed is None:
+            outcome.missed += [f"{kill.event}#{kill.n}" for kill in lives[number:-1]]
+            break
+        waiting.append((plan.kills[number][0], f"{kill.event}#{kill.n}"))
+        if plan.lossy:
+            lose_machine(place.root, place.home, place.cloud)
+    outcome.kills += [(*one, "nothing") for one in waiting]
+    if ended.hashes is None:
+        outcome.trouble = "\n".join(ended.text.splitlines()[-12:]) or "it died without a word"
+    else:
+        outcome.mismatches = [name for name in reference if ended.hashes.get(name) != reference[name]]
+    if not outcome.trouble and not outcome.mismatches:
+        shutil.rmtree(folder)
+    return outcome
+
+
+def _furthest(ended: Ended) -> str:
+    """The checkpoint a life went on from: of several (a fold, and the fit inside it) all, in order."""
+    return ", ".join(dict.fromkeys(f"{one['step']} of {one['phase']}" for one in ended.loaded))

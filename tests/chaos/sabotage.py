@@ -1,0 +1,114 @@
+"""What is broken on purpose: a resumed life that is inexact in one small thing. Each must show as a mismatch.
+
+All of them leave a life alone that starts from nothing, so that the first life and the reference are sound.
+"""
+
+from collections.abc import Callable, Iterator
+
+from ml_factory.models.registry import available_models
+from tests.chaos.chain import Plan
+from tests.chaos.hooks import Kill, wrap_everywhere, wrap_method
+
+
+class Resumed:
+    """Whether this process goes on from a checkpoint; `change` may alter what it finds there."""
+
+    def __init__(self, change: Callable[[dict], None] = lambda state: None):
+        from ml_factory.runs.checkpoints import PhaseCheckpoints
+
+        self.yes = False
+
+        def around(load):
+            def wrapped(phase):
+                found = load(phase)
+                if found is not None:
+                    self.yes = True
+                    change(found["state"])
+                return found
+
+            return wrapped
+
+        wrap_method(PhaseCheckpoints, "load", around)
+
+
+def sampler_position() -> None:
+    """The order goes on one batch too late."""
+    from ml_factory.training import loop
+
+    resumed = Resumed()
+    wrap_method(loop.Order, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))
+
+
+def schedule() -> None:
+    """The learning rate goes on one step behind, as when a checkpoint is taken before the scheduler's step."""
+    resumed = Resumed()
+    wrap_everywhere(
+        "ml_factory.training.optim", "rate",
+        lambda rate: lambda step, *rest: rate(max(step - resumed.yes, 0), *rest),
+    )  # fmt: skip
+
+
+def device_seed() -> None:
+    """The random numbers of the device go on one step ahead."""
+    from ml_factory.training.device import Device
+
+    resumed = Resumed()
+    wrap_method(Device, "seed_step", lambda seed: lambda self, *parts: seed(self, parts[0] + resumed.yes, *parts[1:]))
+
+
+def moments() -> None:
+    """The optimizer starts again from nothing."""
+    Resumed(lambda state: state["optimizer"].clear())
+
+
+def block_seed() -> None:
+    """A resumed block draws with the seed of the next one."""
+    _other_seed("block")
+
+
+def fold_seed() -> None:
+    """A resumed fold's model has the seed of the next fold."""
+    _other_seed("fold")
+
+
+def trial_seed() -> None:
+    """A resumed search proposes with the seed of the next trial."""
+    _other_seed("barriers")
+
+
+def _other_seed(part: str) -> None:
+    resumed = Resumed()
+
+    def around(derive):
+        def wrapped(*parts, **how):
+            if resumed.yes and part in parts:
+                parts = (*parts[:-1], parts[-1] + 1)
+            return derive(*parts, **how)
+
+        return wrapped
+
+    wrap_everywhere("ml_factory.seeding", "derive_seed", around)
+
+
+# name -> (how, unit, event, n)
+SABOTAGE = {
+    "sampler position": (sampler_position, "lstm", "step", 6),
+    "schedule": (schedule, "lstm", "step", 6),
+    "device's random numbers": (device_seed, "lstm", "step", 6),
+    "optimizer's moments": (moments, "patchtst", "step", 6),
+    "a block's seed": (block_seed, "xgboost", "block", 2),
+    "a block's seed, lightgbm": (block_seed, "lightgbm", "block", 2),
+    "a fold's seed": (fold_seed, "folds", "fold", 1),
+    "a trial's seed": (trial_seed, "search", "trial", 3),
+}
+
+
+FEW = ("sampler position", "a block's seed")
+
+
+def sabotages(seed: int, *, names: tuple[str, ...] = tuple(SABOTAGE)) -> Iterator[Plan]:
+    """One kill each, taken up by a broken life."""
+    for name in names:
+        _, unit, event, n = SABOTAGE[name]
+        if unit in (*available_models(), "folds", "search"):
+            yield Plan(unit, (("sabotage", Kill(event, n)),), seed, lossy=False, broken=name)

@@ -1,0 +1,54 @@
+"""The outcome of a campaign as facts and as a table to read."""
+
+from collections.abc import Sequence
+
+from tests.chaos.chain import Plan
+
+
+def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds: float) -> dict:
+    """Kills by place with what they resumed from, mismatches, sabotage caught, and all failures in words."""
+    places: dict[str, dict] = {}
+    caught, failures = {}, []
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        if plan.broken:
+            caught[plan.broken] = bool(outcome["kills"]) and bool(outcome["mismatches"])
+            if not caught[plan.broken]:
+                failures.append(f"sabotage not seen: {outcome['plan']} {outcome['trouble']}".strip())
+            continue
+        wrong = bool(outcome["mismatches"] or outcome["trouble"])
+        for name, event, resumed in outcome["kills"]:
+            row = places.setdefault(
+                name, {"kills": 0, "disk_lost": 0, "from_nothing": 0, "resumed": [], "mismatches": 0}
+            )
+            row["kills"] += 1
+            row["disk_lost"] += plan.lossy
+            row["from_nothing"] += resumed == "nothing"
+            row["resumed"].append(f"{event} -> {resumed}")
+            row["mismatches"] += wrong
+        if wrong:
+            failures.append(f"{outcome['plan']}: {', '.join(outcome['mismatches'])}{outcome['trouble']}")
+    total = {key: sum(row[key] for row in places.values()) for key in ("kills", "disk_lost", "mismatches")}
+    return {
+        "seed": seed,
+        "places": places,
+        "total": total,
+        "sabotage": caught,
+        "failures": failures,
+        "seconds": seconds,
+    }
+
+
+def words_of(told: dict) -> str:
+    """The same as lines."""
+    lines = [f"{'place':<20}{'kills':>6}{'disk lost':>11}{'mismatches':>12}  resumed from"]
+    for name, row in sorted(told["places"].items()):
+        steps = sorted({step.split(" -> ")[1] for step in row["resumed"]})
+        shown = "; ".join(steps)
+        shown = shown if len(shown) <= 110 else f"{shown[:107]}..."
+        lines.append(f"{name:<20}{row['kills']:>6}{row['disk_lost']:>11}{row['mismatches']:>12}  {shown}")
+    total = told["total"]
+    lines.append(f"{'all':<20}{total['kills']:>6}{total['disk_lost']:>11}{total['mismatches']:>12}")
+    for name, seen in told["sabotage"].items():
+        lines.append(f"sabotage {name}: {'seen as a mismatch' if seen else 'NOT SEEN'}")
+    lines += [f"FAILURE {failure}" for failure in told["failures"]]
+    return "\n".join([*lines, f"{told['seconds']:.0f} s"])

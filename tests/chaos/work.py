@@ -1,0 +1,135 @@
+"""The units of work that are killed, on a made-up market so small that each takes a second or two, and their hashes."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from ml_factory import pipeline
+from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.datasets.store import Store
+from ml_factory.models.registry import available_models, spec_of
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.search_spec import SearchSpec
+
+SYMBOL, HORIZONS, HORIZON, DAYS = "DEMO", (4, 6), 6, 10
+TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
+NETWORK = {"epochs": 4, "batch": 128, "lookback": 8, "threads": 1, "device": "cpu", "dropout": 0.2, "save_seconds": 0.0}
+OWN = {
+    "lstm": {"hidden": 8},
+    "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
+}
+SEARCH = SearchSpec(LabelSpec(), trials=12, sigma_spans=(20, 40), neutral=(0.05, 0.6), lean=0.9)
+BASES = ("xgboost", "lightgbm")
+Hashes = dict[str, str]
+
+
+def settings_of(model: str) -> dict:
+    """Small ones, with sampling, dropout and no patience: what makes an inexact resume show."""
+    return (NETWORK if spec_of(model).windowed else TREES) | OWN.get(model, {})
+
+
+def market(root: Path) -> None:
+    """A workspace with raw bars and nothing else."""
+    ensure_demo_market(Workspace(root), SYMBOL, days=DAYS)
+
+
+def prepared(root: Path) -> None:
+    """A workspace ready to train in."""
+    market(root)
+    pipeline.prepare(root, SYMBOL, HORIZONS)
+
+
+def based(root: Path) -> None:
+    """A workspace with the base models of a stack."""
+    prepared(root)
+    for model in BASES:
+        pipeline.train(root, SYMBOL, HORIZON, model, quick=True, mirror="off")
+
+
+def prepare(root: Path) -> Hashes:
+    result = pipeline.prepare(root, SYMBOL, HORIZONS)
+    store = Store(result.folder, result.fingerprint, json.loads((result.folder / "manifest.json").read_bytes()))
+    proofs = sorted((result.folder.parent / "certificates" / result.folder.name).glob("h*.json"))
+    told = {
+        "files": store.files,
+        "facts": store.facts,
+        "proofs": [_timeless(json.loads(path.read_text())) for path in proofs],
+    }
+    return {name: _digest(value) for name, value in told.items()} | {"balance": _table(result.label_balance)}
+
+
+def train(model: str) -> Callable[[Path], Hashes]:
+    def work(root: Path) -> Hashes:
+        result = pipeline.train(root, SYMBOL, HORIZON, model, mirror="off", model_settings=settings_of(model))
+        losses = result.history.drop(columns="seconds")
+        return {
+            "weights": result.artifact_hash, "predictions": result.predictions_hash, "metrics": _table(result.metrics),
+            "history": _table(losses), "log": _digest(_logged(result)),
+        }  # fmt: skip
+
+    return work
+
+
+def folds(model: str) -> Callable[[Path], Hashes]:
+    def work(root: Path) -> Hashes:
+        result = pipeline.cross_validate(
+            root, SYMBOL, HORIZON, model, folds=3, model_settings=settings_of(model) | _short(model)
+        )
+        return {"metrics": _table(result.folds), "table": _table(result.fold_table), "gain": repr(result.gain_mean)}
+
+    return work
+
+
+def search(root: Path) -> Hashes:
+    result = pipeline.search_barriers(root, SYMBOL, HORIZON, SEARCH)
+    return {"labels": _digest(result.path.read_text()), "trials": _table(result.trials)}
+
+
+def stack(root: Path) -> Hashes:
+    result = pipeline.stack(root, SYMBOL, HORIZON, BASES, folds=2, quick=True, mirror="off")
+    artifact = Registry(Workspace(root).models).find(SYMBOL, HORIZON, "stack")
+    return {"weights": artifact.hash, "predictions": result.predictions_hash, "metrics": _table(result.metrics)}
+
+
+def _short(model: str) -> dict:
+    return {"epochs": 2} if spec_of(model).windowed else {"rounds": 20}
+
+
+UNITS: Mapping[str, Callable[[Path], Hashes]] = {
+    "prepare": prepare,
+    **{model: train(model) for model in available_models()},
+    "folds": folds("xgboost"),
+    "folds of a network": folds("lstm"),
+    "search": search,
+    "stack": stack,
+}
+
+
+def _logged(result) -> list:
+    """What the run's record says, step by step."""
+    from ml_factory.runs.tracking import read_log
+
+    log = read_log(result.report_path.parent / "log")
+    return [list(log["step"]), [repr(loss) for loss in log["train_loss"]]]
+
+
+def _timeless(told: object) -> object:
+    """Without how long it took, and the hash that covers that."""
+    if isinstance(told, dict):
+        return {name: _timeless(value) for name, value in told.items() if name not in ("seconds", "hash")}
+    return [_timeless(one) for one in told] if isinstance(told, list) else told
+
+
+def _table(table: pd.DataFrame) -> str:
+    return _digest(table.to_json(double_precision=15, orient="split") + table.to_csv())
+
+
+def _digest(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=os.fspath)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
