@@ -29,10 +29,11 @@ targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.transforms datasets.selection datasets.preprocessing
 datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
-leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.fitted leakage.proof
-leakage.certificate
+leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted
+leakage.proof leakage.certificate
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
-models.layers models.sequence models.transformer models.registry
+models.heads models.layers models.recurrent models.sequence models.transformer models.gating models.tft models.frames
+models.checks models.registry
 training.spec training.losses training.optim training.device training.loop training.estimator
 evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
 ensemble.out_of_fold ensemble.stacking
@@ -47,7 +48,7 @@ MAP = MAP_TEXT.split()
 
 # dependency -> the only files that may import it
 HOMES = {
-    "torch_xla": {"training.device", "models.layers"},
+    "torch_xla": {"training.device", "models.recurrent"},
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
     "fsspec": {"runs.storage"},

@@ -108,6 +108,17 @@ def make_settings(kind: type, given: Mapping, *, where: str):
     return kind(**given)
 
 
+def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
+    """Refuse a network's settings unless the `whole` ones are integers >= 1 and the `shares` lie in [0, 1)."""
+    for name in whole:
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="an integer >= 1")
+    for name in shares:
+        if not 0 <= getattr(spec, name) < 1:
+            raise SettingsError(f"Cannot build {what}", where=name, got=getattr(spec, name), wanted="in [0, 1)")
+
+
 def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
     """Settings with each limit that is lower than the setting, and what was lowered."""
     lowered = {}

@@ -11,22 +11,35 @@ from torch.nn import functional
 
 
 class InstanceNorm(nn.Module):
-    """Each window's own mean and deviation, per channel, taken out (Kim et al. 2022, RevIN, without its affine part).
+    """Each window's own mean and deviation, per channel, taken out, and given back to a forecast.
 
-    Returns (normalised x_BTF, level_BF2): what was taken out is handed on, since in features that are already free of
-    scale the level is information, not nuisance. Deviations are given as log(1 + s).
+    Reversible instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and
+    iTransformer use it. A classifier gets what was taken out beside the codes (`levels`): in features that are already
+    free of scale the level is information, not nuisance.
     """
 
     def __init__(self, eps: float = 1e-5):
         super().__init__()
         self.eps = eps
 
-    def forward(self, x_BTF: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(normalised x_BTF, mean_B1F, deviation_B1F)."""
         mean_B1F = x_BTF.mean(dim=1, keepdim=True)
         centred_BTF = x_BTF - mean_B1F
         deviation_B1F = (centred_BTF.square().mean(dim=1, keepdim=True) + self.eps).sqrt()
-        level_BF2 = torch.stack([mean_B1F.squeeze(1), deviation_B1F.squeeze(1).log1p()], dim=-1)
-        return centred_BTF / deviation_B1F, level_BF2
+        return centred_BTF / deviation_B1F, mean_B1F, deviation_B1F
+
+    @staticmethod
+    def levels(mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
+        """What was taken out as level_BF2: the mean, and log(1 + deviation)."""
+        return torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
+
+    @staticmethod
+    def reverse(y: Tensor, mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
+        """A forecast y_BSC or y_BSCQ of the first C channels, in the window's own units again."""
+        shape = (y.shape[0], 1, y.shape[2], *(1,) * (y.ndim - 3))
+        mean, deviation = (level_B1F[..., : y.shape[2]].reshape(shape) for level_B1F in (mean_B1F, deviation_B1F))
+        return y * deviation + mean
 
 
 class Patches(nn.Module):
@@ -91,15 +104,29 @@ class Attention(nn.Module):
         return self.out(mixed_BHNK.transpose(1, 2).reshape(B, N, D))
 
 
-class EncoderLayer(nn.Module):
-    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm)."""
+class BatchNorm(nn.BatchNorm1d):
+    """Each of D numbers normalised over all tokens of all rows, x_BND (Nie et al. 2023, appendix A.1.4)."""
 
-    def __init__(self, width: int, heads: int, inner: int, dropout: float):
+    def forward(self, x_BND: Tensor) -> Tensor:
+        return super().forward(x_BND.flatten(0, -2)).view_as(x_BND)
+
+
+NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}
+
+
+class EncoderLayer(nn.Module):
+    """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm).
+
+    norm : "layer", over each token's own numbers; or "batch", over all tokens, so that in training a row's output
+    depends on the other rows.
+    """
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float, norm: str = "layer"):
         super().__init__()
         self.attention = Attention(width, heads)
-        self.norm1 = nn.LayerNorm(width)
+        self.norm1 = NORMS[norm](width)
         self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
-        self.norm2 = nn.LayerNorm(width)
+        self.norm2 = NORMS[norm](width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 
     def forward(self, x_BND: Tensor) -> Tensor:

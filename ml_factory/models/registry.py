@@ -1,27 +1,35 @@
-"""Name -> model. Only the one asked for is imported."""
+"""Name -> model. Only the one asked for is imported; a network of one's own is registered by name."""
 
 import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.models.contract import Estimator
+from ml_factory.runs.storage import fingerprint
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A model's place in the house.
 
-    estimator, network : dotted names "package.module:Class"; boosters have no network.
-    family : tabular, sequence or advanced. notebook : the one that trains this family.
+    estimator, network : dotted names "package.module:Class", or the class itself; boosters have no network.
+    family : tabular, sequence or advanced. signature : hash of the sources of a network that is not ours, else "".
     """
 
     name: str
     family: str
     estimator: str
-    network: str | None
-    notebook: str
+    network: str | type | None
+    signature: str = ""
+
+    @property
+    def notebook(self) -> str:
+        """The one that trains this family."""
+        return NOTEBOOK_OF[self.family]
 
     @property
     def windowed(self) -> bool:
@@ -29,17 +37,23 @@ class ModelSpec:
         return self.network is not None
 
 
+NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _SPECS = {
     spec.name: spec
     for spec in (
-        ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None, "02_train_tabular"),
-        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None, "02_train_tabular"),
-        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None, "02_train_tabular"),
-        ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM", "03_train_sequence"),
-        ModelSpec("patchtst", "advanced", _NEURAL, "ml_factory.models.transformer:PatchTST", "04_train_advanced"),
+        ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
+        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None),
+        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None),
+        ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
+        ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
+        ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),
+        ModelSpec("patchtst", "advanced", _NEURAL, "ml_factory.models.transformer:PatchTST"),
+        ModelSpec("itransformer", "advanced", _NEURAL, "ml_factory.models.transformer:ITransformer"),
+        ModelSpec("tft", "advanced", _NEURAL, "ml_factory.models.tft:TFT"),
     )
 }
+_SHIPPED = tuple(_SPECS)
 
 
 def available_models() -> list[str]:
@@ -54,8 +68,15 @@ def spec_of(name: str) -> ModelSpec:
     return _SPECS[name]
 
 
-def locate(dotted: str) -> Any:
-    """The object behind "package.module:name"."""
+def signature_of(name: str) -> str:
+    """What tells a registered network from an earlier one of that name; "" for all others."""
+    return _SPECS[name].signature if name in _SPECS else ""
+
+
+def locate(dotted: str | type) -> Any:
+    """The object behind "package.module:name"; a class is itself."""
+    if isinstance(dotted, type):
+        return dotted
     module, _, name = dotted.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -72,3 +93,64 @@ def load_model(state: Mapping) -> Estimator:
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
     return build_model(state["model"]).load_state(state)
+
+
+def register_model(name: str, network: type | None = None, *, family: str = "advanced", check: bool = True) -> Any:
+    """Make a network known by name to everything that takes a MODEL; it must pass `check_model`.
+
+    network : an `nn.Module` class, built as network(features, lookback, classes, spec), with a dataclass `Spec` whose
+    fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator. family : sequence or advanced, which
+    says the notebook. check : False registers unseen. Registering a name again replaces it; ours cannot be replaced.
+
+        @register_model("mine")
+        class Mine(nn.Module): ...
+    """
+    if network is None:
+        return lambda given: register_model(name, given, family=family, check=check) and given
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in _SHIPPED:
+        taken = "the name of a model that ships" if name in _SHIPPED else repr(name)
+        wanted = "a name of its own: lower-case letters, digits, underscores"
+        raise SettingsError("Cannot register this model", where="name", got=taken, wanted=wanted)
+    if family not in ("sequence", "advanced"):
+        step = did_you_mean(family, ("sequence", "advanced"))
+        raise SettingsError("Cannot register this model", where="family", got=repr(family), next_step=step)
+    if not (isinstance(network, type) and isinstance(getattr(network, "Spec", None), type)):
+        wanted = "a class with a dataclass `Spec`, whose fields have defaults (it may have none)"
+        raise SettingsError("Cannot register this model", where="network", got=repr(network), wanted=wanted)
+    before = _SPECS.get(name)
+    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, _signature(network))
+    try:
+        if check:
+            check_model(name)
+    except BaseException:
+        # What fails is not there; what stood there before stays.
+        _SPECS.pop(name) if before is None else _SPECS.update({name: before})
+        raise
+    return _SPECS[name]
+
+
+def check_model(name: str, **settings: Any) -> tuple[str, ...]:
+    """Hold a model to the contract of all models, on a few made-up rows, in seconds; the names of what was checked.
+
+    Raises SettingsError naming everything that does not hold. settings : as in `build_model`.
+    """
+    spec = spec_of(name)
+    check = locate("ml_factory.models.checks:check_contract")
+    return check(name, lambda **more: build_model(name, **{**settings, **more}), windowed=spec.windowed)
+
+
+def _signature(network: type) -> str:
+    """Hash of the class's own functions and of its Spec: another network is another run."""
+    functions: dict[str, Callable] = {}
+    for kind in reversed(network.__mro__):
+        if not kind.__module__.startswith(("torch.", "builtins")):
+            functions |= {key: value for key, value in vars(kind).items() if inspect.isfunction(value)}
+    told = {key: _source(value) for key, value in functions.items()}
+    return fingerprint({"functions": told, "spec": [(item.name, repr(item.default)) for item in fields(network.Spec)]})
+
+
+def _source(function: Callable) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed into a bare interpreter
+        return function.__code__.co_code.hex()

@@ -1,14 +1,20 @@
-"""Networks that read a window step by step. B batch, T time steps, F features, C classes, H hidden units."""
+"""Networks that read a window step by step. B batch, T time steps, F features, H hidden units, X code, C classes."""
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ml_factory.errors import SettingsError
+from ml_factory.models import recurrent
+from ml_factory.models.contract import check_sizes
+from ml_factory.models.heads import Task, VectorHead
 
 
 @dataclass(frozen=True)
-class LSTMSpec:
+class RecurrentSpec:
     """hidden : units a layer. dropout : between layers and before the head."""
 
     hidden: int = 64
@@ -16,29 +22,22 @@ class LSTMSpec:
     dropout: float = 0.1
 
     def __post_init__(self):
-        for name in ("hidden", "layers"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise SettingsError(
-                    "Cannot build an LSTM", where=name, got=getattr(self, name), wanted="an integer >= 1"
-                )
-        if not 0 <= self.dropout < 1:
-            raise SettingsError("Cannot build an LSTM", where="dropout", got=self.dropout, wanted="in [0, 1)")
+        check_sizes(self, "a recurrent network", whole=("hidden", "layers"))
 
 
 class LSTM(nn.Module):
     """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000).
 
-    x_BTF -> logits_BC from the last step's hidden state.
+    x_BTF -> logits_BC, or a forecast y_BSC, from the last step's hidden state.
     """
 
-    Spec = LSTMSpec
+    Spec = RecurrentSpec
 
-    def __init__(self, features: int, lookback: int, classes: int, spec: LSTMSpec):
+    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
         super().__init__()
-        between = spec.dropout if spec.layers > 1 else 0.0
-        self.rnn = nn.LSTM(features, spec.hidden, spec.layers, batch_first=True, dropout=between)
+        self.rnn = recurrent.LSTM(features, spec.hidden, spec.layers, spec.dropout)
         self.drop = nn.Dropout(spec.dropout)
-        self.head = nn.Linear(spec.hidden, classes)
+        self.head = VectorHead(spec.hidden, features, task)
         self._open_forget_gates()
 
     def _open_forget_gates(self) -> None:
@@ -52,3 +51,97 @@ class LSTM(nn.Module):
     def forward(self, x_BTF: Tensor) -> Tensor:
         hidden_BTH, _ = self.rnn(x_BTF)
         return self.head(self.drop(hidden_BTH[:, -1]))
+
+
+class GRU(nn.Module):
+    """Gated recurrent unit (Cho et al. 2014; reset after the product, as cuDNN has it): like the LSTM, one state."""
+
+    Spec = RecurrentSpec
+
+    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
+        super().__init__()
+        self.rnn = recurrent.GRU(features, spec.hidden, spec.layers, spec.dropout)
+        self.drop = nn.Dropout(spec.dropout)
+        self.head = VectorHead(spec.hidden, features, task)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        hidden_BTH, _ = self.rnn(x_BTF)
+        return self.head(self.drop(hidden_BTH[:, -1]))
+
+
+@dataclass(frozen=True)
+class TCNSpec:
+    """width : channels of every level. kernel : steps a convolution reads. dropout : of whole channels.
+
+    levels : residual blocks, dilated 1, 2, 4, …; 0 takes as many as the window needs to be seen whole.
+    """
+
+    width: int = 32
+    kernel: int = 3
+    levels: int = 0
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        check_sizes(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
+
+    def depth(self, lookback: int) -> int:
+        """Levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""
+        if self.levels or self.kernel == 1:
+            return self.levels or 1
+        return max(1, math.ceil(math.log2((lookback - 1) / (2 * (self.kernel - 1)) + 1)))
+
+
+class CausalConv(nn.Module):
+    """Convolution over x_BXT that sees its own step and `dilation`-spaced ones before it; weights of given norm.
+
+    Weight normalisation (Salimans and Kingma 2016): a direction, and its length as a parameter of its own.
+    """
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int):
+        super().__init__()
+        start = nn.Conv1d(inputs, outputs, kernel)
+        self.direction = nn.Parameter(start.weight.detach().clone())
+        self.length = nn.Parameter(start.weight.detach().norm(dim=(1, 2), keepdim=True))
+        self.bias = nn.Parameter(start.bias.detach().clone())
+        self.before, self.dilation = (kernel - 1) * dilation, dilation
+
+    def forward(self, x_BXT: Tensor) -> Tensor:
+        weight = self.direction * (self.length / self.direction.norm(dim=(1, 2), keepdim=True))
+        return functional.conv1d(functional.pad(x_BXT, (self.before, 0)), weight, self.bias, dilation=self.dilation)
+
+
+class ResidualBlock(nn.Module):
+    """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b)."""
+
+    def __init__(self, inputs: int, width: int, kernel: int, dilation: int, dropout: float):
+        super().__init__()
+        self.conv1 = CausalConv(inputs, width, kernel, dilation)
+        self.conv2 = CausalConv(width, width, kernel, dilation)
+        # Whole channels are dropped, as the paper says (its code drops single numbers).
+        self.drop = nn.Dropout1d(dropout)
+        self.skip = nn.Conv1d(inputs, width, 1) if inputs != width else nn.Identity()
+
+    def forward(self, x_BXT: Tensor) -> Tensor:
+        y_BXT = self.drop(torch.relu(self.conv1(x_BXT)))
+        y_BXT = self.drop(torch.relu(self.conv2(y_BXT)))
+        return torch.relu(y_BXT + self.skip(x_BXT))
+
+
+class TCN(nn.Module):
+    """Temporal convolutional network (Bai, Kolter and Koltun 2018): x_BTF -> logits_BC or y_BSC from the last step."""
+
+    Spec = TCNSpec
+
+    def __init__(self, features: int, lookback: int, task: Task, spec: TCNSpec):
+        super().__init__()
+        widths = [features] + [spec.width] * spec.depth(lookback)
+        self.blocks = nn.Sequential(
+            *(
+                ResidualBlock(inputs, outputs, spec.kernel, 2**level, spec.dropout)
+                for level, (inputs, outputs) in enumerate(pairwise(widths))
+            )
+        )
+        self.head = VectorHead(spec.width, features, task)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        return self.head(self.blocks(x_BTF.transpose(1, 2))[:, :, -1])

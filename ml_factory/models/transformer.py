@@ -1,20 +1,25 @@
-"""Transformers over windows. B batch, T time steps, F features, N patches, P patch length, D width, C classes."""
+"""Transformers over windows.
+
+B batch, T time steps, F features, N patches, P patch length, D width, C classes, S steps ahead.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ml_factory.errors import SettingsError
-from ml_factory.models.layers import EncoderLayer, InstanceNorm, Patches, TokenDropout
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.models.contract import check_sizes
+from ml_factory.models.heads import ChannelHead, Forecast, Task
+from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, Patches, TokenDropout
 
 
 @dataclass(frozen=True)
 class PatchTSTSpec:
     """Patch, stride and width are the paper's for small data; few heads and layers, for 100 features on two cores.
 
-    patch, stride : in time steps. pad : see `Patches`. inner : width of the feed-forward part.
-    instance_norm : see `InstanceNorm`.
+    patch, stride : in time steps. pad : see `Patches`. inner : width of the feed-forward part. norm : "layer", or the
+    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`.
     """
 
     patch: int = 16
@@ -25,32 +30,30 @@ class PatchTSTSpec:
     inner: int = 32
     dropout: float = 0.3
     pad: bool = False
+    norm: str = "layer"
     instance_norm: bool = True
 
     def __post_init__(self):
-        for name in ("patch", "stride", "width", "heads", "layers", "inner"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise SettingsError("Cannot build a PatchTST", where=name, got=value, wanted="an integer >= 1")
-        if self.width % self.heads:
+        check_sizes(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner"))
+        _check_heads(self, "a PatchTST")
+        if self.norm not in NORMS:
             raise SettingsError(
-                "Cannot build a PatchTST", where="heads", got=self.heads, wanted=f"a divisor of {self.width}"
+                "Cannot build a PatchTST", where="norm", got=repr(self.norm), next_step=did_you_mean(self.norm, NORMS)
             )
-        if not 0 <= self.dropout < 1:
-            raise SettingsError("Cannot build a PatchTST", where="dropout", got=self.dropout, wanted="in [0, 1)")
 
 
 class PatchTST(nn.Module):
-    """A time series is worth 64 words (Nie et al. 2023), as a classifier.
+    """A time series is worth 64 words (Nie et al. 2023).
 
-    Channels are independent: each feature's patches pass alone through one shared encoder. Its tokens are averaged,
-    and one linear head reads all features' averages (and the levels that instance norm took out). The paper's encoder
-    normalises over the batch; here over each token, so that a row's output depends on that row alone.
+    Channels are independent: each feature's patches pass alone through one shared encoder. A forecast reads the
+    flattened tokens of its own channel; a classifier reads every channel's mean token, and the levels that instance
+    norm took out. The paper normalises over the batch, the default here over each token, so that a row's output
+    depends on that row alone; `norm="batch"` is the paper's.
     """
 
     Spec = PatchTSTSpec
 
-    def __init__(self, features: int, lookback: int, classes: int, spec: PatchTSTSpec):
+    def __init__(self, features: int, lookback: int, task: Task, spec: PatchTSTSpec):
         super().__init__()
         if lookback < spec.patch:
             raise SettingsError(
@@ -58,22 +61,78 @@ class PatchTST(nn.Module):
             )
         self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = Patches(spec.patch, spec.stride, spec.pad)
+        count = self.patches.count(lookback)
         self.embed = nn.Linear(spec.patch, spec.width)
-        self.position_ND = nn.Parameter(torch.empty(self.patches.count(lookback), spec.width).uniform_(-0.02, 0.02))
+        self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
-            *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers))
+            *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout, spec.norm) for _ in range(spec.layers))
         )
         self.head_drop = nn.Dropout(spec.dropout)
-        self.head = nn.Linear(features * (spec.width + (2 if spec.instance_norm else 0)), classes)
+        self.forecasts = isinstance(task, Forecast)
+        self.head = ChannelHead(spec.width * (count if self.forecasts else 1), features, task, spec.instance_norm)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         B, _, F = x_BTF.shape
-        levels = []
-        if self.norm is not None:
-            x_BTF, level_BF2 = self.norm(x_BTF)
-            levels = [level_BF2]
+        x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
         token_BFND = self.embed(self.patches(x_BTF)) + self.position_ND
         code_BFND = self.encoder(self.drop(token_BFND.flatten(0, 1))).unflatten(0, (B, F))
-        pooled_BFX = torch.cat([code_BFND.mean(dim=2), *levels], dim=-1)
-        return self.head(self.head_drop(pooled_BFX.flatten(1)))
+        code_BFX = code_BFND.flatten(2) if self.forecasts else code_BFND.mean(dim=2)
+        return _answer(self.head, self.head_drop(code_BFX), taken)
+
+
+@dataclass(frozen=True)
+class ITransformerSpec:
+    """width, heads, layers, inner : as in PatchTST. instance_norm : see `InstanceNorm`; the paper uses it."""
+
+    width: int = 32
+    heads: int = 2
+    layers: int = 2
+    inner: int = 64
+    dropout: float = 0.1
+    instance_norm: bool = True
+
+    def __post_init__(self):
+        check_sizes(self, "an iTransformer", whole=("width", "heads", "layers", "inner"))
+        _check_heads(self, "an iTransformer")
+
+
+class ITransformer(nn.Module):
+    """iTransformer (Liu et al. 2024): a channel's whole window is one token, and attention runs over the channels.
+
+    A forecast is read off each channel's token; classes off all of them (as the authors' library does) and the levels
+    that instance norm took out.
+    """
+
+    Spec = ITransformerSpec
+
+    def __init__(self, features: int, lookback: int, task: Task, spec: ITransformerSpec):
+        super().__init__()
+        self.norm = InstanceNorm() if spec.instance_norm else None
+        self.embed = nn.Linear(lookback, spec.width)
+        self.drop = TokenDropout(spec.dropout)
+        self.encoder = nn.Sequential(
+            *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers)),
+            nn.LayerNorm(spec.width),
+        )
+        self.head_drop = nn.Dropout(spec.dropout)
+        self.head = ChannelHead(spec.width, features, task, spec.instance_norm)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
+        code_BFD = self.encoder(self.drop(self.embed(x_BTF.transpose(1, 2))))
+        return _answer(self.head, self.head_drop(code_BFD), taken)
+
+
+def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
+    """The head's answer; what instance norm took out goes beside the codes of classes, and back into a forecast."""
+    if not taken:
+        return head(code_BFX, None)
+    if isinstance(head.task, Forecast):
+        return InstanceNorm.reverse(head(code_BFX, None), *taken)
+    return head(code_BFX, InstanceNorm.levels(*taken))
+
+
+def _check_heads(spec: PatchTSTSpec | ITransformerSpec, what: str) -> None:
+    if spec.width % spec.heads:
+        raise SettingsError(f"Cannot build {what}", where="heads", got=spec.heads, wanted=f"a divisor of {spec.width}")

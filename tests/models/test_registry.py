@@ -8,10 +8,14 @@ from ml_factory.models.registry import available_models, load_model, locate, spe
 
 
 def test_names_families_and_notebooks():
-    assert available_models() == ["xgboost", "lightgbm", "catboost", "lstm", "patchtst"]
-    assert [spec_of(name).family for name in available_models()] == ["tabular"] * 3 + ["sequence", "advanced"]
-    assert [spec_of(name).notebook[:2] for name in available_models()] == ["02", "02", "02", "03", "04"]
-    assert [spec_of(name).windowed for name in available_models()] == [False, False, False, True, True]
+    families = {"tabular": [], "sequence": [], "advanced": []}
+    for name in available_models():
+        families[spec_of(name).family].append(name)
+        assert spec_of(name).notebook[:2] == {"tabular": "02", "sequence": "03", "advanced": "04"}[spec_of(name).family]
+        assert spec_of(name).windowed is (spec_of(name).family != "tabular")
+    assert {"xgboost", "lightgbm", "catboost"} <= set(families["tabular"])
+    assert families["sequence"] == ["lstm", "gru", "tcn"]
+    assert families["advanced"] == ["patchtst", "itransformer", "tft"]
 
 
 @pytest.mark.parametrize("name", available_models())
@@ -36,8 +40,12 @@ def test_only_the_model_asked_for_is_loaded(name):
         f"build_model({name!r}); print(*(m for m in sys.modules if m.startswith('ml_factory.models.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own = {spec_of(name).network, spec_of(name).estimator} - {None}
-    others = {dotted for other in available_models() for dotted in (spec_of(other).network, spec_of(other).estimator)}
     loaded = set(done.stdout.split())
-    assert not {dotted.partition(":")[0] for dotted in others - own - {None}} & loaded
-    assert {dotted.partition(":")[0] for dotted in own if dotted.startswith("ml_factory.models")} <= loaded
+    own = modules_of(name)
+    assert not {module for other in available_models() for module in modules_of(other)} - own & loaded
+    assert {module for module in own if module.startswith("ml_factory.models")} <= loaded
+
+
+def modules_of(name: str) -> set[str]:
+    spec = spec_of(name)
+    return {dotted.partition(":")[0] for dotted in (spec.network, spec.estimator) if dotted}

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.sequence import LSTM, LSTMSpec
+from ml_factory.models.sequence import LSTM, RecurrentSpec
 
 
 def test_the_forward_pass_is_the_papers_equations():
     torch.manual_seed(0)
-    network = LSTM(5, 9, 3, LSTMSpec(hidden=4)).eval()
+    network = LSTM(5, 9, 3, RecurrentSpec(hidden=4)).eval()
     weights = dict(network.rnn.named_parameters())
     x_BTF = torch.randn(6, 9, 5)
     h_BH = c_BH = torch.zeros(6, 4)
@@ -24,7 +24,7 @@ def test_the_forward_pass_is_the_papers_equations():
 
 
 def test_forget_gates_start_open_in_every_layer():
-    network = LSTM(5, 9, 3, LSTMSpec(hidden=4, layers=2))
+    network = LSTM(5, 9, 3, RecurrentSpec(hidden=4, layers=2))
     for layer in (0, 1):
         bias = getattr(network.rnn, f"bias_ih_l{layer}")
         assert (bias[4:8] == 1).all() and (bias[:4] != 1).all() and (bias[8:] != 1).all()
@@ -33,4 +33,4 @@ def test_forget_gates_start_open_in_every_layer():
 @pytest.mark.parametrize("settings", [{"hidden": 0}, {"layers": 1.5}, {"dropout": 1.0}])
 def test_settings_check_themselves(settings):
     with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
-        LSTMSpec(**settings)
+        RecurrentSpec(**settings)

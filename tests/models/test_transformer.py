@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.sequence import LSTM, LSTMSpec
+from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import PatchTST, PatchTSTSpec
 
 NETWORKS = [
     (PatchTST, PatchTSTSpec(patch=4, stride=2, pad=True)),
     (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=False)),
-    (LSTM, LSTMSpec(hidden=8, layers=2)),
+    (LSTM, RecurrentSpec(hidden=8, layers=2)),
 ]
 
 
@@ -45,8 +45,8 @@ def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
     network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=instance_norm)).eval()
     x_BTF, swap = torch.randn(5, 16, 4), [0, 3, 2, 1]
     before = network(x_BTF)
-    weight = network.head.weight.data.view(3, 4, -1)
-    network.head.weight.data = weight[:, swap].reshape(3, -1)
+    weight = network.head.linear.weight.data.view(3, 4, -1)
+    network.head.linear.weight.data = weight[:, swap].reshape(3, -1)
     torch.testing.assert_close(network(x_BTF[:, :, swap]), before, atol=1e-5, rtol=1e-5)
 
 
@@ -56,7 +56,7 @@ def test_with_instance_norm_scale_and_level_reach_only_the_head():
     x_BTF = torch.randn(5, 16, 4)
     moved = 3 * x_BTF + 7
     assert (network(moved) - network(x_BTF)).abs().max() > 1e-3
-    network.head.weight.data.view(3, 4, -1)[:, :, -2:] = 0
+    network.head.linear.weight.data.view(3, 4, -1)[:, :, -2:] = 0
     torch.testing.assert_close(network(moved), network(x_BTF), atol=1e-3, rtol=1e-3)
 
 

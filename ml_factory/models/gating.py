@@ -1,0 +1,141 @@
+"""Gates, variable selection and attention of the temporal fusion transformer (Lim et al. 2021, sections 4.1 to 4.4).
+
+B batch, T time steps, V variables, D width, H heads, K width of a head, N = B T, U positions looked at, S asking.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+EPS = 1e-3  # of the layer norms, as in the authors' code
+
+
+class GatedSkip(nn.Module):
+    """LayerNorm(skipped + GLU(x)): a gate that can close, and what went past it (equation 5)."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.linear = nn.Linear(inputs, 2 * outputs)
+        self.norm = nn.LayerNorm(outputs, eps=EPS)
+
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        return self.norm(skipped + functional.glu(self.linear(x)))
+
+
+class GRN(nn.Module):
+    """Gated residual network (equations 2 to 4): two linear maps with ELU between, behind a gate.
+
+    outputs : None keeps the inputs' width, and they skip the gate as they are; otherwise through a linear map.
+    context : width of a vector added before the ELU; 0 for none.
+    """
+
+    def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
+        super().__init__()
+        self.outer = nn.Linear(inputs, width)
+        self.context = nn.Linear(context, width, bias=False) if context else None
+        self.inner = nn.Linear(width, width)
+        self.drop = nn.Dropout(dropout)
+        self.skip = nn.Linear(inputs, outputs) if outputs else nn.Identity()
+        self.gate = GatedSkip(width, outputs or inputs)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.gated(self.outer(x), self.skip(x), context)
+
+    def gated(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
+        """From the first linear map's answer on."""
+        if self.context is not None:
+            first = first + self.context(context)
+        return self.gate(self.drop(self.inner(functional.elu(first))), skipped)
+
+
+class VariableSelection(nn.Module):
+    """V numbers a step become one vector: each one's own network, weighted by a softmax that reads all (section 4.2).
+
+    x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and all are run
+    at once. A number's embedding is a line in it, so a linear map of embeddings is a line too and is folded: the same
+    sums in another order, without the V D numbers a step between.
+    """
+
+    def __init__(self, variables: int, width: int, context: int, dropout: float, each_dropout: float):
+        super().__init__()
+        V, D = variables, width
+        self.each_dropout = each_dropout
+        # The V networks: x * scale + shift, outer, ELU, inner, gate, norm. Weights are (V, out, in), as nn.Linear's.
+        self.scale_VD, self.shift_VD = _uniform(1, V, D), _uniform(1, V, D)
+        self.outer_VDD, self.outer_VD = _uniform(D, V, D, D), _uniform(D, V, D)
+        self.inner_VDD, self.inner_VD = _uniform(D, V, D, D), _uniform(D, V, D)
+        self.gate_VGD, self.gate_VG = _uniform(D, V, 2 * D, D), _uniform(D, V, 2 * D)
+        self.norm_VD, self.bias_VD = nn.Parameter(torch.ones(V, D)), nn.Parameter(torch.zeros(V, D))
+        # One variable is always chosen whole.
+        self.joint = GRN(V * D, D, V, context, dropout) if V > 1 else None
+
+    def forward(self, x_BTV: Tensor, context_B1D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        weight_BTV = self._weights(x_BTV, context_B1D)
+        x_VN1 = x_BTV.flatten(0, 1).T.contiguous().unsqueeze(-1)
+        share_VN1 = weight_BTV.flatten(0, 1).T.unsqueeze(-1)
+        each_VND = self._networks(x_VN1)
+        chosen_ND = (share_VN1 * each_VND * self.norm_VD[:, None]).sum(0)
+        chosen_BTD = chosen_ND.view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD
+        return chosen_BTD, weight_BTV
+
+    def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
+        if self.joint is None:
+            return torch.ones_like(x_BTV)
+        first, skipped = (
+            functional.linear(x_BTV, *self._folded(linear)) for linear in (self.joint.outer, self.joint.skip)
+        )
+        return self.joint.gated(first, skipped, context_B1D).softmax(dim=-1)
+
+    def _folded(self, linear: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Weight and bias over the numbers x_BTV themselves of a linear map over their embeddings (B, T, V D)."""
+        weight_OVD = linear.weight.unflatten(1, self.scale_VD.shape)
+        weight_OV = torch.einsum("ovd,vd->ov", weight_OVD, self.scale_VD)
+        return weight_OV, linear.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
+
+    def _networks(self, x_VN1: Tensor) -> Tensor:
+        """Each variable's gated residual network, up to the scale and bias of its norm."""
+        slope_V1D = (self.outer_VDD @ self.scale_VD[..., None]).mT
+        start_V1D = (self.outer_VDD @ self.shift_VD[..., None]).mT + self.outer_VD[:, None]
+        hidden_VND = functional.elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        if self.training and self.each_dropout:
+            inner_VND = torch.baddbmm(self.inner_VD[:, None], hidden_VND, self.inner_VDD.mT)
+            inner_VND = functional.dropout(inner_VND, self.each_dropout)
+            gate_VNG = torch.baddbmm(self.gate_VG[:, None], inner_VND, self.gate_VGD.mT)
+        else:  # two linear maps with nothing between are one
+            bias_V1G = (self.gate_VGD @ self.inner_VD[..., None]).mT + self.gate_VG[:, None]
+            gate_VNG = torch.baddbmm(bias_V1G, hidden_VND, (self.gate_VGD @ self.inner_VDD).mT)
+        embedded_VND = torch.addcmul(self.shift_VD[:, None], x_VN1, self.scale_VD[:, None])
+        return functional.layer_norm(embedded_VND + functional.glu(gate_VNG), self.scale_VD.shape[1:], eps=EPS)
+
+
+class InterpretableAttention(nn.Module):
+    """Heads that share their values, so that the mean of their weights tells what was looked at (equations 13 to 16).
+
+    The last S positions of x_BUD ask; each sees itself and all before. Returns (mixed_BSD, attention_BSU).
+    """
+
+    def __init__(self, width: int, heads: int, positions: int, asking: int):
+        super().__init__()
+        self.heads, self.asking = heads, asking
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width // heads, bias=False)
+        self.out = nn.Linear(width // heads, width, bias=False)
+        later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
+        self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
+
+    def forward(self, x_BUD: Tensor) -> tuple[Tensor, Tensor]:
+        q_BHSK = self.query(x_BUD[:, -self.asking :]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k_BHUK = self.key(x_BUD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        score_BHSU = (q_BHSK / math.sqrt(q_BHSK.shape[-1])) @ k_BHUK.mT + self.unseen_SU
+        # Values are shared: the mean over heads of what they mix is what the mean of their weights mixes.
+        attention_BSU = score_BHSU.softmax(dim=-1).mean(dim=1)
+        return self.out(attention_BSU @ self.value(x_BUD)), attention_BSU
+
+
+def _uniform(inputs: int, *shape: int) -> nn.Parameter:
+    """The start of `nn.Linear` with that many inputs."""
+    bound = 1 / math.sqrt(inputs)
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

@@ -1,0 +1,86 @@
+"""What a network is asked for, and the last layer that answers.
+
+B batch, F features (channels), S steps ahead, C classes, or channels that are forecast, Q quantiles, X width of a code.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from ml_factory.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The next `steps` values of the first `channels` features (None: of all of them), in the inputs' own units.
+
+    quantiles : levels in (0, 1), rising; a network then answers y_BSCQ, without them y_BSC.
+    """
+
+    steps: int
+    channels: int | None = None
+    quantiles: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        object.__setattr__(self, "quantiles", tuple(self.quantiles))
+        for name, value in (("steps", self.steps), ("channels", self.channels or 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SettingsError("Cannot forecast this", where=name, got=repr(value), wanted="an integer >= 1")
+        levels = (0, *self.quantiles, 1)
+        if any(low >= high for low, high in pairwise(levels)):
+            raise SettingsError(
+                "Cannot forecast this", where="quantiles", got=self.quantiles, wanted="rising, in (0, 1)"
+            )
+
+    def count(self, features: int) -> int:
+        """C for inputs of that many features."""
+        if self.channels is not None and self.channels > features:
+            raise SettingsError("Cannot forecast this", where="channels", got=self.channels, wanted=f"<= {features}")
+        return self.channels or features
+
+    @property
+    def width(self) -> int:
+        """Numbers a step and a channel: Q, or 1."""
+        return len(self.quantiles) or 1
+
+
+# A number of classes, or a forecast.
+Task = int | Forecast
+
+
+class VectorHead(nn.Module):
+    """One code for all channels, code_BX -> logits_BC or y_BSC (y_BSCQ): every step and channel read off it at once."""
+
+    def __init__(self, width: int, features: int, task: Task):
+        super().__init__()
+        self.shape = (task,)
+        if isinstance(task, Forecast):
+            self.shape = (task.steps, task.count(features), *((task.width,) if task.quantiles else ()))
+        self.linear = nn.Linear(width, torch.Size(self.shape).numel())
+
+    def forward(self, code_BX: Tensor) -> Tensor:
+        return self.linear(code_BX).unflatten(-1, self.shape)
+
+
+class ChannelHead(nn.Module):
+    """A code for each channel, code_BFX. A forecast reads each channel's alone, through the same weights; classes read
+    all of them, and beside them what instance norm took out, where it is given.
+    """
+
+    def __init__(self, width: int, features: int, task: Task, levels: bool):
+        super().__init__()
+        self.task, self.levels = task, levels
+        if isinstance(task, Forecast):
+            self.channels = task.count(features)
+            self.linear = nn.Linear(width, task.steps * task.width)
+        else:
+            self.linear = nn.Linear(features * (width + 2 * levels), task)
+
+    def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
+        if isinstance(self.task, Forecast):
+            y_BCSQ = self.linear(code_BFX[:, : self.channels]).unflatten(-1, (self.task.steps, self.task.width))
+            y_BSCQ = y_BCSQ.transpose(1, 2)
+            return y_BSCQ if self.task.quantiles else y_BSCQ.squeeze(-1)
+        return self.linear((torch.cat([code_BFX, level_BF2], dim=-1) if self.levels else code_BFX).flatten(1))
