@@ -72,7 +72,7 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
             self.frames = Frames(strides, features, lookback)
             self.network = network(features, self.frames.steps, task, spec)
 
-        def forward(self, x_BTF: Tensor, *more: Tensor) -> Tensor:
-            return self.network(self.frames(x_BTF), *more)
+        def forward(self, x_BTF: Tensor, **more: Tensor) -> Tensor:
+            return self.network(self.frames(x_BTF), **more)
 
     return SeveralFrames
