@@ -153,8 +153,8 @@ class Store:
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
 
-    def commit(self, facts: dict) -> None:
-        """Vouch for all that was written, and make this the symbol's current data set.
+    def commit(self, facts: dict, *, current: bool = True) -> None:
+        """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.
 
         facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
         """
@@ -170,7 +170,8 @@ class Store:
         manifest["hash"] = storage.fingerprint(manifest)
         storage.write_json(self.folder / MANIFEST, manifest)
         self._manifest, self._written, self._rows = manifest, {}, None
-        self.make_current()
+        if current:
+            self.make_current()
 
     def _of_standing(self, key: str) -> dict:
         """What the manifest on disk says: another process may have added a horizon meanwhile."""

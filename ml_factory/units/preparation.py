@@ -76,7 +76,8 @@ def prepare(
         processed = workspace.processed(symbol)
         with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
             store = Store.find(processed, key)
-            missing = [horizon for horizon in horizons if store is None or horizon not in store.horizons]
+            there = None if store is None else list(store.horizons)
+            missing = [horizon for horizon in horizons if there is None or horizon not in there]
             if missing:
                 try:
                     store = _write(store or Store.begin(processed, key), workspace, symbol, settings, missing)
@@ -87,7 +88,8 @@ def prepare(
             else:
                 store.make_current()
             _certify(store, workspace, horizons)
-    return _result(store, symbol, horizons, phases, reused=not missing, seconds=time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return _result(store, symbol, horizons, phases, found=there, reused=not missing, seconds=seconds)
 
 
 def _bring_in(
@@ -250,9 +252,12 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
             store.write_features(matrix, state_after(bars, matrix, market, settings.features))
         base, ages, rows = matrix.base, matrix.frame_staleness, _Rows(matrix.first, matrix.values, matrix.names)
     made |= {"first": rows.first, "staleness": ages}
+    if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
+        store.commit(made, current=False)
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
-    facts = {str(h): _write_horizon(store, base, fine, rows, settings, market, h) for h in horizons}
-    store.commit(made | {"horizons": facts})
+    for horizon in horizons:
+        facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
+        store.commit(made | {"horizons": facts}, current=horizon == horizons[-1])
     _certify(store, workspace, horizons, bars)
     return store
 
@@ -301,8 +306,9 @@ def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, ma
 
 
 def _result(
-    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, reused: bool, seconds: float
-) -> PrepareResult:
+    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, found: list[int] | None,
+    reused: bool, seconds: float,
+) -> PrepareResult:  # fmt: skip
     told = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
     parts = {(horizon, part): told[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
@@ -321,6 +327,7 @@ def _result(
         bar_findings=findings_table(store),
         proof=words_of(store, last),
         reused=reused,
+        resumed_from=None if reused else found,
         phases=phase_table(phases),
         seconds=seconds,
         draw=lambda: split_figure(store, last),

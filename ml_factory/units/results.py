@@ -51,7 +51,10 @@ class Result:
 
 @dataclass(frozen=True)
 class PrepareResult(Result):
-    """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`."""
+    """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`.
+
+    resumed_from : horizons that were there beside the features, where only the rest was made now.
+    """
 
     symbol: str
     fingerprint: str
@@ -67,9 +70,13 @@ class PrepareResult(Result):
     proof: str
     reused: bool
     phases: pd.DataFrame
+    resumed_from: list[int] | None = None
 
     def summary(self) -> str:
         how = "found as prepared before" if self.reused else "prepared now"
+        if self.resumed_from is not None:
+            kept = f" and horizons {self.resumed_from}" if self.resumed_from else ""
+            how = f"features{kept} found there, the rest prepared now"
         return (
             f"{self.symbol}: {self.rows:,} rows x {len(self.features)} features, horizons {self.horizons}, "
             f"{how} in {self.seconds:.1f} s\n  proof that nothing looks ahead: {self.proof}\n  {self.folder}"
