@@ -7,7 +7,7 @@ from its first bar as well, and the facts of the market are asked of every short
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,10 @@ from ml_factory.errors import SettingsError
 from ml_factory.leakage.cuts import Cut, choose_cuts
 from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
 from ml_factory.leakage.feed import shared
+from ml_factory.leakage.first_sight import FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
 from ml_factory.leakage.subject import Pipeline, tables_of
-from ml_factory.leakage.tables import RAISED, Leak, Table, differences
+from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
 from ml_factory.progress import phase
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
@@ -33,8 +34,9 @@ class ProofSpec:
 
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
-    whole_bars : a whole file is taken to be this long at most.  fit_rows : labels that fitted objects are tried on,
-    fit_splits : on so many of the splits.  feed_rows : rows of features compared with a feed, bar by bar.
+    whole_bars : a whole file is taken to be this long at most.  unseen_bars : and this long by `first_sights`.
+    fit_rows : labels that fitted objects are tried on.  fit_splits : on so many of the splits.
+    feed_rows : rows of features compared with a feed, bar by bar.
     enough : different leaks after which the proof need not go on.
     """
 
@@ -44,6 +46,7 @@ class ProofSpec:
     ways_a_cut: int = len(WAYS)
     ahead: int = 3_000
     whole_bars: int | None = None
+    unseen_bars: int | None = None
     fit_rows: int = 30_000
     fit_splits: int = 4
     feed_rows: int = 50_000
@@ -68,7 +71,14 @@ class ProofSpec:
 
 
 QUICK = ProofSpec(
-    cuts=QUICK_CUTS, whole_cuts=2, ways_a_cut=2, whole_bars=400_000, fit_rows=6_000, fit_splits=1, feed_rows=2_000
+    cuts=QUICK_CUTS,
+    whole_cuts=2,
+    ways_a_cut=2,
+    whole_bars=400_000,
+    unseen_bars=60_000,
+    fit_rows=6_000,
+    fit_splits=1,
+    feed_rows=2_000,
 )
 
 
@@ -95,18 +105,20 @@ class Proof:
 
 def prove(
     pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
-    whole: Mapping[str, Table] | None = None, since: int = 0, history: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    whole: Callable[[], Mapping[str, Table]] | None = None, since: int = 0, history: int = 0,
+    progress: Callable[[int, int], None] | None = None, seen: Sequence[FirstSight] | None = None,
 ) -> Proof:  # fmt: skip
     """Try to make the pipeline's past depend on its future.
 
-    bars : checked one-minute bars.  facts, whole : what the pipeline said and made of them, where that is at hand.
+    bars : checked one-minute bars.  facts : what the pipeline said of them, where that is at hand.  whole : makes the
+    tables of all of them where some lie ready; called when the first bars alone have been built.
+    seen : the first sights of a process that has shown the pipeline the whole file since; None: they are made here.
     since, history : bars before `since` are proved: only those after it are tried, behind `history` bars of their past.
     progress : called with (builds done, builds in all).
     """
     spec = spec or ProofSpec()
     if not since:
-        return _Attempt(pipeline, bars, spec, progress).run(facts, whole)
+        return _Attempt(pipeline, bars, spec, progress).run(facts, whole, seen=seen)
     low = max(0, since - 2 * history)
     spec = replace(spec, cuts=max(QUICK_CUTS, math.ceil(spec.cuts * (len(bars) - since) / len(bars))), whole_cuts=0)
     return _Attempt(pipeline, bars.iloc[low:], spec, progress).run(facts, None, since - low)
@@ -120,11 +132,17 @@ class _Attempt:
         self.cuts: list[Cut] = []
         self.builds, self.told, self.history, self.started = 0, 0, 0, time.perf_counter()
 
-    def run(self, facts: dict | None, whole: Mapping[str, Table] | None, since: int = 0) -> Proof:
+    def run(
+        self, facts: dict | None, build: Callable | None, since: int = 0, seen: Sequence[FirstSight] | None = None
+    ) -> Proof:
+        if seen is None:
+            seen = [] if since else first_sights(self.pipeline, self.bars, facts, self.spec.unseen_bars)
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
-        if facts is not None and whole is None:
-            whole = self.tried(lambda: tables_of(self.pipeline, self.bars, facts))
+        whole = None
+        if facts is not None:
+            whole = self.tried(build or (lambda: tables_of(self.pipeline, self.bars, facts)))
         if whole is not None:
+            self.try_first_sights(seen, whole)
             self.history = self.bars_before_the_first_row(whole["features"]) + SPARE_BARS
             self.choose(facts, whole, since)
             with phase("proof", len(self.bars)) as self.done:
@@ -154,6 +172,21 @@ class _Attempt:
         if not self.cuts:  # nothing tried is nothing proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
             self.found(Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file"))
+
+    def try_first_sights(self, seen: Sequence[FirstSight], whole: Mapping[str, Table]) -> None:
+        """What was made of the first bars before any later one was shown is what the whole file gives there."""
+        for sight in seen:
+            self.builds += 1
+            last = self.bars.index[sight.stop - 1] + pd.Timedelta("1min")
+            moment, why, way = str(last), "before later bars were shown", TRUNCATE
+            if sight.tables is None:
+                what = f"{RAISED} {sight.error}"
+                self.found(Leak("pipeline", what, 0, moment, None, moment, why, way, "whole file"))
+            for part, table in (sight.tables or {}).items():
+                rows, found = differences(whole[part], table, last.as_unit("ns").value)
+                self.count(part, rows)
+                for one in found:
+                    self.found(_leak(part, one, moment, why, way, "whole file"))
 
     def try_facts(self, facts: dict) -> None:
         """What holds for the market is the same whatever follows the bars it may be read from."""
@@ -198,19 +231,7 @@ class _Attempt:
         self.count("features, fed bar by bar", min(rows, self.spec.feed_rows))
         for one in found:
             first_row = str(pd.Timestamp(one.first, tz="UTC"))
-            self.found(
-                Leak(
-                    "features",
-                    one.column,
-                    one.rows,
-                    first_row,
-                    None,
-                    first_row,
-                    "its own bar",
-                    "live feed",
-                    "whole file",
-                )
-            )
+            self.found(replace(_leak("features", one, first_row, "its own bar", "live feed", "whole file"), size=None))
 
     def spread(self, cuts: list[Cut]) -> list[tuple[int, Cut]]:
         """`whole_cuts` of these cuts, evenly over the file, numbered."""
@@ -282,9 +303,7 @@ class _Attempt:
             rows, found = differences(clean[part], table, until)
             self.count(part, rows)
             for one in found:
-                size = one.size if np.isfinite(one.size) else None
-                first_row = str(pd.Timestamp(one.first, tz="UTC"))
-                self.found(Leak(part, one.column, one.rows, first_row, size, cut.moment, cut.why, way, scope))
+                self.found(_leak(part, one, cut.moment, cut.why, way, scope))
 
     def tell(self) -> None:
         """How far the builds have come, as builds and as a share of the rows."""
@@ -330,3 +349,8 @@ class _Attempt:
     def bars_before_the_first_row(self, features: Table) -> int:
         start = self.bars.index.as_unit("ns").asi8
         return int(np.searchsorted(start, features.at[min(LEAST_ROWS, len(features) - 1)]))
+
+
+def _leak(part: str, one: Difference, moment: str, why: str, way: str, scope: str) -> Leak:
+    size = one.size if np.isfinite(one.size) else None
+    return Leak(part, one.column, one.rows, str(pd.Timestamp(one.first, tz="UTC")), size, moment, why, way, scope)

@@ -22,6 +22,7 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
 from ml_factory.features.build import build_features
+from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
@@ -31,7 +32,7 @@ from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from, state_after
 from ml_factory.units.dataset import SPLITS, Dataset
-from ml_factory.units.proving import check_certified, prove_store, settings_of, words_of
+from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
 from ml_factory.units.searching import Named, check_saw_training_rows, with_searched
 from ml_factory.units.views import current_store, findings_table, split_figure
@@ -118,7 +119,13 @@ def _bring_in(
     return None, settings
 
 
-def _certify(store: Store, workspace: Workspace, horizons: Sequence[int], bars: pd.DataFrame | None = None) -> None:
+def _certify(
+    store: Store,
+    workspace: Workspace,
+    horizons: Sequence[int],
+    bars: pd.DataFrame | None = None,
+    seen: Sequence[FirstSight] | None = None,
+) -> None:
     """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
     lacking = []
     for horizon in horizons:
@@ -128,7 +135,7 @@ def _certify(store: Store, workspace: Workspace, horizons: Sequence[int], bars: 
             lacking.append(horizon)
     if lacking:
         bars = load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0] if bars is None else bars
-        proved = prove_store(store, bars, lacking)
+        proved = prove_store(store, bars, lacking, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
@@ -238,6 +245,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         "market": market.to_dict(),
         "bars": report.to_dict(),
     }
+    seen: Sequence[FirstSight] = ()
     before = None if store.committed else grown_from(store, bars, made, settings.features)
     if store.committed or before is not None:
         if before is not None:
@@ -247,6 +255,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         base, ages = frames_and_ages(bars, market, settings.features, first)
         rows = _Rows(first, store.values, store.feature_names)
     else:
+        seen = sights_of(settings, symbol, bars, made["market"])
         matrix = build_features(bars, market, settings.features)
         with phase("writing", len(matrix)):
             store.write_features(matrix, state_after(bars, matrix, market, settings.features))
@@ -258,7 +267,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
     for horizon in horizons:
         facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
         store.commit(made | {"horizons": facts}, current=horizon == horizons[-1])
-    _certify(store, workspace, horizons, bars)
+    _certify(store, workspace, horizons, bars, seen)
     return store
 
 

@@ -20,6 +20,7 @@ from ml_factory.leakage.certificate import (
     required,
     write_certificate,
 )
+from ml_factory.leakage.first_sight import FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_splits
 from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
 from ml_factory.leakage.subject import Split, StandardPipeline
@@ -41,11 +42,12 @@ class Proved:
 
 def prove_store(
     store: Store, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
-    also: Sequence[Leak] = (), progress: Progress | None = None,
+    also: Sequence[Leak] = (), progress: Progress | None = None, seen: Sequence[FirstSight] | None = None,
 ) -> Proved:  # fmt: skip
     """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
 
     bars : the checked bars it was made of.  fresh : take no earlier proof for granted.  also : leaks found elsewhere.
+    seen : what the pipeline made of the first bars alone, where this process has shown it the later ones since.
     """
     settings, processed = settings_of(store), store.folder.parent
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=5 if spec.form == "full" else 0)
@@ -60,7 +62,7 @@ def prove_store(
     proof = prove(
         pipeline, bars, spec, facts=facts, since=since, progress=progress,
         history=min(one.history for one in before.values()),
-        whole=None if since else stored_tables(store, pipeline, bars, facts),
+        whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen,
     )  # fmt: skip
     proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
     certificates = {}
@@ -71,6 +73,13 @@ def prove_store(
         )  # fmt: skip
         write_certificate(processed, certificates[horizon])
     return Proved(proof, certificates)
+
+
+def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[FirstSight]:
+    """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
+    if not settings.features.custom:
+        return []
+    return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars)
 
 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = 5) -> StandardPipeline:

@@ -242,3 +242,16 @@ class CalibratesOnTest(Misfitted):
 class PriorOfAll(Misfitted):
     def wrong(self, x, y, labels, roles):
         return {"calibrator": float(np.mean(y == 1))}
+
+
+@leak("answers kept from one call to the next", "features", "next_move_remembered")
+class Remembering(Learning):
+    """Shown the whole file first, it knows the move after each cut from then: no cut built later would tell."""
+
+    def features(self, bars, facts):
+        known_at, values, names = super().features(bars, facts)
+        base = base_frame(bars, MarketSpec.from_dict(facts), 5)
+        following = self.__dict__.setdefault("following", {})
+        following.update(zip(base.known_at[:-1].tolist(), np.diff(np.log(base.close)).tolist(), strict=True))
+        column = np.array([following.get(moment, 0.0) for moment in known_at.tolist()])
+        return known_at, np.column_stack([values.astype(np.float64), column]), [*names, "next_move_remembered"]

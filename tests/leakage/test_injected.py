@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.bars import check_bars
+from ml_factory.leakage.disturb import TRUNCATE
+from ml_factory.leakage.first_sight import first_sights
 from ml_factory.leakage.proof import ProofSpec, prove
 from tests.leakage.leaks import CATALOGUE, Leak, bars_with_events, clean_pipeline, measured
 
@@ -113,3 +115,16 @@ def test_labels_that_hide_a_leak_are_few(bars):
     spoilt = next(leak for leak in CATALOGUE if leak.name == "UnfinishedHour").spoil(pipeline)
     hours = [len(one.frames(bars.iloc[:-7], facts)["60m"]["known_at"]) for one in (pipeline, spoilt)]
     assert hours[1] == hours[0] + 1
+
+
+def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
+    """Without its first sight of the bars the proof would pass this one: the case for building some cuts first."""
+    leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")
+    spec = replace(FULL, cuts=10, fit_rows=0)
+    pipeline = leak.spoil(clean_pipeline())
+    seen = first_sights(pipeline, bars)
+    pipeline.features(bars, pipeline.facts(bars))
+    late = prove(pipeline, bars, spec, seen=())
+    assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
+    assert_caught(leak, prove(pipeline, bars, spec, seen=seen))
+    assert seen and all(sight.tables for sight in seen)
