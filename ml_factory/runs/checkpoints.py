@@ -1,29 +1,50 @@
-"""Checkpoints that survive: a timer, reused slots that each verify alone, the newest verified one wins.
+"""Checkpoints that survive: a timer, slots that each verify alone, the newest verified one wins.
 
-    checkpoints/{run}/{phase}/slot-0.ckpt … slot-3.ckpt   keep_last + 1 files, overwritten in turn, never deleted
-                              manifest.json               written last; for people, and repaired from the slots
-                              owner.lock                  the one living process that may write here
-
-The one slot more than `keep_last` is the one being written: a process killed there leaves `keep_last` good ones.
+A save copies the state in memory and returns; a child process writes it to a slot of the workspace's pool and reads it
+back. Where the workspace is on a mount (Drive), the slot is on the local disk, and another child copies it to the
+mount. The newest checkpoint is the one with the highest sequence that verifies, here or there.
 """
 
+import atexit
 import logging
+import math
 import os
 import re
+import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, Clerk, Courier, Now, State
+from ml_factory.runs.layout import Layout
+from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.ownership import claim, release
+from ml_factory.runs.pool import Lease, Pool, Unit
+from ml_factory.runs.signals import stop
 from ml_factory.runs.slots import Slots
-from ml_factory.runs.state import encode_state
+from ml_factory.runs.staging import Staging
+from ml_factory.runs.state import decode_state, lay_out
+from ml_factory.runs.storage import Disk, cache_folder, fingerprint, on_mount
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
+_PATIENCE = 1.0  # seconds a save that is not forced waits for the one before
+_LAST_SECONDS = 10.0  # a local save at the interpreter's end
 _log = logging.getLogger("ml_factory")
+_open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What a safe stop found: `safe` only if every checkpoint is where it belongs and the upload was confirmed."""
+
+    safe: bool
+    text: str
 
 
 class CheckpointManager:
@@ -34,11 +55,18 @@ class CheckpointManager:
     folder : where all runs' checkpoints are (`workspace.checkpoints`).
     auto_save_minutes : a save that is not forced happens this often. The first is made at once, and until this much
         time has passed since then, one every `first_save_minutes`: a new run has most to lose.
-    keep_last : how many checkpoints of each phase are kept.
+    keep_last : how many checkpoints of each phase are kept, at least two; the best one is kept beside them.
     run : name of the run, usually a fingerprint; one run never loads another's.
-    background : write in a thread. `save_checkpoint` then returns when the values are copied, and only `wait` tells
-        that they are on disk; without it they are on disk when `save_checkpoint` returns.
     clock : seconds that never go back.
+    background : `save_checkpoint` returns when the values are copied in memory, and a child process writes them;
+        otherwise they are on the disk when it returns.
+    local : a folder on a local disk where checkpoints land first when `folder` is on a mount. None: below the user's
+        cache folder on a mount (told by the mount table, /content/drive, $ML_FACTORY_MOUNTS), and nowhere otherwise.
+    quota_bytes : what all checkpoints in `folder` together may take; None: what is free there.
+    deadline_seconds : silence after which a mount counts as dead.
+    ending : whether the session is about to end; asked at every step boundary, saves once.
+    lease : who writes, for who shares the workspace.
+    disk : a Disk through which this process itself works on `folder`, for tests; None: children do.
     """
 
     def __init__(
@@ -50,19 +78,57 @@ class CheckpointManager:
         clock: Callable[[], float] = time.monotonic,
         *,
         first_save_minutes: float = 2,
-        background: bool = False,
+        background: bool = True,
+        local: str | os.PathLike | None = None,
+        quota_bytes: int | None = None,
+        deadline_seconds: float = 60,
+        ending: Callable[[], bool] = lambda: False,
+        lease: Lease | None = None,
+        disk: Disk | None = None,
     ):
         for name, value in (("auto_save_minutes", auto_save_minutes), ("first_save_minutes", first_save_minutes)):
             if not value >= 0:
                 raise SettingsError("A time between saves is not negative", where=name, got=value, wanted=">= 0")
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
-        self.folder, self.run, self.keep_last = Path(folder), _check_name(run, "run"), keep_last
+        self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), _check_name(run, "run"), keep_last
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
-        self.clock = clock
-        self._writer = ThreadPoolExecutor(1, "checkpoint") if background else None
-        self._pending: Future | None = None
+        self.clock, self.ending, self.background = clock, ending, background
+        self.lease, self.deadline = lease or Lease(secrets.token_hex(8)), deadline_seconds
+        self.staging, self._process = Staging(), os.getpid()
         self._phases: dict[str, PhaseCheckpoints] = {}
+        self._open_tiers(None if local is None else Path(local), quota_bytes, disk)
+        self._clerk = Clerk("checkpoint") if background else Now()
+        _open.add(self)
+
+    def _open_tiers(self, local: Path | None, quota: int | None, disk: Disk | None) -> None:
+        """home: where a save lands first.  writer: who writes there.  courier: who carries it on to the mount."""
+        if local is None and on_mount(self.folder):
+            local = cache_folder("checkpoints") / fingerprint(str(self.folder))[:12]
+        self.home_folder = local or self.folder
+        own_disk, own_quota = (disk, quota) if local is None else (None, None)
+        self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
+        self.writer = self.home
+        if self.background and own_disk is None:
+            self.writer = ChildSlots(
+                self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
+                deadline=self.deadline,
+            )  # fmt: skip
+        self.mount = self.courier = None
+        if local is not None:
+            lock = self.locks / "mount.lock"
+            self.mount = (
+                ChildSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
+                if disk is None
+                else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
+            )
+            clerk = Clerk("checkpoint-mount") if self.background else Now()
+            self.courier = Courier(self.home, self.mount, self.keep_last, clerk)
+
+    @property
+    def locks(self) -> Path:
+        """Where locks are: on a disk of this machine."""
+        return self.home_folder / "locks"
 
     def phase(self, name: str) -> "PhaseCheckpoints":
         """The checkpoints of one phase (one unit of work: a model, a fold)."""
@@ -72,11 +138,12 @@ class CheckpointManager:
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:
         """Save if the timer says so, or always with `force`. The values are those of this moment: on return the
-        caller may overwrite or free everything.
+        caller may overwrite or free everything. After SIGTERM or SIGINT it is written at once, and the process ends.
 
-        Returns what was saved (run, phase, sequence, saved_at, metrics, path, bytes, hash), or None when it is not
-        due yet or the disk refused: then one line is logged and the earlier checkpoints stand.
-        Raises CheckpointError for a state that cannot be kept, or when another process owns this run and phase.
+        Returns what is saved (run, phase, saved_at, metrics, status; once written also sequence, path, bytes, hash),
+        or None when it is not due yet or the disk refused: then one line is logged and the earlier checkpoints stand.
+        Raises CheckpointError for a state that cannot be kept (NonFiniteError where a weight is not finite), or when
+        another process owns this run and phase.
         """
         return self.phase(phase).save(state, metrics=metrics, force=force)
 
@@ -85,31 +152,76 @@ class CheckpointManager:
 
         `skipped` says in words which slots were passed over and why.
         """
-        self.wait()
         return self.phase(phase).latest()
 
     def list_checkpoints(self, phase: str | None = None) -> list[dict]:
         """The verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
-        self.wait()
-        root = self.folder / self.run
-        found = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        names = [name for name in found if _NAME.fullmatch(name)] if phase is None else [phase]
-        return [info for name in names for info in self.phase(name).list()]
+        self._wait_neighbours()
+        names = set(self.home.units(self.run)) | set(self._ask_mount(lambda: self.mount.units(self.run)) or ())
+        return [info for name in ([phase] if phase else sorted(names)) for info in self.phase(name).list()]
 
-    def wait(self) -> None:
-        """Return when every background write is done (on disk, or refused with a line logged)."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+    def status(self) -> list[State]:
+        """How far the newest checkpoint of each phase has come."""
+        return [one.state for one in self._phases.values() if one.state is not None]
 
-    def close(self) -> None:
-        """Finish the background writes and let another process have this run."""
-        self.wait()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether every background write is done (on disk, on the mount); refused ones had a line logged.
+
+        Returns then, or after so many seconds; a mount that does not answer is given up after its deadline.
+        """
+        began = time.monotonic()
+        if not self._wait_home(seconds):
+            return False
+        left = None if seconds is None else seconds - (time.monotonic() - began)
+        return self.courier is None or self.courier.wait(left)
+
+    def safe_stop(
+        self,
+        seconds: float = 300,
+        *,
+        logs: Iterable[Callable[[], object]] = (),
+        flush: Callable[[], object] | None = None,
+    ) -> Stopped:
+        """Wait for every write, let `logs` write theirs, and `flush` the mount (on Colab: flush and unmount).
+
+        Safe is said only when all of it came back in time; on a mount without `flush` the upload stays unconfirmed.
+        """
+        ends = time.monotonic() + seconds
+        if not self.wait(seconds):
+            return Stopped(False, f"Not confirmed: {'; '.join(map(str, self.status())) or 'nothing was saved'}")
+        steps = [*logs, *([flush] if flush else [])]
+        failure = _in_time(steps, ends)
+        if failure:
+            return Stopped(False, f"Not confirmed: {failure}")
+        if self.mount is not None and flush is None:
+            return Stopped(False, "Not confirmed: copied to the mount, and nobody told that it was uploaded")
+        return Stopped(True, "Safe to stop: every checkpoint is where it belongs")
+
+    def close(self, seconds: float | None = None) -> None:
+        """Finish the writes and let another process have this run. What a mount does not take in time (its deadline
+        unless said otherwise) stays on the local disk, and the next session carries it over."""
+        self._wait_home(seconds)
         for phase in self._phases.values():
             phase.done()
-        if self._writer is not None:
-            self._writer.shutdown()
-            self._writer = None
+        if self.courier is not None:
+            self.courier.wait(self.deadline if seconds is None else seconds)
+            self.courier.close()
+        self._clerk.close()
+        self._close_children()
+        if self in _open:
+            _open.discard(self)
+            self.staging.close()
+
+    def leave(self) -> None:
+        """What the interpreter's end can still do in a few seconds."""
+        if self._process == os.getpid():
+            self._wait_home(_LAST_SECONDS)
+            self._close_children()
+
+    def _close_children(self) -> None:
+        for tier in (self.writer, self.mount):
+            if isinstance(tier, ChildSlots):
+                tier.close()
 
     def __enter__(self) -> "CheckpointManager":
         return self
@@ -117,61 +229,82 @@ class CheckpointManager:
     def __exit__(self, *exception) -> None:
         self.close()
 
-    def _write(self, job: Callable[[], dict | None], promised: dict) -> dict | None:
-        self.wait()
-        if self._writer is None:
-            return job()
-        self._pending = self._writer.submit(job)
-        return promised
+    def _wait_home(self, seconds: float | None = None) -> bool:
+        return self._clerk.wait(seconds)
+
+    def _wait_neighbours(self) -> None:
+        """What any manager of this process was told to save here is on the disk."""
+        for manager in list(_open):
+            if manager.home_folder == self.home_folder and manager._process == os.getpid():
+                manager._wait_home(self.deadline)
+
+    def _ask_mount(self, question: Callable):
+        """What the mount says; None, with a line logged, when it does not answer."""
+        if self.mount is None:
+            return None
+        try:
+            return question()
+        except WorkspaceError as error:
+            _log.warning("Only the local disk is looked at: %s", error)
+            return None
 
 
 class PhaseCheckpoints:
     """The checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to what trains."""
 
     def __init__(self, manager: CheckpointManager, name: str):
-        self.manager, self.name = manager, name
-        self.folder = manager.folder / manager.run / name
+        self.manager, self.name, self.unit = manager, name, Unit(manager.run, name)
+        self.state: State | None = None
+        self._lock = manager.locks / f"{manager.run}--{name}.lock"
         self._first = self._last = None
-        self._claimed = self._warned = False
-        self._slots = Slots(self.folder, manager.run, name, manager.keep_last)
+        self._claimed = self._warned = self._listening = self._saved_for_end = False
 
     def due(self) -> bool:
-        """Whether a save that is not forced would happen now."""
-        if self._last is None:
+        """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
+        if self.stopping() or self._last is None:
             return True
         now, manager = self.manager.clock(), self.manager
         starting = now - self._first < manager.auto_seconds
         return now - self._last >= (manager.first_seconds if starting else manager.auto_seconds)
+
+    def stopping(self) -> bool:
+        """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
+        return stop.asked is not None or (not self._saved_for_end and self.manager.ending())
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """As `CheckpointManager.save_checkpoint`."""
         if not force and not self.due():
             return None
         metrics = {key: _plain(key, value) for key, value in (metrics or {}).items()}
-        payload = encode_state(state)
+        layout = lay_out(state, finite=True)
         self.claim()
+        must = force or self.stopping()
+        if not self.manager._wait_home(self.manager.deadline if must else _PATIENCE):
+            self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
+            return None  # still due: the next step asks again
+        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
+        saved = self._hand_over(layout, info)
         self._last = self.manager.clock()
         self._first = self._last if self._first is None else self._first
-        info = {
-            "run": self.manager.run,
-            "phase": self.name,
-            "saved_at": datetime.now(UTC).isoformat(),
-            "metrics": metrics,
-        }
-        return self.manager._write(lambda: self._write_or_warn(info, payload), info)
+        if self.stopping():
+            self._saved_for_end = True
+            self.manager._wait_home(self.manager.deadline)
+            stop.end_if_asked()
+        return saved
 
     def load(self) -> dict | None:
         """As `CheckpointManager.load_latest_checkpoint`, for the process that goes on with the work: it owns the phase
-        from here on. Raises CheckpointError when another living process does."""
+        from here on, and hears SIGTERM and SIGINT until `done`. Raises CheckpointError when another living process
+        owns it."""
         self.claim()
-        self.manager.wait()
+        self._listen()
         return self.latest()
 
     def claim(self) -> None:
         """Own this phase until `done`, `CheckpointManager.close` or the end of the process."""
         if not self._claimed:
             try:
-                claim(self.folder / "owner.lock", f"run {self.manager.run}, phase {self.name}")
+                claim(self._lock, f"run {self.manager.run}, phase {self.name}")
                 self._claimed = True
             except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
                 self._warn(error)
@@ -180,38 +313,117 @@ class PhaseCheckpoints:
     def claimed(self) -> Iterator["PhaseCheckpoints"]:
         """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
         self.claim()
+        self._listen()
         try:
             yield self
         finally:
             self.done()
 
     def done(self) -> None:
-        """The unit is finished: let go of it. The checkpoints stay."""
-        self.manager.wait()
+        """Let go of this phase. The checkpoints stay."""
+        self.manager._wait_home()
         if self._claimed:
             self._claimed = False
-            release(self.folder / "owner.lock")
+            release(self._lock)
+        if self._listening:
+            self._listening = False
+            stop.unlisten()
+
+    def finish(self) -> None:
+        """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
+        unit writes over it."""
+        self.manager._wait_home()
+        try:
+            self.manager.home.give_back(self.unit)
+            if self.manager.courier is not None:
+                self.manager.courier.give_back(self.unit)
+        except WorkspaceError as error:
+            self._warn(error)
 
     def latest(self) -> dict | None:
-        """The newest verified checkpoint, without owning the phase."""
-        checkpoint, skipped = self._slots.newest()
-        if checkpoint is None and skipped:
+        """The newest verified checkpoint, without owning the phase.
+
+        Raises WorkspaceError when the mount does not answer and nothing is on the local disk: to start anew then
+        would lose what the mount holds.
+        """
+        self.manager._wait_neighbours()
+        skipped = self._fetch()
+        home = self.manager.home
+        info, state, passed = home.newest(self.unit, decode_state)
+        skipped += passed
+        if info is not None:
+            return {"state": state, **_shown(info), "skipped": skipped}
+        if skipped:
             _log.warning("No checkpoint of %s can be used: %s", self.name, "; ".join(skipped))
-        return checkpoint
+        return None
 
     def list(self) -> list[dict]:
         """The verified checkpoints, oldest first, at most `keep_last`."""
-        good, _ = self._slots.survey()
-        return list(good.values())[-self.manager.keep_last :]
+        manager, keep = self.manager, self.manager.keep_last
+        manager._wait_neighbours()
+        good, _ = manager.home.survey(self.unit)
+        there = manager._ask_mount(lambda: manager.mount.survey(self.unit)[0]) or {}
+        infos = {info["sequence"]: info for info in [*there.values(), *good.values()]}
+        return [_shown(infos[number]) for number in sorted(infos)[-keep:]]
 
-    def _write_or_warn(self, info: dict, payload: bytes) -> dict | None:
+    def _fetch(self) -> "list[str]":
+        """Bring what only the mount has to the local disk; which slots there were passed over."""
+        manager = self.manager
+        if manager.mount is None:
+            return []
+        here = manager.home.told(self.unit)
         try:
-            saved = self._slots.write(info, payload)
+            there = manager.mount.told(self.unit)
+            if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
+                return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
+            if here and here[0]["hash"] not in {info["hash"] for info in there}:
+                manager.courier.carry(self.unit)  # an earlier session ended before it could
+        except WorkspaceError as error:
+            if not here:
+                raise
+            _log.warning("Going on from the local disk: %s", error)
+        return []
+
+    def _hand_over(self, layout: Layout, info: dict) -> dict | None:
+        """Copy now; write now, or let the clerk write while training goes on. NonFiniteError leaves all as it was."""
+        manager = self.manager
+        payload = manager.staging.copy(layout)
+        saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
+        self.state = state = State(self.name, at=time.time())
+        told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
+
+        def write() -> None:
+            done = self._write_or_warn(told, payload)
+            state.at = time.time()
+            if done is None:
+                state.where = saved["status"] = REFUSED
+                return
+            state.sequence = done["sequence"]
+            state.where = SAVED if manager.courier is None else LOCAL
+            saved.update(_shown(done), status=state.where)
+            if manager.courier is not None:
+                manager.courier.carry(self.unit, lambda: self._copied(state, saved))
+
+        manager._clerk.do(write)
+        return None if saved["status"] == REFUSED else saved
+
+    def _copied(self, state: State, saved: dict) -> None:
+        state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
+
+    def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
+        manager = self.manager
+        try:
+            saved = manager.writer.write(self.unit, manager.keep_last, info, payload)
         except (WorkspaceError, CheckpointError) as error:
             self._warn(error)
             return None
         self._warned = False
         return saved
+
+    def _listen(self) -> None:
+        if not self._listening:
+            self._listening = True
+            stop.listen()
 
     def _warn(self, error: Exception) -> None:
         """One line until a save works again: a full Drive must not end a training, nor fill its log."""
@@ -220,12 +432,35 @@ class PhaseCheckpoints:
         self._warned = True
 
 
+def status_line() -> str:
+    """How far the checkpoints of this process have come, for a line of status; "" before the first."""
+    return " · ".join(str(state) for manager in list(_open) for state in manager.status()[-1:])
+
+
+def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
+    """Do the steps one after the other in a thread that may be left behind; what went wrong, or ""."""
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            for step in steps:
+                step()
+            found.append("")
+        except (OSError, ValueError, RuntimeError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=work, name="safe-stop", daemon=True)
+    thread.start()
+    thread.join(max(0.0, ends - time.monotonic()))
+    return found[0] if found else "writing the logs and flushing took too long"
+
+
 def _check_name(name: str, field: str) -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"
     raise SettingsError(
-        f"A {field}'s name becomes a folder",
+        f"A {field}'s name is written into every slot",
         where=field,
         got=repr(name),
         wanted="letters, digits and . _ = - (100 at most)",
@@ -239,3 +474,24 @@ def _plain(key: str, value: object) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)
+
+
+def _spelled(value: object) -> object:
+    """JSON has no word for NaN and infinity (a score not yet measured): they are spelled out."""
+    return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(info: dict) -> dict:
+    """A container's info with its metrics as they were given."""
+    metrics = info.get("metrics") or {}
+    read = {key: float(one["float"]) if isinstance(one, dict) else one for key, one in metrics.items()}
+    return {**info, "metrics": read}
+
+
+def _at_exit() -> None:
+    """The interpreter ends: a local save may finish, a mount is waited for by nobody."""
+    for manager in list(_open):
+        manager.leave()
+
+
+atexit.register(_at_exit)

@@ -1,126 +1,260 @@
 """One checkpoint as one file that verifies alone.
 
-    header   magic, version, size of the payload
-    payload  the state's bytes
-    info     JSON: run, phase, sequence, saved_at, metrics
-    footer   SHA-256 of everything above, size of the info, size of the file, end mark
+    header   magic, version, sizes of the info and of the payload
+    info     JSON: run, phase, sequence, saved_at, metrics, lease; first, so that a torn file still says whose it is
+    payload  the state's bytes, from a multiple of 64 on
+    footer   SHA-256 of everything above, sequence, size of the file, end mark
 
-A file overwritten in place and cut off anywhere fails at least one of: end mark, sizes, hash.
+A file overwritten in place and cut off anywhere fails at least one of: end mark, sizes, sequence, hash.
 """
 
 import hashlib
 import json
-import os
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from ml_factory.errors import CheckpointError
-from ml_factory.runs.storage import disk_errors, overwrite_file
+from ml_factory.runs.storage import Disk, disk_errors
 
-VERSION = 1
+VERSION = 2
 _MAGIC, _END = b"mlfckpt\n", b"mlfcend\n"
-_HEADER = struct.Struct("<8sIQ")
+_HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<32sQQ8s")
+_ALIGN = 64
 _CHUNK = 1 << 22
+_HASHED_ALONGSIDE = 1 << 23  # larger payloads are hashed while they are written
 _LARGEST_INFO = 1 << 24
 # First bytes of files people mistake for a checkpoint, and that must never be opened as one.
 _FOREIGN = {b"PK": "a zip archive, as torch.save writes", b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive"}
 
 
 class NotOurs(CheckpointError):
-    """A whole file of another program, version, run or phase: left alone, never overwritten."""
+    """A whole file of another program or version: left alone, never overwritten."""
 
 
-def write_container(path: Path, info: dict, payload: bytes) -> None:
-    """Overwrite the slot at `path`. Raises WorkspaceError; the slot is then empty."""
-    text = json.dumps(info).encode()
-    header = _HEADER.pack(_MAGIC, VERSION, len(payload))
-    digest = hashlib.sha256(header)
-    digest.update(payload)
-    digest.update(text)
-    size = _HEADER.size + len(payload) + len(text) + _FOOTER.size
-    overwrite_file(path, [header, payload, text, _FOOTER.pack(digest.digest(), len(text), size, _END)])
+@dataclass(frozen=True)
+class Look:
+    """What a container says of itself, before its content is read and hashed.
 
-
-def inspect_container(path: Path, seen_hash: str | None = None) -> dict:
-    """The info of a whole, verified container, with its `bytes` and `hash`.
-
-    seen_hash : content with this hash was verified before and is not hashed again.
-    Raises CheckpointError with the reason when torn, and NotOurs when it is whole but of something else.
+    info : its description; {} when its beginning says nothing.  start, payload : where the payload begins, its size.
+    size : of the file.  hash : of the footer.  fault : why it is no whole container, if that can be seen already.
     """
-    with disk_errors(path), open(path, "rb") as file:
-        return _verify(file, None, seen_hash)
+
+    info: dict
+    start: int = 0
+    payload: int = 0
+    size: int = 0
+    hash: str = ""
+    fault: CheckpointError | None = None
 
 
-def read_container(path: Path) -> tuple[dict, bytes]:
-    """The info and the payload of a verified container; raises as `inspect_container` does."""
-    with disk_errors(path), open(path, "rb") as file:
-        payload = bytearray()
-        info = _verify(file, payload)
-        return info, bytes(payload)
+def write_container(disk: Disk, path: Path, info: dict, payload: memoryview | bytes) -> dict:
+    """Overwrite the slot at `path`, up to the disk itself; returns the info with `bytes` and `hash`.
 
-
-def _verify(file: BinaryIO, into: bytearray | None, seen_hash: str | None = None) -> dict:
-    """Check marks and sizes first, so that a huge or foreign file is refused without being read."""
-    payload_size, info_size, digest, size = _frame(file)
-    if digest.hex() == seen_hash:
-        file.seek(_HEADER.size + payload_size)
-        text = file.read(info_size)
-    else:
-        text = _read_and_hash(file, payload_size, info_size, digest, into)
-    try:
-        info = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError("its description is not JSON", got=error) from error
-    if not isinstance(info, dict) or type(info.get("sequence")) is not int:
-        raise CheckpointError("its description carries no sequence number")
+    Raises WorkspaceError; the slot is then empty, so that a full disk gets its space back.
+    """
+    payload = memoryview(payload).cast("B")
+    head = _head(info, len(payload))
+    size = len(head) + len(payload) + _FOOTER.size
+    with disk_errors(path, lambda: size), _opened(disk, path, write=True) as file, _emptied_on_error(disk, file):
+        digest = _write_and_hash(disk, file, head, payload)
+        _write(disk, file, _FOOTER.pack(digest, info["sequence"], size, _END), size - _FOOTER.size)
+        _settle(disk, file, size)
     return {**info, "bytes": size, "hash": digest.hex()}
 
 
-def _read_and_hash(file: BinaryIO, payload_size: int, info_size: int, digest: bytes, into: bytearray | None) -> bytes:
-    """The info's text, after the hash over everything before the footer proved right; the payload goes to `into`."""
-    file.seek(0)
-    seen = hashlib.sha256(file.read(_HEADER.size))
-    left = payload_size
-    while left:
-        chunk = file.read(min(left, _CHUNK))
-        if not chunk:
-            raise CheckpointError("it became shorter while it was read")
-        left -= len(chunk)
-        seen.update(chunk)
-        if into is not None:
-            into += chunk
-    text = file.read(info_size)
-    seen.update(text)
-    if seen.digest() != digest:
-        raise CheckpointError("its content does not match its hash: it is torn or damaged")
-    return text
+def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> dict:
+    """Overwrite the slot at `path` with a verified copy of the container at `source`; returns its info.
+
+    Raises CheckpointError where the source is not whole, WorkspaceError where a disk refuses; the slot is then empty.
+    """
+    with disk_errors(source), _opened(source_disk, source) as old:
+        found = _frame(source_disk, old)
+        _check(found)
+        with disk_errors(path, lambda: found.size), _opened(disk, path, True) as new, _emptied_on_error(disk, new):
+            seen, offset = hashlib.sha256(), 0
+            for chunk in _chunks(source_disk, old, found.size - _FOOTER.size):
+                seen.update(chunk)
+                offset += _write(disk, new, chunk, offset)
+            if seen.hexdigest() != found.hash:
+                disk.truncate(new, 0)
+                raise _torn()
+            _write(disk, new, _FOOTER.pack(seen.digest(), found.info["sequence"], found.size, _END), offset)
+            _settle(disk, new, found.size)
+    return {**found.info, "bytes": found.size, "hash": found.hash}
 
 
-def _frame(file: BinaryIO) -> tuple[int, int, bytes, int]:
-    """(payload size, info size, digest, file size) after every check that needs only the two ends."""
-    size = os.fstat(file.fileno()).st_size
+def look_at(disk: Disk, path: Path) -> Look:
+    """What the container at `path` says of itself: reads its two ends. Raises WorkspaceError where the disk refuses."""
+    with disk_errors(path), _opened(disk, path) as file:
+        return _frame(disk, file)
+
+
+def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
+    """The info of a whole, verified container, with its `bytes` and `hash`; the payload goes to `into`.
+
+    Raises CheckpointError with the reason when torn, and NotOurs when it is whole but of something else. Marks and
+    sizes are checked first, so that a huge or foreign file is refused without being read.
+    """
+    with disk_errors(path), _opened(disk, path) as file:
+        found = _frame(disk, file)
+        _check(found)
+        seen, offset = hashlib.sha256(), 0
+        for chunk in _chunks(disk, file, found.size - _FOOTER.size):
+            seen.update(chunk)
+            if into is not None:
+                into += chunk[max(0, found.start - offset) :]
+            offset += len(chunk)
+    if seen.hexdigest() != found.hash:
+        raise _torn()
+    return {**found.info, "bytes": found.size, "hash": found.hash}
+
+
+def empty_container(disk: Disk, path: Path) -> None:
+    """Give the slot's space back without deleting it."""
+    with disk_errors(path), _opened(disk, path, write=True) as file:
+        disk.truncate(file, 0)
+
+
+def write_small(disk: Disk, path: Path, data: bytes) -> None:
+    """Overwrite a small file where it stands. Not atomic: only for what can be made again."""
+    with disk_errors(path, lambda: len(data)), _opened(disk, path, write=True) as file:
+        disk.truncate(file, _write(disk, file, data, 0))
+
+
+def read_small(disk: Disk, path: Path) -> bytes:
+    with disk_errors(path), _opened(disk, path) as file:
+        return _read(disk, file, min(disk.size(file), _LARGEST_INFO), 0)
+
+
+def _head(info: dict, payload_size: int) -> bytes:
+    text = json.dumps(info, allow_nan=False).encode()
+    text += b" " * (-(_HEADER.size + len(text)) % _ALIGN)
+    return _HEADER.pack(_MAGIC, VERSION, len(text), payload_size) + text
+
+
+def _write_and_hash(disk: Disk, file: int, head: bytes, payload: memoryview) -> bytes:
+    """Header, info and payload to the file; large ones are hashed by a second thread meanwhile."""
+    seen = hashlib.sha256(head)
+    aside = threading.Thread(target=seen.update, args=(payload,))
+    if len(payload) > _HASHED_ALONGSIDE:
+        aside.start()
+    else:
+        seen.update(payload)
+    try:
+        _write(disk, file, head, 0)
+        _write(disk, file, payload, len(head))
+    finally:
+        if aside.ident is not None:
+            aside.join()
+    return seen.digest()
+
+
+def _settle(disk: Disk, file: int, size: int) -> None:
+    """On the disk, and out of the page cache: what is read back next is what the disk has."""
+    disk.truncate(file, size)
+    disk.fsync(file)
+    disk.forget(file)
+
+
+def _frame(disk: Disk, file: int) -> Look:
+    """Every check that needs only the two ends."""
+    size = disk.size(file)
     if size == 0:
-        raise CheckpointError("it is empty: its save did not finish")
-    head = file.read(_HEADER.size)
+        return Look({}, fault=CheckpointError("it is empty: its save did not finish"))
+    head = _read(disk, file, min(size, _HEADER.size), 0)
     if not head.startswith(_MAGIC):
-        kind = next((text for start, text in _FOREIGN.items() if head.startswith(start)), None)
-        if kind is None and head[:1] == b"\x80" and head[1:2] <= b"\x05":
-            kind = "a pickle, which could run code"
-        if kind is None:
-            raise CheckpointError("it does not start like a checkpoint")
-        raise NotOurs(f"it is {kind}, and is never opened")
+        return Look({}, size=size, fault=_foreign(head))
     if size < _HEADER.size + _FOOTER.size:
-        raise CheckpointError("it is cut off", got=f"{size} bytes")
-    _, version, payload_size = _HEADER.unpack(head)
-    if version > VERSION:
-        raise NotOurs("a later version of ml_factory wrote it", got=f"version {version}", wanted=f"at most {VERSION}")
-    file.seek(size - _FOOTER.size)
-    digest, info_size, told_size, end = _FOOTER.unpack(file.read(_FOOTER.size))
+        return Look({}, size=size, fault=CheckpointError("it is cut off", got=f"{size} bytes"))
+    _, version, info_size, payload_size = _HEADER.unpack(head)
+    if version != VERSION:
+        kind = "a later" if version > VERSION else "an earlier"
+        got = f"version {version}"
+        fault = NotOurs(f"{kind} version of ml_factory wrote it", got=got, wanted=f"version {VERSION}")
+        return Look({}, size=size, fault=fault)
+    info, start = {}, _HEADER.size + info_size
+    with suppress(ValueError, RecursionError):
+        info = json.loads(_read(disk, file, min(info_size, size, _LARGEST_INFO), _HEADER.size))
+    if not isinstance(info, dict) or type(info.get("sequence")) is not int:
+        return Look({}, size=size, fault=CheckpointError("its description is not whole"))
+    digest, sequence, told_size, end = _FOOTER.unpack(_read(disk, file, _FOOTER.size, size - _FOOTER.size))
+    fault, whole = None, start + payload_size + _FOOTER.size
     if end != _END:
-        raise CheckpointError("its end mark is missing: it is cut off, or something was added to it")
-    whole = _HEADER.size + payload_size + info_size + _FOOTER.size
-    if told_size != size or whole != size or info_size > _LARGEST_INFO:
-        raise CheckpointError("its sizes disagree", got=f"{size} bytes", wanted=f"{told_size} and {whole}")
-    return payload_size, info_size, digest, size
+        fault = CheckpointError("its end mark is missing: it is cut off, or something was added to it")
+    elif told_size != size or whole != size:
+        fault = CheckpointError("its sizes disagree", got=f"{size} bytes", wanted=f"{told_size} and {whole}")
+    elif sequence != info["sequence"]:
+        fault = CheckpointError("its end is of another save: it is torn", got=sequence, wanted=info["sequence"])
+    return Look(info, start, payload_size, size, digest.hex(), fault)
+
+
+def _foreign(head: bytes) -> CheckpointError:
+    kind = next((text for start, text in _FOREIGN.items() if head.startswith(start)), None)
+    if kind is None and head[:1] == b"\x80" and head[1:2] <= b"\x05":
+        kind = "a pickle, which could run code"
+    if kind is None:
+        return CheckpointError("it does not start like a checkpoint")
+    return NotOurs(f"it is {kind}, and is never opened")
+
+
+def _check(found: Look) -> None:
+    if found.fault is not None:
+        raise found.fault
+
+
+def _torn() -> CheckpointError:
+    return CheckpointError("its content does not match its hash: it is torn or damaged")
+
+
+def _chunks(disk: Disk, file: int, size: int) -> Iterator[memoryview]:
+    """The first `size` bytes in pieces that are overwritten by the next."""
+    buffer, offset = memoryview(bytearray(min(size, _CHUNK))), 0
+    while offset < size:
+        count = disk.read(file, buffer[: min(_CHUNK, size - offset)], offset)
+        if not count:
+            raise CheckpointError("it became shorter while it was read")
+        yield buffer[:count]
+        offset += count
+
+
+def _read(disk: Disk, file: int, size: int, offset: int) -> bytes:
+    """These bytes, or as many as there are."""
+    buffer, count = memoryview(bytearray(size)), 0
+    while count < size and (more := disk.read(file, buffer[count:], offset + count)):
+        count += more
+    return bytes(buffer[:count])
+
+
+def _write(disk: Disk, file: int, data: memoryview | bytes, offset: int) -> int:
+    """All of it; returns how many bytes."""
+    data, count = memoryview(data), 0
+    while count < len(data):
+        count += disk.write(file, data[count : count + _CHUNK], offset + count)
+    return count
+
+
+@contextmanager
+def _opened(disk: Disk, path: Path, write: bool = False) -> Iterator[int]:
+    descriptor = disk.open(path, write)
+    try:
+        yield descriptor
+    except BaseException:
+        with suppress(OSError):
+            disk.close(descriptor)
+        raise
+    disk.close(descriptor)  # a mount may keep an error back until now
+
+
+@contextmanager
+def _emptied_on_error(disk: Disk, descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            disk.truncate(descriptor, 0)
+        raise

@@ -1,105 +1,218 @@
-"""A fixed set of files overwritten in turn: nothing is ever deleted, and the newest verified one wins.
+"""How one unit of work uses the slots of the pool: what it keeps, which slot is written next, what is the newest.
 
-There is one slot more than checkpoints kept: the one being written. A process killed there leaves the others whole.
+A unit keeps its last checkpoints and the best one; one slot more is being written, and one torn slot is kept aside.
+A process killed in the middle of a write leaves all that was kept.
 """
 
-import json
-import logging
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.runs.containers import NotOurs, inspect_container, read_container, write_container
-from ml_factory.runs.state import decode_state
-from ml_factory.runs.storage import FULL, disk_errors, overwrite_file
+from ml_factory.runs.containers import NotOurs, copy_container, look_at, read_container, write_container
+from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Pool, Slot, Unit
+from ml_factory.runs.storage import FULL, Disk
 
-_FEWEST_GOOD = 2
-_log = logging.getLogger("ml_factory")
+FEWEST = 2
+T = TypeVar("T")
 
 
 class Slots:
-    """The slots of one phase of one run.
+    """The slots of a pool, as its units of work use them.
 
-    folder : where they are; it need not exist yet.  keep : how many checkpoints are kept beside the one written.
+    lease : who writes.
     """
 
-    def __init__(self, folder: Path, run: str, phase: str, keep: int):
-        self.folder, self.run, self.phase, self.keep = folder, run, phase, keep
+    def __init__(self, pool: Pool, lease: Lease | None = None):
+        self.pool, self.lease = pool, lease or Lease()
         self._seen: dict[Path, str] = {}  # slot -> hash this process has verified already
 
-    def newest(self) -> tuple[dict | None, list[str]]:
-        """({"state", "sequence", …} of the highest sequence that verifies, or None; which others were skipped, why)."""
-        good, bad = self.survey()
-        skipped = [f"{path.name}: {error}" for path, error in bad.items()]
-        for path in reversed(good):
-            try:
-                info, payload = read_container(path)
-                return {"state": decode_state(payload), **info, "path": str(path), "skipped": skipped}, skipped
-            except (CheckpointError, WorkspaceError) as error:
-                skipped.append(f"{path.name}: {error}")
-        return None, skipped
+    # ------------------------------------------------------------------ looking
 
-    def survey(self, trust_seen: bool = False) -> tuple[dict[Path, dict], dict[Path, Exception]]:
-        """({path: info} of the verified slots, oldest first; {path: reason} of the others).
+    def survey(self, unit: Unit, trust_seen: bool = False) -> tuple[dict[Path, dict], dict[Path, Exception]]:
+        """({path: info} of the unit's verified slots, oldest first; {path: reason} of its others).
 
-        trust_seen : do not hash again what this process has written or verified.
+        trust_seen : do not hash again what was written or verified here.
         """
-        good, bad = {}, {}
-        for path in sorted(self.folder.glob("slot-*.ckpt")):
+        return self._survey(unit, self.pool.scan(), trust_seen)
+
+    def newest(self, unit: Unit, read: Callable[[bytearray], T]) -> tuple[dict | None, T | None, list[str]]:
+        """(info of the highest sequence that verifies, what `read` made of its payload, which were passed over, why).
+
+        read : may raise CheckpointError; that checkpoint is passed over, too.
+        """
+        mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit)]
+        skipped = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
+        whole = [slot for slot in mine if not slot.fault]
+        for slot in sorted(whole, key=lambda slot: -slot.look.info["sequence"]):
+            payload = bytearray()
             try:
-                info = inspect_container(path, self._seen.get(path) if trust_seen else None)
-                if (info.get("run"), info.get("phase")) != (self.run, self.phase):
-                    raise NotOurs("it belongs to other work", got=f"run {info.get('run')}, phase {info.get('phase')}")
-                good[path], self._seen[path] = {**info, "path": str(path)}, info["hash"]
+                info = read_container(self.pool.disk, slot.path, payload)
+                return {**info, "path": str(slot.path)}, read(payload), skipped
             except (CheckpointError, WorkspaceError) as error:
-                bad[path] = error
+                skipped.append(f"{slot.path.name}: {error}")
+        return None, None, skipped
+
+    def told(self, unit: Unit) -> list[dict]:
+        """What the unit's slots say of themselves, unverified, highest sequence first; with `path`."""
+        mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit) and not slot.fault]
+        infos = [{**slot.look.info, "hash": slot.look.hash, "path": str(slot.path)} for slot in mine]
+        return sorted(infos, key=lambda info: -info["sequence"])
+
+    def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
+        """Bring the newest whole checkpoint of the unit to the pool in the folder `home`; which were passed over.
+
+        Raises WorkspaceError where the disk refuses.
+        """
+        skipped = []
+        for told in self.told(unit):
+            try:
+                Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, told["path"], self.pool.disk)
+                return skipped
+            except CheckpointError as error:
+                skipped.append(f"{Path(told['path']).name}: {error}")
+        return skipped
+
+    def units(self, run: str) -> list[str]:
+        """The phases of a run that have slots, in order."""
+        infos = [slot.look.info for slot in self.pool.scan()]
+        return sorted({str(info["phase"]) for info in infos if info.get("run") == run and "phase" in info})
+
+    def _survey(self, unit: Unit, slots: list[Slot], trust_seen: bool):
+        good, bad = {}, {}
+        for slot in (slot for slot in slots if slot.belongs_to(unit)):
+            try:
+                if slot.fault:
+                    raise slot.fault
+                info = {**slot.look.info, "bytes": slot.look.size, "hash": slot.look.hash}
+                if not (trust_seen and self._seen.get(slot.path) == slot.look.hash):
+                    info = read_container(self.pool.disk, slot.path)
+                good[slot.path], self._seen[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
+            except (CheckpointError, WorkspaceError) as error:
+                bad[slot.path] = error
         return dict(sorted(good.items(), key=lambda item: item[1]["sequence"])), bad
 
-    def write(self, info: dict, payload: bytes) -> dict:
-        """Write the next slot and read it back. Raises WorkspaceError or CheckpointError; then at least the newest
-        earlier checkpoint still stands (the newest two once there were three)."""
-        good, bad = self.survey(trust_seen=True)
-        info = {**info, "sequence": 1 + max([self._told_sequence(), *(one["sequence"] for one in good.values())])}
-        failure = None
-        for path in self._targets(list(good), bad):
-            try:
-                write_container(path, info, payload)
-                saved = {**inspect_container(path), "path": str(path)}
-            except (WorkspaceError, CheckpointError) as error:
-                failure = failure or error
-                if getattr(error.__cause__, "errno", None) not in FULL:
-                    break
-                continue
-            self._seen[path] = saved["hash"]
-            self._write_manifest([*(one for where, one in good.items() if where != path), saved])
-            return saved
-        raise failure
+    # ------------------------------------------------------------------ writing
 
-    def _targets(self, good: list[Path], bad: dict[Path, Exception]) -> list[Path]:
-        """The slot to write: a free one, else the oldest. Then, for a full disk, the oldest good slot, whose space is
-        ours already, as long as two good ones would still be left."""
-        slots = [self.folder / f"slot-{i}.ckpt" for i in range(self.keep + 1)]
-        for path in slots:
-            if isinstance(bad.get(path), NotOurs):
-                with disk_errors(path):
-                    path.replace(path.with_name(f"{path.name}.refused"))
-        free = [path for path in slots if path not in good][:1]
-        oldest = [path for path in good if path in slots]
-        targets = (free + oldest)[:2]
-        left = len(good) - sum(path in good for path in targets)
-        return targets if left >= _FEWEST_GOOD else targets[:1]
+    def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
+        """Write the next slot and read it back; the info of what now stands there, with its `sequence`.
 
-    def _told_sequence(self) -> int:
-        """The highest sequence the manifest remembers, so that a number never comes twice; 0 without a manifest."""
-        try:
-            told = json.loads((self.folder / "manifest.json").read_bytes())["sequence"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return 0
-        return told if type(told) is int else 0
+        Raises WorkspaceError or CheckpointError; then what was kept before still stands, at least the newest two.
+        """
+        info = {"run": unit.run, "phase": unit.phase, "lease": self.lease.to_dict(), **info}
+        disk, size = self.pool.disk, len(payload) + (1 << 13)
 
-    def _write_manifest(self, infos: list[dict]) -> None:
-        rows = [{**info, "path": Path(info["path"]).name} for info in infos]
-        text = json.dumps({"sequence": infos[-1]["sequence"], "oldest_first": rows}, indent=2).encode()
-        try:
-            overwrite_file(self.folder / "manifest.json", [text])
-        except WorkspaceError as error:  # the slots verify without it
-            _log.warning("The manifest of %s is behind its checkpoints: %s", self.phase, error)
+        def store(path: Path, sequence: int) -> dict:
+            return write_container(disk, path, {**info, "sequence": sequence}, payload)
+
+        return self._write(unit, keep, store, size)
+
+    def copy_in(self, unit: Unit, keep: int, source: str, source_disk: Disk | None = None) -> dict:
+        """Take a checkpoint over from another pool, byte for byte; as `write` otherwise."""
+        there = source_disk or Disk()
+        size = look_at(there, Path(source)).size
+
+        def store(path: Path, sequence: int) -> dict:
+            return copy_container(self.pool.disk, path, there, Path(source))
+
+        return self._write(unit, keep, store, size)
+
+    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int) -> dict:
+        with self.pool.locked():
+            slots = self.pool.scan()
+            good, bad = self._survey(unit, slots, trust_seen=True)
+            told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
+            self._check_lease(unit, told)
+            sequence = 1 + max((one["sequence"] for one in told if type(one.get("sequence")) is int), default=0)
+            aside = self._keep_aside(slots, bad)
+            failure: Exception | None = None
+            for path in self._targets(unit, keep, slots, good, worthless(bad) - {aside}):
+                try:
+                    self.pool.make_room(slots, path, size)
+                    self.pool.note(path, WRITING, {"run": unit.run, "phase": unit.phase, "sequence": sequence})
+                    store(path, sequence)
+                    saved = {**read_container(self.pool.disk, path), "path": str(path)}
+                except (WorkspaceError, CheckpointError) as error:
+                    failure = failure or error
+                    if isinstance(error, WorkspaceError) and getattr(error.__cause__, "errno", None) not in FULL:
+                        break
+                    continue
+                self._seen[path] = saved["hash"]
+                self.pool.note(path, HELD, saved)
+                self._repair(slots, {where: one for where, one in good.items() if where != path})
+                return saved
+            raise failure
+
+    def give_back(self, unit: Unit) -> int:
+        """The unit has left its artifact: its slots may be written by others. Returns how many."""
+        with self.pool.locked():
+            mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit) and not slot.strange]
+            for slot in mine:
+                self.pool.note(slot.path, RETURNED, {**slot.look.info, "hash": slot.look.hash})
+        return len(mine)
+
+    def _targets(self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path]) -> list[Path]:
+        """The slot to write: one of ours with nothing to keep, else one that was returned, else a new one. Then, for
+        a full disk, our oldest good one, whose space is ours already, as long as two good ones would still be left.
+
+        empty : our slots whose content is worth nothing.
+        """
+        kept, best = kept_slots(good, keep)
+        reserved = [slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)]
+        returned = sorted((slot for slot in slots if slot.returned), key=lambda slot: str(slot.note.get("saved_at")))
+        ours = [*sorted(empty), *reserved, *(path for path in good if path not in kept)]
+        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept]
+        first = free[0] if free else self.pool.new_path()
+        others = [path for path in good if path != first]
+        spare = [path for path in others if path != best] if len(others) > FEWEST else []
+        return [first, *spare[:1]]
+
+    def _keep_aside(self, slots: list[Slot], bad: dict[Path, Exception]) -> Path | None:
+        """One torn slot, the newest, stays as it is for whoever wants to look into it."""
+        torn = [slot for slot in slots if slot.path in worthless(bad) and slot.look.size]
+        if not torn:
+            return None
+        slot = max(torn, key=lambda slot: slot.look.info.get("sequence", 0))
+        if slot.note.get("status") != QUARANTINED:
+            self.pool.note(slot.path, QUARANTINED, {**slot.look.info, "reason": str(bad[slot.path])})
+        return slot.path
+
+    def _repair(self, slots: list[Slot], good: dict[Path, dict]) -> None:
+        """Manifests that are missing, or of something older, are written from the containers."""
+        notes = {slot.path: slot.note for slot in slots}
+        for path, info in good.items():
+            if notes[path].get("status") != HELD or notes[path].get("hash") != info["hash"]:
+                self.pool.note(path, HELD, info)
+
+    def _check_lease(self, unit: Unit, told: list[dict]) -> None:
+        leases = [one["lease"] for one in told if isinstance(one.get("lease"), dict)]
+        highest = max((one["fence"] for one in leases if type(one.get("fence")) is int), default=0)
+        if highest > self.lease.fence:
+            raise CheckpointError(
+                "A later session has taken this work over; this one writes no more",
+                where=f"run {unit.run}, phase {unit.phase}", got=f"fence {self.lease.fence}", wanted=f"{highest}",
+                next_step="stop this session",
+            )  # fmt: skip
+
+
+def kept_slots(good: dict[Path, dict], keep: int) -> tuple[set[Path], Path | None]:
+    """(the slots not to be written, the best of all): the last `keep`, at least two, and the one with the lowest
+    val_loss, the earliest of equals. `good` is oldest first."""
+    losses = {path: loss_of(info) for path, info in good.items()}
+    best = min(losses, key=losses.get, default=None)
+    best = best if best is not None and losses[best] < math.inf else None
+    return {*list(good)[-max(keep, FEWEST) :], *([best] if best else [])}, best
+
+
+def loss_of(info: dict) -> float:
+    """What a checkpoint is judged by; infinity when it was not measured."""
+    loss = (info.get("metrics") or {}).get("val_loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
+
+
+def worthless(bad: dict[Path, Exception]) -> set[Path]:
+    """Slots whose content is torn: not those that are whole but strange, nor those the disk would not read just now."""
+    return {
+        path for path, error in bad.items() if isinstance(error, CheckpointError) and not isinstance(error, NotOurs)
+    }

@@ -12,13 +12,15 @@ import os
 import re
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
+from ml_factory.runs.layout import Blob, Layout
 from ml_factory.runs.storage import disk_errors, write_bytes_atomic
 
 VERSION = 1
@@ -28,20 +30,36 @@ _PLAIN_DTYPE = re.compile(r"[<>|]([biufcmM])(\d{1,2})(\[\d*[A-Za-zμ]{1,7}\])?|[
 # What safetensors and NumPy both have; the rest travels as raw bytes under its name.
 _NATIVE_TENSORS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
 _RAW_TENSORS = {"uint16", "uint32", "uint64", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
+_MUST_BE_FINITE = {"float16", "bfloat16", "float32", "float64"}
+# Arrays below these names are what training changes; other arrays (forecasts, features) may hold NaN.
+_TRAINED = re.compile(r"\['(network|model|module|weights|params|parameters|optimizer|ema|coef|state_dict)'\]")
 
 
-def encode_state(state: dict) -> bytes:
-    """The state's values, copied as they are now; equal states give equal bytes.
+def lay_out(state: dict, *, finite: bool = False) -> Layout:
+    """Where the state's values go in its bytes; nothing is copied before `Layout.fill`.
 
     state : dict of None, bool, int, float, str, bytes, list, tuple, dict (keys str or int), NumPy arrays and scalars
     of plain dtypes, torch tensors. Raises CheckpointError naming the path of anything else, such as ['opt']['fn'].
+    finite : torch tensors, and arrays under a name such as 'weights' or 'optimizer', must be; `fill` refuses them.
+    A tensor with 'mask' in its name may hold infinities.
     """
     if not isinstance(state, dict):
         raise CheckpointError("A state is a dict", got=type(state).__name__, wanted="dict")
-    blobs: dict[str, np.ndarray] = {}
+    blobs: dict[str, Blob] = {}
     tree = {"version": VERSION, "state": _pack(state, "state", blobs, 0)}
+    if not finite:
+        blobs = {name: replace(blob, floats="") for name, blob in blobs.items()}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
-    return save({**blobs, _TREE: np.frombuffer(text.encode(), np.uint8)})
+    words = np.frombuffer(text.encode(), np.uint8)
+    return Layout({**blobs, _TREE: Blob(words, words.shape, _TREE)})
+
+
+def encode_state(state: dict) -> bytes:
+    """The state's values, copied as they are now; equal states give equal bytes. As `lay_out` takes and refuses."""
+    layout = lay_out(state)
+    data = bytearray(layout.size)
+    layout.fill(memoryview(data))
+    return bytes(data)
 
 
 def decode_state(data: bytes) -> dict:
@@ -85,7 +103,7 @@ def load_state(path: str | os.PathLike) -> dict:
         raise CheckpointError("This state cannot be loaded", where=path, got=error) from error
 
 
-def _pack(value: object, path: str, blobs: dict[str, np.ndarray], depth: int) -> object:
+def _pack(value: object, path: str, blobs: dict[str, Blob], depth: int) -> object:
     """The JSON node for one value; what JSON cannot hold exactly goes to `blobs`. Types are exact: a subclass would
     come back as something else."""
     if depth > _DEEPEST:
@@ -98,7 +116,7 @@ def _pack(value: object, path: str, blobs: dict[str, np.ndarray], depth: int) ->
     if kind is float:
         return value if math.isfinite(value) else {"float": struct.pack(">d", value).hex()}
     if kind is bytes or kind is bytearray:
-        return {kind.__name__: _keep(np.frombuffer(value, np.uint8), blobs)}
+        return {kind.__name__: _keep(np.frombuffer(value, np.uint8), path, blobs)}
     if kind is list or kind is tuple:
         items = [_pack(item, f"{path}[{i}]", blobs, depth + 1) for i, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
@@ -113,7 +131,7 @@ def _pack(value: object, path: str, blobs: dict[str, np.ndarray], depth: int) ->
     raise _refusal(path, f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _pack_dict(value: dict, path: str, blobs: dict[str, np.ndarray], depth: int) -> dict:
+def _pack_dict(value: dict, path: str, blobs: dict[str, Blob], depth: int) -> dict:
     for key in value:
         if type(key) is not str and type(key) is not int:
             raise _refusal(path, f"the key {key!r} of type {type(key).__name__}")
@@ -123,7 +141,7 @@ def _pack_dict(value: dict, path: str, blobs: dict[str, np.ndarray], depth: int)
     return {"items": [[_pack(key, path, blobs, 0), item] for key, item in items.items()]}
 
 
-def _pack_array(array: np.ndarray, path: str, blobs: dict[str, np.ndarray]) -> list:
+def _pack_array(array: np.ndarray, path: str, blobs: dict[str, Blob]) -> list:
     """[blob, dtype, shape]. Dtypes that safetensors lacks (dates, texts, big-endian) are kept as raw bytes."""
     if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.itemsize == 0:
         raise _refusal(path, f"an array of dtype {array.dtype}")
@@ -131,22 +149,30 @@ def _pack_array(array: np.ndarray, path: str, blobs: dict[str, np.ndarray]) -> l
     native = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8 and array.dtype.isnative
     if not native:
         flat = np.frombuffer(flat.tobytes(), np.uint8)
-    return [_keep(flat.reshape(array.shape) if native else flat, blobs), array.dtype.str, list(array.shape)]
+    floats = array.dtype.name if native and array.dtype.kind == "f" and _TRAINED.search(path) else ""
+    kept = flat.reshape(array.shape) if native else flat
+    return [_keep(kept, path, blobs, floats), array.dtype.str, list(array.shape)]
 
 
-def _pack_tensor(tensor, path: str, blobs: dict[str, np.ndarray]) -> list:
+def _pack_tensor(tensor, path: str, blobs: dict[str, Blob]) -> list:
     name = str(tensor.dtype).removeprefix("torch.")
     torch = sys.modules["torch"]
     if name not in _NATIVE_TENSORS | _RAW_TENSORS or tensor.layout is not torch.strided:
         raise _refusal(path, f"a tensor of {name}, {tensor.layout}")
+    floats = name if name in _MUST_BE_FINITE and "mask" not in path.rpartition("[")[2] else ""
+    if tensor.device.type == "cuda":  # stays there until it is copied into pinned pages
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        blob = str(len(blobs))
+        blobs[blob] = Blob(flat, (flat.numel() * flat.element_size(),), path, floats)
+        return [blob, name, list(tensor.shape)]
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     array = flat.numpy().reshape(tuple(tensor.shape)) if name in _NATIVE_TENSORS else flat.view(torch.uint8).numpy()
-    return [_keep(array, blobs), name, list(tensor.shape)]
+    return [_keep(array, path, blobs, floats), name, list(tensor.shape)]
 
 
-def _keep(array: np.ndarray, blobs: dict[str, np.ndarray]) -> str:
+def _keep(array: np.ndarray, path: str, blobs: dict[str, Blob], floats: str = "") -> str:
     name = str(len(blobs))
-    blobs[name] = array
+    blobs[name] = Blob(array.reshape(-1), tuple(array.shape), path, floats)
     return name
 
 

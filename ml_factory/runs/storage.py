@@ -23,6 +23,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # What a file system answers that has no fsync (some network mounts); the write itself went through.
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _LEFTOVER_SECONDS = 3600
+MOUNTS = Path("/proc/self/mounts")
+_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
+_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
 
 
 def free_bytes(path: str | os.PathLike) -> int:
@@ -192,6 +195,33 @@ def plain(obj: object) -> object:
     if obj is None or isinstance(obj, bool | int | str):
         return obj
     raise TypeError(f"JSON cannot hold a {type(obj).__name__}: {obj!r}")
+
+
+def on_mount(path: str | os.PathLike) -> bool:
+    """Whether the file system is another machine's: slow, and gone when the connection is.
+
+    By the mount table; /content/drive and what $ML_FACTORY_MOUNTS lists (folders, with : between) are always such.
+    """
+    place, best, kind = os.path.realpath(path), "", ""
+    told = [*os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep), "/content/drive"]
+    if any(_inside(place, os.path.realpath(folder)) for folder in told if folder):
+        return True
+    with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
+        for line in mounts:
+            _, folder, fstype, *_ = line.split(" ")
+            folder = folder.replace("\\040", " ")
+            if _inside(place, folder) and len(folder) >= len(best):
+                best, kind = folder, fstype
+    return kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE
+
+
+def _inside(place: str, folder: str) -> bool:
+    return place == folder or place.startswith(folder.rstrip("/") + "/")
+
+
+def cache_folder(name: str) -> Path:
+    """Where this library keeps copies of that kind on the local disk."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / name
 
 
 @contextmanager

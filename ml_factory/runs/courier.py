@@ -1,0 +1,154 @@
+"""Who carries a saved checkpoint on: from memory to the local disk, from there to the mount, while training goes on.
+
+Two threads, because a slow mount must not delay the next local save. Neither is waited for when the interpreter ends
+later than a few seconds; what did not reach the mount lies on the local disk and is carried over by the next session.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.runs.pool import Unit
+from ml_factory.runs.slots import loss_of
+
+IN_MEMORY, REFUSED = "in memory", "not saved"
+SAVED, LOCAL = "saved", "saved locally"
+COPIED = "copied to the mount, upload unconfirmed"
+_log = logging.getLogger("ml_factory")
+
+
+class Clerk:
+    """One daemon thread that does jobs in order; `wait` tells when none is left."""
+
+    def __init__(self, name: str):
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._left, self._changed = 0, threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def do(self, job: Callable[[], None]) -> None:
+        with self._changed:
+            self._left += 1
+        self._jobs.put(job)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether every job is done, at the latest after so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, seconds)
+
+    def close(self) -> None:
+        """End after the jobs that are there."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except FactoryError as error:
+                _log.warning("%s", error)
+            finally:
+                with self._changed:
+                    self._left -= 1
+                    self._changed.notify_all()
+
+
+class Now:
+    """The face of a Clerk that has no thread: each job is done before `do` returns."""
+
+    def do(self, job: Callable[[], None]) -> None:
+        job()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass
+class State:
+    """How far the newest checkpoint of a unit has come.
+
+    where : IN_MEMORY, SAVED (a workspace on a disk of this machine), LOCAL or COPIED (one on a mount), or REFUSED.
+    at : wall-clock seconds.
+    """
+
+    phase: str
+    sequence: int | None = None
+    where: str = IN_MEMORY
+    at: float = 0.0
+
+    def __str__(self) -> str:
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        return f"{self.phase}{number} {self.where} {time.strftime('%H:%M:%S', time.localtime(self.at))}"
+
+
+class Courier:
+    """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
+
+    Only the newest and the best checkpoint of a unit are copied: a slow mount skips those between. One line tells that
+    it fell behind, one that it caught up.
+    """
+
+    def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60):
+        self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
+        self._behind: dict[Unit, Callable[[], None]] = {}
+        self._next_try, self._told = 0.0, False
+
+    @property
+    def behind(self) -> bool:
+        """Whether something that was saved locally is not on the mount."""
+        return bool(self._behind)
+
+    def carry(self, unit: Unit, then: Callable[[], None] = lambda: None) -> None:
+        """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there."""
+        self._behind[unit] = then
+        if not self._told or time.monotonic() >= self._next_try:
+            self._clerk.do(self.catch_up)
+
+    def catch_up(self) -> None:
+        """Try all that is behind."""
+        for unit, then in list(self._behind.items()):
+            try:
+                self._copy(unit)
+            except (WorkspaceError, CheckpointError) as error:
+                self._next_try = time.monotonic() + self._retry
+                if not self._told:
+                    _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
+                self._told = True
+                return
+            if self._behind.get(unit) is then:
+                del self._behind[unit]
+            then()
+        if self._told:
+            _log.warning("The mount answers again: it holds every newest checkpoint now")
+        self._told = False
+
+    def give_back(self, unit: Unit) -> None:
+        """The unit's artifact is where it belongs: its slots on the mount serve others."""
+        self._behind.pop(unit, None)
+        self._clerk.do(lambda: self._mount.give_back(unit))
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether everything is on the mount now; what failed before is tried once more."""
+        if self.behind:
+            self._clerk.do(self.catch_up)
+        return self._clerk.wait(seconds) and not self.behind
+
+    def close(self) -> None:
+        self._clerk.close()
+
+    def _copy(self, unit: Unit) -> None:
+        here = self._home.told(unit)
+        if not here:
+            return
+        there = {info["hash"] for info in self._mount.told(unit)}
+        best = min(here, key=loss_of)
+        for info in [*([best] if loss_of(best) < float("inf") else []), here[0]]:
+            if info["hash"] not in there:
+                self._mount.copy_in(unit, self._keep, info["path"])
+                there.add(info["hash"])
