@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -211,9 +210,10 @@ def run(
     given = _pairs(parameter or [])
     path = find_notebook(notebook)
     place = Workspace(workspace or given.get("WORKSPACE", ""))
-    given["WORKSPACE"] = os.fspath(place.root)
+    given["WORKSPACE"] = place.address
     with _working(path.name, as_json):
         written = run_notebook(path, out or place.results / "notebooks" / path.name, given)
+    place.push()
     _print_json({"notebook": str(written)}) if as_json else print(written)
 
 

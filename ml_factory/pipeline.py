@@ -19,7 +19,7 @@ from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, 
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
-from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
@@ -65,10 +65,13 @@ __all__ = [
     "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
 
+prepare = pushed_after(prepare)
+
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
 
 
+@pushed_after
 def audit(
     workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
     fresh: bool = False, progress: Callable[[int, int], None] | None = None,
@@ -85,6 +88,7 @@ def audit(
     return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress)
 
 
+@pushed_after
 def search_barriers(
     workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False
 ) -> SearchResult:
@@ -104,6 +108,7 @@ def search_barriers(
     return search_labels(workspace, symbol, horizon, spec, fresh)
 
 
+@pushed_after
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
@@ -149,6 +154,7 @@ def train(
     )  # fmt: skip
 
 
+@pushed_after
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
@@ -207,6 +213,7 @@ def cross_validate(
     )  # fmt: skip
 
 
+@pushed_after
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
@@ -249,6 +256,7 @@ def stack(
     )  # fmt: skip
 
 
+@pushed_after
 def evaluate(
     workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
 ) -> EvaluateResult:
@@ -273,6 +281,7 @@ def evaluate(
     )  # fmt: skip
 
 
+@pushed_after
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
     bars: BarSpec | None = None, out: str | Path | None = None,

@@ -1,7 +1,6 @@
 """The notebooks through papermill: one by name, or the eight in order."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,12 +74,13 @@ def run_suite(
     unknown = [name for name in parameters if name not in SHARED]
     if unknown:
         raise SettingsError("Not a parameter all notebooks share", where="-p", got=unknown[0], wanted=", ".join(SHARED))
-    given = {**parameters, "WORKSPACE": os.fspath(workspace.root)}
+    given = {**parameters, "WORKSPACE": workspace.address}
     written = []
     for name, path in notebooks().items():
         started = time.perf_counter()
         declared = notebook_parameters(path)
         mine = {key: text for key, text in given.items() if key in declared}
         written.append(run_notebook(path, workspace.results / "notebooks" / path.name, mine))
+        workspace.push()
         on_notebook(name, time.perf_counter() - started)
     return written

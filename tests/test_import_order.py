@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ml_factory"
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
 compiled errors seeding progress
-runs.storage runs.layout runs.state runs.staging runs.workspace runs.session runs.lives runs.planner runs.ownership runs.containers runs.pool runs.slots
+runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace runs.session runs.lives runs.planner runs.ownership runs.containers runs.pool runs.slots
 runs.mount_io runs.courier runs.signals runs.checkpoints runs.registry
 runs.records runs.mirror runs.tracking
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
@@ -35,7 +35,9 @@ leakage.proof leakage.certificate
 models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
 models.heads models.layers models.recurrent models.sequence models.transformer models.gating models.tft models.frames
 models.checks models.registry
-training.spec training.losses training.optim training.device training.loop training.estimator
+training.spec training.losses training.order training.optim training.averaging training.precision training.processes
+training.watchdog training.device training.recompute training.feed training.run training.step training.judging
+training.meter training.loop training.estimator
 evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
 ensemble.out_of_fold ensemble.stacking
 experiment
@@ -52,7 +54,7 @@ HOMES = {
     "torch_xla": {"training.device", "models.recurrent"},
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
-    "fsspec": {"runs.storage"},
+    "fsspec": {"runs.buckets"},
     "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.report", "notebook"},
     "ipywidgets": {"notebook"},
     "IPython": {"notebook"},

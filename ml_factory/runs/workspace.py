@@ -4,8 +4,11 @@ The root is the one given, else $ML_FACTORY_ROOT, else Google Drive on Colab, el
 `./workspace` when the library was installed without one.
 """
 
+import functools
+import importlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError
@@ -67,27 +70,44 @@ class Workspace:
 
     Parameters
     ----------
-    root : folder, or "" or None for the default rule (see `default_root`).
+    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_root`). A bucket is
+        mirrored in a local folder, `root`: small things come at once, a symbol's bars and data when they are first
+        asked for, and `push` brings up what was written.
 
-    Raises WorkspaceError when the root is a bucket, a file, or cannot be written.
+    Raises WorkspaceError when the root is a file, cannot be written, or is a bucket that does not answer.
     """
 
     def __init__(self, root: "str | os.PathLike | Workspace | None" = None):
         if isinstance(root, Workspace):
-            root = root.root
+            root = root.address
         text = os.fspath(root).strip() if root is not None else ""
-        if "://" in text:
-            raise WorkspaceError(
-                "A workspace in a bucket is not supported yet",
-                where=text,
-                wanted="a folder",
-                next_step="use a local folder or a mounted Google Drive, and copy it to the bucket afterwards",
-            )
-        self.root = Path(os.path.abspath(Path(text).expanduser() if text else default_root()))
+        # On demand: a folder needs nothing beyond the standard library, before anything is installed.
+        self._bucket = importlib.import_module("ml_factory.runs.buckets").BucketMirror(text) if "://" in text else None
+        self._pulled: set[str] = set()
+        folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()
+        self.root = Path(os.path.abspath(folder))
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
         if not os.access(self.root, os.W_OK):
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
+        self._pull("models/", "results/", "checkpoints/")
+
+    @property
+    def address(self) -> str:
+        """What another process opens this workspace by."""
+        return self._bucket.url if self._bucket else str(self.root)
+
+    def push(self) -> None:
+        """Bring what was written here to the bucket; nothing to do for a folder."""
+        if self._bucket:
+            self._bucket.push()
+
+    def _pull(self, *places: str) -> None:
+        """Once for each opening: what is written or removed here afterwards stands."""
+        new = [place for place in places if place not in self._pulled]
+        if self._bucket and new:
+            self._bucket.pull(*new)
+            self._pulled.update(new)
 
     @property
     def raw(self) -> Path:
@@ -111,20 +131,38 @@ class Workspace:
 
     def raw_bars(self, symbol: str) -> Path:
         """data/raw/{SYMBOL}_1m.parquet; the file may not exist yet."""
-        return self.raw / f"{check_symbol(symbol)}_1m.parquet"
+        name = f"{check_symbol(symbol)}_1m.parquet"
+        self._pull(f"data/raw/{name}")
+        return self.raw / name
 
     def processed(self, symbol: str) -> Path:
         """data/processed/{SYMBOL}; made when something is first written there."""
-        return self.root / "data" / "processed" / check_symbol(symbol)
+        self._pull(f"data/processed/{check_symbol(symbol)}/")
+        return self.root / "data" / "processed" / symbol
 
     def __repr__(self) -> str:
-        return f"Workspace({str(self.root)!r})"
+        return f"Workspace({self.address!r})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workspace) and self.root == other.root
 
     def __hash__(self) -> int:
         return hash(self.root)
+
+
+def pushed_after(verb: Callable) -> Callable:
+    """A function whose first argument is a workspace, which brings to the bucket what it wrote, also when it fails:
+    checkpoints and parts that are whole are worth keeping."""
+
+    @functools.wraps(verb)
+    def run(workspace, *args, **settings):
+        workspace = Workspace(workspace)
+        try:
+            return verb(workspace, *args, **settings)
+        finally:
+            workspace.push()
+
+    return run
 
 
 def _make_folder(folder: Path) -> None:
