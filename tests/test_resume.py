@@ -13,7 +13,7 @@ from ml_factory.errors import CheckpointError
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import encode_state
-from ml_factory.training.loop import Order
+from ml_factory.training.order import Order
 
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {

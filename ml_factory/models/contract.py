@@ -32,6 +32,7 @@ class FitResult:
     stopped_early : the validation loss had not fallen for as long as the settings' patience.
     exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
+    compiles : programs that a lazy device compiled: train, accumulate, evaluate -> how often.
     """
 
     history: list[dict] = field(default_factory=list)
@@ -43,6 +44,7 @@ class FitResult:
     exact: bool = True
     inexact: tuple[str, ...] = ()
     limited: dict = field(default_factory=dict)
+    compiles: dict = field(default_factory=dict)
 
 
 class Estimator:

@@ -1,58 +1,223 @@
-"""Where the arithmetic happens: cpu or cuda. Nothing outside this file knows which.
+"""Where the arithmetic happens: cpu, cuda or xla (a TPU, or XLA's own CPU client). Nothing outside this file knows.
 
-An XLA device has its place here: `pick`, `place`, `seed_step`, `facts` are all a new kind must answer.
+torch_xla ends with 2.9; a successor for TPUs answers the same questions in one more class here.
 """
 
+import importlib
+import importlib.util
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.contract import cores, environment
+from ml_factory.training.precision import DTYPES, native_precision
+from ml_factory.training.processes import Processes, join
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.watchdog import Watchdog
+
+# A host that cannot give memory has no error class of its own.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True)
 class Device:
-    """The chosen device. kind : cpu or cuda."""
+    """A CPU, and what every other kind answers too.
+
+    kind : cpu, cuda or xla. threads : of the host's own arithmetic. precision : fp32, bf16 or fp16, of training
+    steps. processes : those that share the training. chips : of this process; the rows of a batch are spread over
+    them. watchdog : counts the programs that were compiled.
+    """
 
     kind: str
     threads: int
+    precision: str = "fp32"
+    processes: Processes = field(default_factory=Processes)
+    chips: int = 1
+    watchdog: Watchdog = field(default_factory=Watchdog, compare=False)
+
+    @property
+    def target(self) -> str:
+        """What torch calls it."""
+        return self.kind
+
+    @property
+    def shares(self) -> int:
+        """Pieces that the rows of every batch must divide into."""
+        return self.processes.world * self.chips
 
     def place(self, value):
         """A tensor, module or Windows on this device."""
-        return value.to(self.kind)
+        return value.to(self.target)
+
+    def spread(self, batch):
+        """A batch whose rows lie over the chips."""
+        return batch
 
     def seed_step(self, seed: int) -> None:
         """Random numbers drawn on the device from here on depend on this seed alone."""
         torch.default_generator.manual_seed(seed)
-        if self.kind == "cuda":
-            torch.cuda.manual_seed_all(seed)
+
+    def autocast(self):
+        """The context of a training step's forward pass: its precision."""
+        dtype = DTYPES[self.precision]
+        return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        """The network as a step calls it: its gradients are averaged over the processes, if there are several."""
+        return network if self.processes.world == 1 else nn.parallel.DistributedDataParallel(network)
+
+    def recompute(self, function: Callable, *args: Any) -> Any:
+        """function(*args), whose inner results are computed again for the backward pass instead of kept."""
+        return checkpoint(function, *args, use_reentrant=False)
+
+    def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
+        """Hand over what was asked for so far: on a lazy device that makes one program of it, and starts it."""
+
+    def free_bytes(self) -> int:
+        """Device memory that an array may take; the host's own arrays are there already."""
+        return 1 << 62
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Whether this error says that memory was too small."""
+        return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+        )
+
+    def release(self) -> None:
+        """Give freed memory back."""
+
+    def keep_programs(self, folder: Path) -> None:
+        """Keep what is compiled under `folder`, for the next session."""
 
     def facts(self) -> dict:
         """What the bits of a run depend on besides data and settings."""
-        name = torch.cuda.get_device_name() if self.kind == "cuda" else torch.backends.cpu.get_cpu_capability()
-        return environment(device=self.kind, capability=name, threads=self.threads, torch=str(torch.__version__))
+        return environment(
+            device=self.kind,
+            capability=self._capability(),
+            threads=self.threads,
+            precision=self.precision,
+            shares=self.shares,
+            torch=str(torch.__version__),
+        )
+
+    def _capability(self) -> str:
+        return torch.backends.cpu.get_cpu_capability()
+
+
+class Cuda(Device):
+    """One NVIDIA GPU a process."""
+
+    @property
+    def target(self) -> str:
+        return f"cuda:{self.processes.local}"
+
+    def seed_step(self, seed: int) -> None:
+        super().seed_step(seed)
+        torch.cuda.manual_seed_all(seed)
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        if self.processes.world == 1:
+            return network
+        return nn.parallel.DistributedDataParallel(network, device_ids=[self.processes.local])
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.processes.local)[0]
+
+    def release(self) -> None:
+        torch.cuda.empty_cache()
+
+    def keep_programs(self, folder: Path) -> None:
+        # Read when the first kernel is compiled.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+    def _capability(self) -> str:
+        return torch.cuda.get_device_name(self.processes.local)
+
+
+class Xla(Device):
+    """The XLA devices of this process: one chip, or several that hold the same weights and share each batch's rows
+    (SPMD). Arithmetic is written down first and done at `flush`."""
+
+    def spread(self, batch):
+        if self.chips == 1:
+            return batch
+        if isinstance(batch, tuple):
+            return tuple(self.spread(part) for part in batch)
+        spmd = _xla("distributed.spmd")
+        mesh = spmd.Mesh(np.arange(self.chips), (self.chips,), ("rows",))
+        spmd.mark_sharding(batch, mesh, ("rows", *[None] * (batch.ndim - 1)))
+        return batch
+
+    def seed_step(self, seed: int) -> None:
+        super().seed_step(seed)
+        _xla().manual_seed(seed)
+
+    def wrap(self, network: nn.Module) -> nn.Module:
+        return network
+
+    def recompute(self, function: Callable, *args: Any) -> Any:
+        # XLA would find the second computation equal to the first and drop it: theirs has a barrier.
+        return _xla("utils.checkpoint").checkpoint(function, *args, use_reentrant=True)
+
+    def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
+        self.watchdog.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
+        before = self._compiled()
+        _xla().sync()
+        self.watchdog.after(program, self._compiled() - before, inputs)
+
+    def free_bytes(self) -> int:
+        if self.chips > 1:  # the virtual device of SPMD has no memory of its own to ask about
+            return 4 << 30
+        memory = _xla("core.xla_model").get_memory_info()
+        return memory["bytes_limit"] - memory["bytes_used"] if memory.get("bytes_limit") else 1 << 62
+
+    def keep_programs(self, folder: Path) -> None:
+        # The CPU client writes files that it cannot read back.
+        if _xla("runtime").device_type() == "TPU":
+            _xla("runtime").initialize_cache(str(folder / "xla"))
+
+    def _capability(self) -> str:
+        return str(_xla("runtime").device_type())
+
+    def _compiled(self) -> int:
+        return _xla("debug.metrics").counter_value("UncachedCompile") or 0
 
 
 def pick(spec: TrainSpec) -> Device:
-    """The device the spec asks for; "auto" takes CUDA where there is one."""
-    there = torch.cuda.is_available()
-    if spec.device == "cuda" and not there:
+    """The device the spec asks for; "auto" takes CUDA or a TPU where there is one."""
+    on_tpu = _touch_xla(wanted=spec.device == "xla") == "TPU"
+    cuda = torch.cuda.is_available()
+    if spec.device in ("cuda", "xla") and not {"cuda": cuda, "xla": _has_xla()}[spec.device]:
         raise SettingsError(
-            "No CUDA device here",
+            "No XLA device here" if spec.device == "xla" else "No CUDA device here",
             where="device",
-            got="cuda",
+            got=spec.device,
             wanted="cpu or auto",
-            next_step="choose a GPU runtime, or device='auto'",
+            next_step=f"choose a {'TPU' if spec.device == 'xla' else 'GPU'} runtime, or device='auto'",
         )
-    if there:
+    kind = spec.device if spec.device != "auto" else "cuda" if cuda else "xla" if on_tpu else "cpu"
+    processes = Processes() if kind == "xla" else join("nccl" if kind == "cuda" else "gloo")
+    if kind == "cuda":
         # Read when cuBLAS starts: without it matrix products may add in another order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return Device("cuda" if there and spec.device != "cpu" else "cpu", spec.threads or cores())
+        torch.cuda.set_device(processes.local)
+    return {"cpu": Device, "cuda": Cuda, "xla": Xla}[kind](
+        kind,
+        spec.threads or cores(),
+        native_precision(kind) if spec.precision == "auto" else spec.precision,
+        processes,
+        _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
+    )
 
 
 @contextmanager
@@ -73,3 +238,31 @@ def pinned(device: Device) -> Iterator[None]:
         torch.set_rng_state(states)
         for index, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, index)
+
+
+def _has_xla() -> bool:
+    return importlib.util.find_spec("torch_xla") is not None
+
+
+def _xla(part: str = ""):
+    """torch_xla or a module of it; loaded only where it is there."""
+    return importlib.import_module(f"torch_xla.{part}" if part else "torch_xla")
+
+
+def _touch_xla(wanted: bool) -> str:
+    """Start XLA's client before anything is differentiated, and say its hardware; "" where there is none.
+
+    A backward pass on the CPU that comes first breaks all later ones on XLA devices.
+    """
+    if not _has_xla():
+        return ""
+    runtime = _xla("runtime")
+    try:
+        if not runtime.is_spmd() and runtime.global_runtime_device_count() > 1:
+            runtime.use_spmd()
+        _xla().device()
+    except RuntimeError:  # another process holds the chip: only a problem for one who asked for it
+        if wanted:
+            raise
+        return ""
+    return str(runtime.device_type())

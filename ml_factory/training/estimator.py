@@ -18,7 +18,9 @@ from ml_factory.models.contract import (
     data_signature,
 )
 from ml_factory.seeding import derive_seed
-from ml_factory.training.device import Device, pick, pinned
+from ml_factory.training.device import pick, pinned
+from ml_factory.training.feed import Feed
+from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
@@ -52,27 +54,24 @@ class NeuralClassifier(Estimator):
     ) -> FitResult:
         spec, limited = apply_limits(self.settings, limits)
         device, self.features = pick(spec), 0
-        windows = self._windows(x)
-        target, weight = check_rows(len(windows), y, sample_weight, where="training")
-        arrays, validate = [*_bits(windows), target, weight], None
-        self._build(windows.shape[2])
-        if validation is not None:
-            x_val, y_val, w_val = (*validation, None)[:3]
-            x_val = self._windows(x_val)
-            target_val, weight_val = check_rows(len(x_val), y_val, w_val, where="validation")
-            arrays += [*_bits(x_val), target_val, weight_val]
-            validate = self._validator(device.place(x_val), target_val, weight_val, device, spec.eval_batch)
+        parts = self._parts(x, y, sample_weight, "training")
+        held = validation and self._parts(*(*validation, None)[:3], "validation")
+        self._build(parts[0].shape[2])
+        feed, validate = Feed(device, parts), None
+        if held:
+            held_feed = Feed(device, held)
+            validate = lambda: mean_loss(self.network, held_feed, _loss, device, spec.eval_batch)  # noqa: E731
         result = fit(
             self.network,
-            len(windows),
-            _batches(device.place(windows), target, weight, device),
+            len(feed),
+            feed,
             _loss,
             spec,
             device,
             identity={
                 "model": self.name,
-                "settings": {**_bit_settings(spec), **asdict(self.network_spec), "lookback": self.lookback},
-                "data": data_signature(windows.shape[2], *arrays),
+                "settings": {**spec.identity(), **asdict(self.network_spec), "lookback": self.lookback},
+                "data": data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
             },
             validate=validate,
             callbacks=callbacks,
@@ -85,10 +84,12 @@ class NeuralClassifier(Estimator):
         if self.network is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
         windows = self._windows(x)
+        if not len(windows):
+            return np.empty((0, len(CLASSES)))
         device = pick(self.settings)
         with pinned(device):
-            logits_NC = self._logits(device.place(windows), device, self.settings.eval_batch)
-            return torch.softmax(logits_NC.double(), dim=1).cpu().numpy()
+            logits_NC = outputs(self.network, Feed(device, [windows]), device, self.settings.eval_batch)
+            return torch.softmax(logits_NC.double(), dim=1).numpy()
 
     def get_state(self) -> dict:
         weights = {} if self.network is None else self.network.state_dict()
@@ -116,6 +117,12 @@ class NeuralClassifier(Estimator):
             torch.default_generator.manual_seed(derive_seed(self.settings.seed, self.name, "init"))
             self.network = self.kind(features, self.lookback, len(CLASSES), self.network_spec)
 
+    def _parts(self, x, y, weight, where: str) -> tuple[Windows, np.ndarray, np.ndarray]:
+        """Windows, classes int64 (N,) and weights float32 (N,), checked."""
+        windows = self._windows(x)
+        target, weight = check_rows(len(windows), y, weight, where=where)
+        return windows, target, weight.astype(np.float32)
+
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):
             x = np.ascontiguousarray(x, dtype=np.float32)
@@ -133,49 +140,12 @@ class NeuralClassifier(Estimator):
             )
         return x
 
-    @torch.no_grad()
-    def _logits(self, windows: Windows, device: Device, size: int) -> torch.Tensor:
-        """logits_NC on the device, in batches of one shape: the last one is filled up and the filling cut off."""
-        network = device.place(self.network).eval()
-        size = max(min(size, len(windows)), 1)
-        parts = []
-        for start in range(0, len(windows), size):
-            positions = np.minimum(np.arange(start, start + size), len(windows) - 1)
-            parts.append(network(windows.gather(positions))[: len(windows) - start])
-        return torch.cat(parts) if parts else torch.empty(0, len(CLASSES))
 
-    def _validator(self, windows: Windows, target: np.ndarray, weight: np.ndarray, device: Device, size: int):
-        target_N, weight_N = (device.place(torch.from_numpy(array)) for array in (target, weight))
-
-        def validate() -> float:
-            total, weights = weighted_cross_entropy(self._logits(windows, device, size).double(), target_N, weight_N)
-            return float(total / weights)
-
-        return validate
-
-
-def _bits(windows: Windows) -> tuple[np.ndarray, np.ndarray]:
+def _bits(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
     """What a checkpoint's data must agree in."""
-    return windows.x_NF.cpu().numpy(), windows.rows
-
-
-def _batches(windows: Windows, target: np.ndarray, weight: np.ndarray, device: Device):
-    """positions -> (x_BTF, target_B, weight_B) on the device."""
-    target_N = device.place(torch.from_numpy(target))
-    weight_N = device.place(torch.from_numpy(weight.astype(np.float32)))
-
-    def batch(positions: np.ndarray) -> tuple:
-        index_B = device.place(torch.from_numpy(positions))
-        return windows.gather(index_B), target_N.index_select(0, index_B), weight_N.index_select(0, index_B)
-
-    return batch
+    return [windows.x_NF.cpu().numpy(), windows.rows, *columns]
 
 
 def _loss(network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
     x_BTF, target_B, weight_B = batch
     return weighted_cross_entropy(network(x_BTF), target_B, weight_B)
-
-
-def _bit_settings(spec: TrainSpec) -> dict:
-    """Settings that make it another run; device and threads only make it inexact, saving times not even that."""
-    return {key: value for key, value in asdict(spec).items() if key not in ("device", "threads", "save_seconds")}

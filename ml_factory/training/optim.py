@@ -1,26 +1,20 @@
-"""AdamW in two groups and a rate that is a pure function of the step.
+"""AdamW in two groups, and a rate that is a pure function of the step.
 
-The schedule keeps no state of its own: on resume the step alone gives the rate.
+Neither keeps a count of its own: on resume the step alone gives the rate and the corrections. All numbers that change
+from step to step reach the device as one vector, since a compiler that reads them as constants makes a new program
+wherever one of them becomes 0 or 1 (the end of a cosine, a correction after 36,300 steps).
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ml_factory.errors import CheckpointError
 from ml_factory.training.spec import TrainSpec
 
-
-def make_adamw(network: nn.Module, spec: TrainSpec) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019); matrices decay, biases, norms and other vectors do not."""
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": spec.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    # One kernel for all tensors: on small networks the launches cost more than the arithmetic.
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=spec.lr, fused=True)
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def rate(step: int, total: int, spec: TrainSpec) -> float:
@@ -32,23 +26,92 @@ def rate(step: int, total: int, spec: TrainSpec) -> float:
     return spec.lr * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use this rate in every group."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def controls(step: int, lr: float, spec: TrainSpec) -> Tensor:
+    """float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias correction, one over the root of
+    the square's, and how far the averaged weights move towards the new ones."""
+    count = step + 1
+    moved = 1 - min(spec.ema, (1 + count) / (10 + count))
+    values = lr, 1 - lr * spec.weight_decay, lr / (1 - BETA1**count), (1 - BETA2**count) ** -0.5, moved
+    return torch.tensor(values, dtype=torch.float32)
 
 
-def optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict:
-    """Moments by parameter name: {"weight": {"exp_avg": tensor, "exp_avg_sq": tensor, "step": tensor}}."""
-    return {name: dict(optimizer.state[p]) for name, p in network.named_parameters() if p in optimizer.state}
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019), without state on the host; matrices decay, biases, norms and other vectors
+    do not.
+
+    Equal to torch.optim.AdamW, but a step can be left out by a flag on the device, and nothing waits for it.
+    """
+
+    def __init__(self, network: nn.Module):
+        named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        # Those that decay first, so that each group is one slice of every list.
+        named.sort(key=lambda item: item[1].ndim < 2)
+        self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
+        self.decayed = sum(p.ndim >= 2 for p in self.parameters)
+        self.means = [_zeros(p) for p in self.parameters]
+        self.squares = [_zeros(p) for p in self.parameters]
+
+    def gradients(self) -> list[Tensor]:
+        """Each parameter's gradient; a parameter that the loss does not reach has one of 0."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self.parameters]
+
+    def clear(self, keep: bool) -> None:
+        """Forget the gradients. keep : hold them as zeros, so that adding a first part is like adding any other."""
+        if keep:
+            torch._foreach_zero_(self.gradients())
+        else:
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def update(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:
+        """One step along factor * gradient; where `ok` is false nothing changes, whatever the gradients hold.
+
+        numbers : `controls` of the step, on the device. factor : scalar that makes the gradient the mean loss's,
+        clipped; 0 where not ok.
+        """
+        one, zero = torch.ones_like(factor), torch.zeros_like(factor)
+        gradients = self.gradients()
+        for gradient in gradients:
+            gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf would be NaN
+        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(self.means, torch.where(ok, BETA1 * one, one))
+        torch._foreach_add_(self.means, gradients, alpha=1 - BETA1)
+        torch._foreach_mul_(self.squares, torch.where(ok, BETA2 * one, one))
+        torch._foreach_addcmul_(self.squares, gradients, gradients, value=1 - BETA2)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_mul_(roots, numbers[3])
+        torch._foreach_add_(roots, EPSILON)
+        moves = torch._foreach_div(self.means, roots)
+        torch._foreach_mul_(moves, torch.where(ok, -numbers[2], zero))
+        if self.decayed:
+            torch._foreach_mul_(self.parameters[: self.decayed], torch.where(ok, numbers[1], one))
+        torch._foreach_add_(self.parameters, moves)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Moments by parameter name: {"weight": {"exp_avg": tensor, "exp_avg_sq": tensor}}."""
+        moments = zip(self.names, self.means, self.squares, strict=True)
+        return {name: {"exp_avg": mean, "exp_avg_sq": square} for name, mean, square in moments}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put them back, on each parameter's own device."""
+        if set(state) != set(self.names):
+            strange = sorted(set(state) ^ set(self.names))[:3]
+            raise CheckpointError("Optimizer state of another network", got=strange, wanted=sorted(self.names)[:3])
+        for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
+            mean.copy_(state[name]["exp_avg"])
+            square.copy_(state[name]["exp_avg_sq"])
 
 
-def load_optimizer_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Put them back, on each parameter's own device."""
-    names = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    strange = set(state) - set(names)
-    if strange:
-        raise CheckpointError("Optimizer state of another network", got=sorted(strange)[:3], wanted=sorted(names)[:3])
-    for name, moments in state.items():
-        there = names[name].device
-        optimizer.state[names[name]] = {key: value.to(there, copy=True) for key, value in moments.items()}
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """Euclidean norm of all of them together, float32."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).float())
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    # Made on the host: on a lazy device a fill would be one more program.
+    return torch.zeros(parameter.shape, dtype=parameter.dtype).to(parameter.device)

@@ -6,9 +6,14 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
+from ml_factory.runs.state import encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import Order, fit
+from ml_factory.training.loop import fit
+from ml_factory.training.optim import rate
+from ml_factory.training.order import Order
+from ml_factory.training.run import Run
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.step import take_step
 
 CPU = Device("cpu", 1)
 IDENTITY = {"model": "line", "settings": {}, "data": {}}
@@ -51,25 +56,6 @@ def line(seen: list | None = None, rows: int = 10):
 def run(spec: TrainSpec, seen=None, rows=10, **more):
     network, batch, loss = line(seen, rows)
     return network, fit(network, rows, batch, loss, spec, CPU, identity=IDENTITY, **more)
-
-
-def test_each_epoch_is_a_permutation_and_the_remainder_opens_the_next():
-    order = Order(10, 4, seed=3)
-    stream = np.concatenate([order.positions(step) for step in range(10)])
-    assert len(stream) == 40
-    for epoch in range(4):
-        assert sorted(stream[10 * epoch : 10 * epoch + 10]) == list(range(10))
-    assert len({tuple(stream[10 * epoch : 10 * epoch + 10]) for epoch in range(4)}) == 4
-    assert [order.steps_until(epoch) for epoch in range(5)] == [0, 2, 5, 7, 10]
-
-
-def test_a_batch_is_a_function_of_the_step_alone():
-    one, other = Order(10, 4, seed=3), Order(10, 4, seed=3)
-    forward = [one.positions(step).tolist() for step in range(9)]
-    assert [other.positions(step).tolist() for step in reversed(range(9))] == forward[::-1]
-    assert Order(10, 4, seed=4).positions(0).tolist() != forward[0]
-    assert all(len(positions) == 4 for positions in forward)
-    assert sorted(Order(3, 8, seed=0).positions(1)) == [0, 1, 2]
 
 
 def test_all_batches_are_full():
@@ -133,23 +119,72 @@ def test_the_whole_gradient_is_clipped():
     assert 0 < moved < 0.011
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_what_is_not_finite_stops_the_run_and_is_never_saved(where):
-    network, batch, loss = line()
-    steps = []
+def broken_at(calls: set[int], where: str, loss):
+    """The loss, not finite (or its gradient) at those calls, counted from 1; and the list of calls."""
+    heard = []
 
     def broken(net, pair):
         total, weight = loss(net, pair)
-        steps.append(1)
-        if len(steps) == 4:
+        heard.append(1)
+        if len(heard) in calls:
             total = total * float("nan") if where == "loss" else total + (net.weight * 0).sqrt().sum()
         return total, weight
 
+    return broken, heard
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_turns_back_once_then_stops_and_is_never_saved(where):
+    network, batch, loss = line()
+    broken, _ = broken_at({4, 6}, where, loss)
     saves = Memory()
-    spec = TrainSpec(epochs=3, batch=5, save_seconds=0.0)
-    with pytest.raises(FactoryError, match=r"step 3, epoch 2.*lower lr"):
+    spec = TrainSpec(epochs=3, batch=5, save_seconds=0.0, seed=3)
+    with pytest.raises(FactoryError, match=r"step 4, epoch 2, batch of rows (\d, ){5}….*lower lr") as error:
         fit(network, 10, batch, broken, spec, CPU, identity=IDENTITY, checkpoints=saves)
-    assert max(step for step, _, _ in saves.saves) == 3
+    # Steps 1, 2 (saved, and the epoch), 3 (saved), 4 is bad; back to 3 (saved again), 4 is bad again.
+    assert [step for step, _, _ in saves.saves] == [1, 2, 2, 3, 3]
+    rows = Order(10, 5, seed=3).positions(3)
+    assert ", ".join(map(str, rows)) in str(error.value)
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_turned_back_once_it_goes_on_with_half_the_rate_from_the_epochs_start(where, caplog):
+    """The same numbers as two epochs at the rate and, from the second one on, half of it."""
+    network, batch, loss = line()
+    broken, heard = broken_at({4}, where, loss)
+    spec = TrainSpec(epochs=3, batch=5, seed=3, lr=0.1)
+    result = fit(network, 10, batch, broken, spec, CPU, identity=IDENTITY)
+    assert len(heard) == 8 and "back to step 3, with 0.5 of the rate" in caplog.text
+    assert result.exact  # whoever runs it again turns back likewise
+    expected, batch, loss = line()
+    optimizer = torch.optim.AdamW(
+        [{"params": [expected.weight], "weight_decay": 0.01}, {"params": [expected.bias], "weight_decay": 0.0}]
+    )
+    order = Order(10, 5, seed=3)
+    for step in range(6):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, 6, spec) * (0.5 if step >= 2 else 1.0)
+        total, weight = loss(expected, batch(order.positions(step)))
+        (total / weight).backward()
+        nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(network.weight, expected.weight, rtol=1e-5, atol=0)
+    torch.testing.assert_close(network.bias, expected.bias, rtol=1e-5, atol=0)
+
+
+def test_a_skipped_step_leaves_every_number_as_it_was():
+    network, batch, loss = line()
+    run = Run(network, 10, TrainSpec(batch=5, ema=0.9), CPU, IDENTITY)
+    take_step(run, batch, loss)
+    before = run.state()
+    broken, _ = broken_at({1}, "gradient", loss)
+    take_step(run, batch, broken)
+    after = run.state()
+    for part in ("network", "totals"):
+        assert encode_state({"": after[part]}) == encode_state({"": before[part]})
+    assert encode_state(after["optimizer"]) == encode_state(before["optimizer"])
+    assert int(run.first_bad) == 1
 
 
 def test_the_step_asks_the_device_for_nothing(monkeypatch):

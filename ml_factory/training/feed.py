@@ -1,0 +1,87 @@
+"""Batches on the device: gathered there from one array when it fits, else on the host, one batch ahead.
+
+B rows of a batch, T time steps, F features, N rows of the arrays.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.training.device import Device
+
+# What the arrays may take of the device's free memory: the rest is for weights, moments and what backward keeps.
+SHARE_OF_MEMORY = 0.4
+
+Part = Windows | np.ndarray
+
+
+class Feed:
+    """positions -> one tensor (B, ...) on the device for each part.
+
+    parts : Windows, or arrays (N, ...) with a row for each window; all equally long. resident : keep them on the
+    device (None: where they fit).
+    """
+
+    def __init__(self, device: Device, parts: Sequence[Part], resident: bool | None = None):
+        self.device, self.parts = device, parts
+        size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
+        self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
+        self._there = [_place(part, device) for part in parts] if self.resident else []
+        self._worker = None if self.resident else ThreadPoolExecutor(1, "gather")
+        self._ahead: tuple[np.ndarray, Future] | None = None
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __call__(self, positions: np.ndarray) -> tuple[Tensor, ...]:
+        if self.resident:
+            index_B = self.device.spread(self.device.place(torch.from_numpy(np.ascontiguousarray(positions))))
+            return self.device.spread(tuple(take(index_B) for take in self._there))
+        host = self._gathered(positions)
+        return self.device.spread(tuple(part.to(self.device.target, non_blocking=True) for part in host))
+
+    @property
+    def prefetch(self) -> Callable[[np.ndarray], None] | None:
+        """Tells what the next call will ask for; None where gathering does not take the host's time."""
+        return None if self.resident else self._prefetch
+
+    def _prefetch(self, positions: np.ndarray) -> None:
+        self._ahead = positions, self._worker.submit(self._gather, positions)
+
+    def _gathered(self, positions: np.ndarray) -> list[Tensor]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and np.array_equal(ahead[0], positions):
+            return ahead[1].result()
+        return self._gather(positions)
+
+    def _gather(self, positions: np.ndarray) -> list[Tensor]:
+        index_B = torch.from_numpy(np.ascontiguousarray(positions))
+        found = [
+            part.gather(index_B) if isinstance(part, Windows) else torch.from_numpy(part[positions])
+            for part in self.parts
+        ]
+        # Only pinned pages are copied while the device computes.
+        return [part.pin_memory() for part in found] if self.device.kind == "cuda" else found
+
+
+def _place(part: Part, device: Device):
+    """index_B -> the part's rows, from memory on the device."""
+    if not isinstance(part, Windows):
+        rows_N = device.place(torch.from_numpy(part))
+        return lambda index_B: rows_N.index_select(0, index_B)
+    if device.kind == "cpu":
+        return part.gather
+    # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
+    x_NF, last_N, back_T = map(
+        device.place, (part.x_NF, torch.from_numpy(part.rows), torch.arange(part.lookback).flip(0))
+    )
+
+    def gather(index_B: Tensor) -> Tensor:
+        rows_BT = last_N.index_select(0, index_B)[:, None] - back_T
+        return x_NF.index_select(0, rows_BT.flatten()).unflatten(0, rows_BT.shape)
+
+    return gather

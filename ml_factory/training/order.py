@@ -1,0 +1,49 @@
+"""Which rows each step takes: a pure function of (seed, epoch, step), whoever takes it and in however many parts."""
+
+import numpy as np
+
+from ml_factory.seeding import generator
+
+
+class Order:
+    """A stream of permutations of the rows, one an epoch, each drawn from (seed, epoch) alone.
+
+    Batches are always full; the rows left at an epoch's end open the next one. batch : rows of a step, cut to a
+    multiple of `shares` (processes times chips) where there are fewer rows.
+    """
+
+    def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
+        self.rows, self.seed = rows, seed
+        self.batch = min(batch, rows) // shares * shares
+        self._kept: dict[int, np.ndarray] = {}
+
+    def steps_until(self, epoch: int) -> int:
+        """Steps taken when that many epochs are over."""
+        return epoch * self.rows // self.batch
+
+    def positions(self, step: int) -> np.ndarray:
+        """int64 rows of this step's batch."""
+        start, stop = step * self.batch, (step + 1) * self.batch
+        first, last = start // self.rows, (stop - 1) // self.rows
+        self._kept = {epoch: self._kept[epoch] for epoch in self._kept if epoch >= first}
+        stream = np.concatenate([self._permutation(epoch) for epoch in range(first, last + 1)])
+        return stream[start - first * self.rows : stop - first * self.rows]
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._kept:
+            self._kept[epoch] = generator(self.seed, "order", epoch).permutation(self.rows)
+        return self._kept[epoch]
+
+
+def share_of(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
+    """int64 (micro-batches, micro): the rows of one process, in the parts that it takes one after the other."""
+    return positions.reshape(world, -1, micro)[rank]
+
+
+def micro_size(rows: int, most: int, multiple: int = 1) -> int:
+    """The largest divisor of `rows` that is at most `most` and a multiple of `multiple`: every part has one shape.
+
+    rows : a process's rows of a step, itself a multiple of `multiple` (the chips that share a part).
+    """
+    fitting = (size for size in range(max(most, multiple), 0, -1) if rows % size == 0 and size % multiple == 0)
+    return next(fitting, multiple)

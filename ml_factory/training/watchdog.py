@@ -1,0 +1,81 @@
+"""How often a lazy device compiled each program of a run, and what made it compile again.
+
+A program is what happens between two hand-overs: "train" (a whole step), "accumulate" (an earlier part of one) and
+"evaluate". Each may be compiled twice (the first call holds fresh arrays), and none after the first full cycle of an
+epoch, its evaluation and a save: another compile means that a shape or a Python number of the program has changed.
+"""
+
+import difflib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+ALLOWED = 2
+_log = logging.getLogger("ml_factory.training")
+
+
+class Watchdog:
+    """counts : compiles by program. complaints : a sentence for each that should not have been."""
+
+    def __init__(self):
+        self.counts, self.complaints = Counter(), []
+        self.forget()
+
+    def forget(self) -> None:
+        """Programs change from here on (another micro-batch): each may be compiled anew."""
+        self._seen, self._since, self._texts, self._alarmed, self.settled = {}, Counter(), {}, set(), False
+
+    def settle(self) -> None:
+        """The first full cycle is over."""
+        self.settled = True
+
+    def before(self, program: str, read: Callable[[], str]) -> None:
+        """Keep the text of a program in its steady form, once; after an alarm say how the next one differs from it."""
+        if program in self._alarmed:
+            self._alarmed.discard(program)
+            line = _first_difference(self._texts.get(program, ""), read())
+            if line:
+                self._complain(f"the program {program} now holds: {line}")
+        elif program not in self._texts and self._since[program] == 0 and program in self._seen:
+            self._texts[program] = read()
+
+    def after(self, program: str, compiled: int, inputs: object = ()) -> None:
+        """`compiled` programs were built by this call of `program`, which was given `inputs`."""
+        now = tuple(_signature(inputs))
+        first = self._seen.setdefault(program, now)
+        self.counts[program] += compiled
+        self._since[program] = 0 if not compiled else self._since[program] + compiled
+        if compiled and (self.settled or self.counts[program] > ALLOWED):
+            changed = [f"{old} became {new}" for old, new in zip(first, now, strict=False) if old != new]
+            if len(first) != len(now):
+                changed.append(f"{len(first)} inputs became {len(now)}")
+            cause = "; ".join(changed) or "no shape changed, so a Python number is part of the program"
+            self._complain(f"{program} was compiled again, {self.counts[program]} times in all: {cause}")
+            if not changed:
+                self._alarmed.add(program)
+
+    def _complain(self, what: str) -> None:
+        self.complaints.append(what)
+        _log.warning("Compiled in mid-run: %s", what)
+
+
+def _signature(value: object) -> Iterator[str]:
+    """The shape of each array and the value of each number in a nest of them."""
+    if isinstance(value, Tensor):
+        yield f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _signature(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _signature(item)
+    else:
+        yield repr(value)
+
+
+def _first_difference(before: str, now: str) -> str:
+    """The first line of `now` that `before` does not have, without the numbers of the nodes."""
+    lines = difflib.ndiff(*([line.partition("=")[2].strip() for line in text.splitlines()] for text in (before, now)))
+    return next((line[2:] for line in lines if line.startswith("+ ")), "")

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.errors import CheckpointError
+from ml_factory.training.averaging import Average
+
+
+def averaged(network):
+    named = dict(network.named_parameters())
+    return Average(list(named), list(named.values()))
+
+
+def test_it_is_the_exponential_average_by_hand():
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(network.weight, 1.0)
+    average = averaged(network)
+    for value, moved in ((3.0, 0.5), (7.0, 0.25)):
+        nn.init.constant_(network.weight, value)
+        average.update(torch.tensor(moved))
+    assert average.values[0].item() == 2.0 * 0.75 + 7.0 * 0.25
+    assert network.weight.item() == 7.0
+
+
+def test_inside_the_block_the_network_is_the_average_and_afterwards_itself():
+    network = nn.Linear(3, 2)
+    average, before = averaged(network), network.weight.detach().clone()
+    average.values[0].fill_(5.0)
+    with pytest.raises(ZeroDivisionError), average.in_place():
+        assert (network.weight == 5).all()
+        raise ZeroDivisionError
+    assert torch.equal(network.weight, before) and network.weight.requires_grad
+
+
+def test_its_state_travels_by_name():
+    one, other = averaged(nn.Linear(3, 2)), averaged(nn.Linear(3, 2))
+    other.load(one.state())
+    assert all(map(torch.equal, one.values, other.values))
+    with pytest.raises(CheckpointError, match="another network"):
+        other.load({"weight": one.values[0]})

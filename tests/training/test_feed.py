@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.training.device import Device
+from ml_factory.training.feed import Feed
+
+
+class Foreign(Device):
+    """A device with memory of its own, so much of it free; its tensors are the host's all the same."""
+
+    free = 10_000
+
+    @property
+    def target(self):
+        return "cpu"
+
+    def free_bytes(self):
+        return self.free
+
+
+@pytest.fixture
+def parts():
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(50, 3)).astype(np.float32)
+    return Windows(x_NF, np.arange(6, 50), 5), rng.integers(0, 3, 44)
+
+
+@pytest.mark.parametrize("device", [Device("cpu", 1), Foreign("there", 1)])
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_way_gives_the_same_rows(parts, device, resident):
+    feed, positions = Feed(device, parts, resident), np.array([3, 0, 43, 3])
+    x_BTF, target_B = feed(positions)
+    by_hand = np.stack([parts[0].x_NF.numpy()[6 + at - 4 : 6 + at + 1] for at in positions])
+    np.testing.assert_array_equal(x_BTF, by_hand)
+    np.testing.assert_array_equal(target_B, parts[1][positions])
+    assert len(feed) == 44
+
+
+def test_what_does_not_fit_stays_on_the_host(parts):
+    assert Feed(Foreign("there", 1), parts).resident  # 952 bytes of 10,000
+    small = Foreign("there", 1)
+    object.__setattr__(small, "free", 2_000)
+    assert not Feed(small, parts).resident
+
+
+def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
+    feed, gathered = Feed(Device("cpu", 1), parts, resident=False), []
+    gather = feed._gather
+    feed._gather = lambda positions: gathered.append(positions.tolist()) or gather(positions)
+    assert Feed(Device("cpu", 1), parts).prefetch is None
+    for announced, asked in (([1, 2], [1, 2]), ([1, 2], [2, 3]), (None, [5, 6])):
+        if announced:
+            feed.prefetch(np.array(announced))
+        assert torch.equal(feed(np.array(asked))[1], torch.from_numpy(parts[1][asked]))
+    feed._worker.shutdown()
+    assert sorted(gathered) == [[1, 2], [1, 2], [2, 3], [5, 6]]

@@ -1,0 +1,39 @@
+import torch
+
+from ml_factory.training.precision import FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW, LossScale
+
+
+def here(value):
+    return value
+
+
+def test_the_scale_is_torchs_grad_scalers():
+    """Overflows at these steps: both halve there, and double after 2,000 steps without one."""
+    ours, theirs = LossScale(here), torch.amp.GradScaler("cpu", init_scale=FIRST_SCALE, growth_interval=STEPS_TO_GROW)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    # Backoff of a half, where torch grows by 2 and halves likewise.
+    for step in range(2300):
+        overflow = step in (0, 1, 7, 2100)
+        theirs.scale(torch.zeros(()))
+        weight.grad = torch.full((1,), float("inf") if overflow else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        ours.adapt(torch.tensor(not overflow))
+        assert float(ours.scale) == theirs.get_scale(), step
+
+
+def test_it_never_falls_below_the_least_and_says_so():
+    scale = LossScale(here)
+    for _ in range(40):
+        assert bool(scale.exhausted()) is (float(scale.scale) == LEAST_SCALE)
+        scale.adapt(torch.tensor(False))
+    assert float(scale.scale) == LEAST_SCALE and scale.exhausted()
+
+
+def test_its_state_travels():
+    one, other = LossScale(here), LossScale(here)
+    for ok in (False, True, True):
+        one.adapt(torch.tensor(ok))
+    other.load(one.state(), here)
+    assert other.state() == one.state() and int(other.good) == 2

@@ -1,0 +1,91 @@
+"""Two processes as torchrun starts them, over gloo: the numbers of one."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.training.device import pick
+from ml_factory.training.loop import fit
+from ml_factory.training.processes import Processes
+from ml_factory.training.spec import TrainSpec
+from tests.training.test_run import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = {"epochs": 4, "batch": 24, "lr": 0.02, "precision": "fp32", "device": "cpu", "threads": 1, "save_seconds": 0.0}
+
+
+PARTS = (1, 3)
+
+
+def work(folder: str) -> None:
+    """One of the processes: for each number of parts trained, killed in the third epoch, gone on."""
+    device, told = pick(TrainSpec(**SPEC)), {}
+    for parts in PARTS:
+        spec, kept, drawn, sizes = TrainSpec(**SPEC, accumulate=parts), Kept(), [], []
+
+        def killing(net, batch, parts=parts, drawn=drawn, sizes=sizes):
+            drawn.append(torch.rand(1).item())
+            sizes.append(len(batch[0]))
+            if len(sizes) > 5 * parts:
+                raise KeyboardInterrupt
+            return weighted(net, batch)
+
+        network, batch, _ = small()
+        with suppress(KeyboardInterrupt):
+            fit(network, ROWS, batch, killing, spec, device, identity=IDENTITY, checkpoints=kept)
+        network, batch, _ = small()
+        result = fit(network, ROWS, batch, weighted, spec, device, identity=IDENTITY, checkpoints=kept)
+        told[parts] = {
+            "weights": flat(network).tolist(),
+            "losses": [row["train_loss"] for row in result.history],
+            "resumed": result.resumed_step,
+            "saves": len(kept.steps),
+            "drawn": drawn[0],
+            "sizes": sizes,
+        }
+    Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(told))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """What both processes ended with: by rank, then by number of parts."""
+    folder = tmp_path_factory.mktemp("pair")
+    start = folder / "start.py"
+    start.write_text(f"from tests.training.test_processes import work\nwork({str(folder)!r})\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", start]
+    alike = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=alike, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_two_processes_give_the_loss_of_one(pair, parts):
+    network, batch, _ = small()
+    alone = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
+    told = [answers[str(parts)] for answers in pair]
+    for one in told:
+        np.testing.assert_allclose(one["losses"], [row["train_loss"] for row in alone.history], rtol=1e-6)
+        np.testing.assert_allclose(one["weights"], flat(network).numpy(), rtol=1e-5, atol=1e-6)
+        assert one["resumed"] == 5 and set(one["sizes"]) == {12 // parts}
+    assert told[0]["weights"] == told[1]["weights"]
+
+
+def test_only_the_first_saves_and_each_draws_its_own_numbers(pair):
+    one, other = (answers["1"] for answers in pair)
+    assert one["saves"] > 0 and other["saves"] == 0
+    assert one["drawn"] != other["drawn"]
+
+
+def test_alone_nobody_is_asked():
+    values = torch.ones(2)
+    assert Processes().total(values) is values and Processes().tell({"a": 1}) == {"a": 1}
+    assert Processes().tell(None) is None and Processes().first
