@@ -116,6 +116,12 @@ class Chunk(NamedTuple):
     columns: tuple[np.ndarray, ...]
     contract: pd.Series | None
 
+    def part(self, first: int, stop: int) -> "Chunk":
+        """Rows [first, stop)."""
+        columns = tuple(column[first:stop] for column in self.columns)  # an empty one stays empty
+        contract = None if self.contract is None else self.contract.iloc[first:stop]
+        return Chunk(self.start[first:stop], columns, contract)
+
 
 def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
     """The bars as arrays, not copied where they are float64; BarsError where the market's volume is lacking."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, chained, chunk_of
+from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.stream import FrameStream
 from ml_factory.errors import SettingsError
@@ -74,9 +74,9 @@ class FeatureStream:
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
         return stream
 
-    def push(self, bars: pd.DataFrame) -> FeatureRows:
+    def push(self, bars: pd.DataFrame | Chunk) -> FeatureRows:
         """Rows that these checked one-minute bars complete; all bars later than those before."""
-        chunk = chunk_of(bars, self.market)
+        chunk = bars if isinstance(bars, Chunk) else chunk_of(bars, self.market)
         return self._next({minutes: frame.push(chunk) for minutes, frame in self._frames.items()})
 
     def advance(self, now_ns: int) -> FeatureRows:

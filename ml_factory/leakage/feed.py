@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import base_frame, chunk_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
@@ -27,10 +27,10 @@ def table_of_feed(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, row
     """
     stream = FeatureStream(market, spec)
     cuts = pushes(bars, market, spec.base_minutes, rows, seed)
-    given = []
+    given, chunk = [], chunk_of(bars, market)
     with phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
-            given.append(stream.push(bars.iloc[first:stop]))
+            given.append(stream.push(chunk.part(first, stop)))
             done(stop - first)
     known_at = np.concatenate([one.known_at for one in given])
     own = len(stream.names) - len(spec.custom)

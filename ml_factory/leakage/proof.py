@@ -26,6 +26,7 @@ from ml_factory.progress import phase
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
 FULL_CUTS, QUICK_CUTS = 50, 10
+LEAST_FED = 500  # rows fed bar by bar, however few bars are new
 
 
 @dataclass(frozen=True)
@@ -119,8 +120,11 @@ def prove(
     spec = spec or ProofSpec()
     if not since:
         return _Attempt(pipeline, bars, spec, progress).run(facts, whole, seen=seen)
-    low = max(0, since - 2 * history)
-    spec = replace(spec, cuts=max(QUICK_CUTS, math.ceil(spec.cuts * (len(bars) - since) / len(bars))), whole_cuts=0)
+    low, share = max(0, since - 2 * history), (len(bars) - since) / len(bars)
+    spec = replace(
+        spec, cuts=max(QUICK_CUTS, math.ceil(spec.cuts * share)), whole_cuts=0,
+        feed_rows=max(LEAST_FED, math.ceil(spec.feed_rows * share)), fit_rows=min(spec.fit_rows, QUICK.fit_rows // 4),
+    )  # fmt: skip
     return _Attempt(pipeline, bars.iloc[low:], spec, progress).run(facts, None, since - low)
 
 
