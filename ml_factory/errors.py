@@ -57,6 +57,10 @@ class LookAheadError(FactoryError):
     """Something that reads what was not known yet."""
 
 
+class SessionOver(FactoryError):
+    """Nothing went wrong: the session ends, and the work was saved and stopped before it."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """'did you mean X?' for the closest option, else the list of options."""
     options = sorted(options)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, Clerk, Courier, Now, State
 from ml_factory.runs.layout import Layout
 from ml_factory.runs.mount_io import ChildSlots
@@ -31,6 +31,7 @@ from ml_factory.runs.slots import Slots
 from ml_factory.runs.staging import Staging
 from ml_factory.runs.state import decode_state, lay_out
 from ml_factory.runs.storage import Disk, cache_folder, fingerprint, on_mount
+from ml_factory.runs.timer import SaveTimer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _PATIENCE = 1.0  # seconds a save that is not forced waits for the one before
@@ -64,7 +65,10 @@ class CheckpointManager:
         cache folder on a mount (told by the mount table, /content/drive, $ML_FACTORY_MOUNTS), and nowhere otherwise.
     quota_bytes : what all checkpoints in `folder` together may take; None: what is free there.
     deadline_seconds : silence after which a mount counts as dead.
-    ending : whether the session is about to end; asked at every step boundary, saves once.
+    ending : whether the session is about to end, given the seconds a save takes; asked at every step boundary. Then
+        it is saved once more, and SessionOver ends the work.
+    mean_life_seconds : what a session lives here before it is taken away unannounced; saves come more often for it.
+    on_saved : called after each save that is on the disk, from the thread that writes.
     lease : who writes, for who shares the workspace.
     disk : a Disk through which this process itself works on `folder`, for tests; None: children do.
     """
@@ -82,7 +86,9 @@ class CheckpointManager:
         local: str | os.PathLike | None = None,
         quota_bytes: int | None = None,
         deadline_seconds: float = 60,
-        ending: Callable[[], bool] = lambda: False,
+        ending: Callable[[float], bool] = lambda save_seconds: False,
+        mean_life_seconds: float = math.inf,
+        on_saved: Callable[[], object] = lambda: None,
         lease: Lease | None = None,
         disk: Disk | None = None,
     ):
@@ -94,6 +100,7 @@ class CheckpointManager:
         self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), _check_name(run, "run"), keep_last
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
+        self.mean_life, self.on_saved, self.save_seconds = mean_life_seconds, on_saved, 0.0
         self.lease, self.deadline = lease or Lease(secrets.token_hex(8)), deadline_seconds
         self.staging, self._process = Staging(), os.getpid()
         self._phases: dict[str, PhaseCheckpoints] = {}
@@ -256,20 +263,18 @@ class PhaseCheckpoints:
         self.manager, self.name, self.unit = manager, name, Unit(manager.run, name)
         self.state: State | None = None
         self._lock = manager.locks / f"{manager.run}--{name}.lock"
-        self._first = self._last = None
-        self._claimed = self._warned = self._listening = self._saved_for_end = False
+        self._timer = SaveTimer(
+            manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
+        )
+        self._claimed = self._warned = self._listening = False
 
     def due(self) -> bool:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
-        if self.stopping() or self._last is None:
-            return True
-        now, manager = self.manager.clock(), self.manager
-        starting = now - self._first < manager.auto_seconds
-        return now - self._last >= (manager.first_seconds if starting else manager.auto_seconds)
+        return self.stopping() or self._timer.due()
 
     def stopping(self) -> bool:
         """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
-        return stop.asked is not None or (not self._saved_for_end and self.manager.ending())
+        return stop.asked is not None or self.manager.ending(self.manager.save_seconds)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """As `CheckpointManager.save_checkpoint`."""
@@ -284,12 +289,14 @@ class PhaseCheckpoints:
             return None  # still due: the next step asks again
         info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
         saved = self._hand_over(layout, info)
-        self._last = self.manager.clock()
-        self._first = self._last if self._first is None else self._first
+        self._timer.saved()
         if self.stopping():
-            self._saved_for_end = True
             self.manager._wait_home(self.manager.deadline)
             stop.end_if_asked()
+            raise SessionOver(
+                "This session is about to end: the work was saved and stopped here", where=self.name, got=self.state,
+                next_step="run again in a new session: it goes on from this step",
+            )  # fmt: skip
         return saved
 
     def load(self) -> dict | None:
@@ -386,8 +393,9 @@ class PhaseCheckpoints:
 
     def _hand_over(self, layout: Layout, info: dict) -> dict | None:
         """Copy now; write now, or let the clerk write while training goes on. NonFiniteError leaves all as it was."""
-        manager = self.manager
+        manager, began = self.manager, time.perf_counter()
         payload = manager.staging.copy(layout)
+        blocking = time.perf_counter() - began
         saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
         self.state = state = State(self.name, at=time.time())
         told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
@@ -398,6 +406,9 @@ class PhaseCheckpoints:
             if done is None:
                 state.where = saved["status"] = REFUSED
                 return
+            manager.save_seconds = time.perf_counter() - began
+            self._timer.measured(blocking, manager.save_seconds - blocking)
+            manager.on_saved()
             state.sequence = done["sequence"]
             state.where = SAVED if manager.courier is None else LOCAL
             saved.update(_shown(done), status=state.where)
