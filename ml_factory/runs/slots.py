@@ -40,10 +40,12 @@ class Slots:
     def newest(self, unit: Unit, read: Callable[[bytearray], T]) -> tuple[dict | None, T | None, list[str]]:
         """(info of the highest sequence that verifies, what `read` made of its payload, which were passed over, why).
 
-        read : may raise CheckpointError; that checkpoint is passed over, too.
+        read : may raise CheckpointError; that checkpoint is passed over, too. Raises WorkspaceError when none was found
+        and the disk refused a slot that may hold one: to begin anew then would lose it.
         """
-        mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit)]
+        mine = self._readable(unit)
         skipped = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
+        refused = [slot.error for slot in mine if slot.error]
         whole = [slot for slot in mine if not slot.fault]
         for slot in sorted(whole, key=lambda slot: -slot.look.info["sequence"]):
             payload = bytearray()
@@ -52,26 +54,42 @@ class Slots:
                 return {**info, "path": str(slot.path)}, read(payload), skipped
             except (CheckpointError, WorkspaceError) as error:
                 skipped.append(f"{slot.path.name}: {error}")
+                refused += [error] if isinstance(error, WorkspaceError) else []
+        if refused:
+            raise refused[0]
         return None, None, skipped
 
     def told(self, unit: Unit) -> list[dict]:
-        """What the unit's slots say of themselves, unverified, highest sequence first; with `path`."""
-        mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit) and not slot.fault]
-        infos = [{**slot.look.info, "hash": slot.look.hash, "path": str(slot.path)} for slot in mine]
+        """What the unit's slots say of themselves, unverified, highest sequence first; with `path`.
+
+        Raises WorkspaceError when there is nothing and the disk refused a slot that may be the unit's.
+        """
+        mine = self._readable(unit)
+        infos = [{**slot.look.info, "hash": slot.look.hash, "path": str(slot.path)} for slot in mine if not slot.fault]
+        refused = [slot.error for slot in mine if slot.error]
+        if refused and not infos:
+            raise refused[0]
         return sorted(infos, key=lambda info: -info["sequence"])
+
+    def _readable(self, unit: Unit) -> list[Slot]:
+        """The unit's slots, and those of which the disk would not say whose they are."""
+        return [slot for slot in self.pool.scan() if slot.belongs_to(unit) or (slot.error and not slot.note)]
 
     def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
         """Bring the newest whole checkpoint of the unit to the pool in the folder `home`; which were passed over.
 
-        Raises WorkspaceError where the disk refuses.
+        Raises WorkspaceError where the disk refuses all of them.
         """
-        skipped = []
+        skipped, refused = [], []
         for told in self.told(unit):
             try:
                 Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, told["path"], self.pool.disk)
                 return skipped
-            except CheckpointError as error:
+            except (CheckpointError, WorkspaceError) as error:
                 skipped.append(f"{Path(told['path']).name}: {error}")
+                refused += [error] if isinstance(error, WorkspaceError) else []
+        if refused:
+            raise refused[0]
         return skipped
 
     def units(self, run: str) -> list[str]:
