@@ -19,7 +19,7 @@ from pathlib import Path
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs import workspace as places
 from ml_factory.runs.mirror import MODES, mirror_mode
-from ml_factory.runs.session import TIER_HOURS, hours_remaining
+from ml_factory.runs.session import hours_left
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
@@ -122,27 +122,7 @@ def estimate_training_time_remaining(tier: str | None = None, limit_hours: float
 
     An upper bound: an idle page, or units used up, can end a runtime sooner.
     """
-    given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
-    if given is not None:
-        return hours_remaining(limit_hours=_positive_hours(given))
-    tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
-    if tier not in TIER_HOURS:
-        raise SettingsError(
-            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
-        )
-    return hours_remaining(tier)
-
-
-def _positive_hours(value: object) -> float:
-    try:
-        hours = float(value)
-    except (TypeError, ValueError):
-        hours = math.nan
-    if not hours > 0:
-        raise SettingsError(
-            "Not a length of a session", where="limit_hours", got=repr(value), wanted="hours above 0, such as 12"
-        )
-    return hours
+    return hours_left(tier, limit_hours)
 
 
 # ------------------------------------------------------------------ Drive and the workspace

@@ -1,4 +1,4 @@
-"""What fits into this session: forecasts from a short warm-up, an order of work, and the moment to stop.
+"""What fits into this session: forecasts from a short warm-up, and an order of work.
 
 A unit of work (a model, a fold) is measured twice in small, and its cost taken as a fixed part and a part that grows
 with the work. Nothing here trains or knows a model: `units/planning.py` measures, and notebooks show the plan.
@@ -12,11 +12,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from ml_factory.errors import SettingsError
-
-LONGEST_CADENCE = 30 * 60.0  # seconds: what the user is promised
-# Forecasts of a save are this much too short at worst; the reserve at the end of a session is paid once.
-_SAVE_MARGIN = 3.0
-_SHORTEST_RESERVE = 15.0
+from ml_factory.runs.timer import reserve
 
 
 @dataclass(frozen=True)
@@ -122,25 +118,6 @@ def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[
         elif fits == "in part":
             clock = until
     return rows
-
-
-def reserve(save_seconds: float) -> float:
-    """Seconds kept free before a session's end: the last save, three times as slow as forecast, and a moment."""
-    return _SHORTEST_RESERVE + _SAVE_MARGIN * save_seconds
-
-
-def cadence(save_seconds: float, mean_life_seconds: float, longest: float = LONGEST_CADENCE) -> float:
-    """Seconds between two saves: min(longest, sqrt(2 * cost of a save * mean life)), Young (1974).
-
-    save_seconds : seconds of training that one save costs.  mean_life_seconds : of a session that ends unannounced;
-    infinite when its end is known, and then saves are as far apart as promised.
-    """
-    if not (save_seconds >= 0 and mean_life_seconds > 0):
-        raise SettingsError(
-            "No cadence follows from this", where="cadence", got=f"save {save_seconds} s, life {mean_life_seconds} s",
-            wanted="a cost of 0 or more and a life above 0",
-        )  # fmt: skip
-    return min(longest, math.sqrt(2 * save_seconds * mean_life_seconds)) if save_seconds > 0 else longest
 
 
 def _line(points: list[tuple[float, float]]) -> tuple[float, float]:

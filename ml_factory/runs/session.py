@@ -1,10 +1,15 @@
 """What is left of this session: a Colab runtime ends a fixed time after it began, not after the notebook began."""
 
+import atexit
 import math
 import os
+import threading
 import time
 from pathlib import Path
 
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.runs.lives import SessionLog
+from ml_factory.runs.timer import reserve
 from ml_factory.runs.workspace import on_colab
 
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
@@ -35,3 +40,65 @@ def hours_remaining(tier: str = "free", limit_hours: float | None = None, now: f
         limit_hours = TIER_HOURS.get(tier, TIER_HOURS["free"])
     lived = (time.time() if now is None else now) - runtime_started()
     return max(0.0, limit_hours - lived / 3600)
+
+
+def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
+    """As `hours_remaining`, for what the user and the environment say: ML_FACTORY_COLAB_TIER, or
+    ML_FACTORY_SESSION_HOURS, a limit that counts off Colab too. Raises SettingsError for an unknown tier."""
+    given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
+    if given is not None:
+        return hours_remaining(limit_hours=_positive_hours(given))
+    tier = str(tier or os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower()
+    if tier not in TIER_HOURS:
+        raise SettingsError(
+            "Unknown Colab tier", where="tier", got=repr(tier), next_step=did_you_mean(tier, TIER_HOURS)
+        )
+    return hours_remaining(tier)
+
+
+class Session:
+    """This session, for the checkpoints of a workspace: when it ends, and how long one lives here.
+
+    records : folder of the workspace's record of sessions (`results/sessions`); not touched where nothing ends one.
+    """
+
+    def __init__(self, records: Path):
+        self.bounded = not math.isinf(hours_left())
+        self._log = SessionLog(records)
+        self.mean_life = self._log.mean_life() if self.bounded else math.inf
+        if self.bounded:
+            atexit.register(self._end)
+
+    def ending(self, save_seconds: float) -> bool:
+        """Whether only the time for the last save is left. Cheap: asked at every step."""
+        return self.bounded and hours_left() * 3600 < reserve(save_seconds)
+
+    def seen(self) -> None:
+        """It lives; told beside each checkpoint."""
+        if self.bounded:
+            self._log.seen()
+
+    def _end(self) -> None:
+        """Written in a thread that may be left behind: a mount that hangs does not keep the process alive."""
+        thread = threading.Thread(target=_quietly, args=(self._log.ended,), daemon=True)
+        thread.start()
+        thread.join(2.0)
+
+
+def _quietly(job) -> None:
+    try:
+        job()
+    except FactoryError:  # the record is a hint for the next session, not worth a word at the end of this one
+        return
+
+
+def _positive_hours(value: object) -> float:
+    try:
+        hours = float(value)
+    except (TypeError, ValueError):
+        hours = math.nan
+    if not hours > 0:
+        raise SettingsError(
+            "Not a length of a session", where="limit_hours", got=repr(value), wanted="hours above 0, such as 12"
+        )
+    return hours

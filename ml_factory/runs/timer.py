@@ -1,14 +1,21 @@
-"""When the next checkpoint is due: at once, soon while a run is young, then as rarely as is safe here."""
+"""When the next checkpoint is due: at once, soon while a run is young, then as rarely as is safe here.
+
+And how long before a session's end the last one must begin.
+"""
 
 import math
 from collections.abc import Callable
 
-from ml_factory.runs.planner import LONGEST_CADENCE, cadence
+from ml_factory.errors import SettingsError
 
+LONGEST_CADENCE = 30 * 60.0  # seconds: what the user is promised
 # Where saves cost next to nothing Young's interval is seconds: a mount would never rest, and little is gained.
 _SHORTEST_CADENCE = 30.0
 # What a save in the background takes from the training beside it, as a share of its time.
 _SHARE_BESIDE = 0.15
+# Forecasts of a save are this much too short at worst; the reserve at the end of a session is paid once.
+_SAVE_MARGIN = 3.0
+_SHORTEST_RESERVE = 15.0
 
 
 class SaveTimer:
@@ -51,3 +58,22 @@ class SaveTimer:
     def measured(self, blocking: float, writing: float) -> None:
         """What a save cost: seconds in which training stood still, and seconds until it was written beside it."""
         self._cost = blocking + _SHARE_BESIDE * writing
+
+
+def reserve(save_seconds: float) -> float:
+    """Seconds kept free before a session's end: the last save, three times as slow as forecast, and a moment."""
+    return _SHORTEST_RESERVE + _SAVE_MARGIN * save_seconds
+
+
+def cadence(save_seconds: float, mean_life_seconds: float, longest: float = LONGEST_CADENCE) -> float:
+    """Seconds between two saves: min(longest, sqrt(2 * cost of a save * mean life)), Young (1974).
+
+    save_seconds : seconds of training that one save costs.  mean_life_seconds : of a session that ends unannounced;
+    infinite when its end is known, and then saves are as far apart as promised.
+    """
+    if not (save_seconds >= 0 and mean_life_seconds > 0):
+        raise SettingsError(
+            "No cadence follows from this", where="cadence", got=f"save {save_seconds} s, life {mean_life_seconds} s",
+            wanted="a cost of 0 or more and a life above 0",
+        )  # fmt: skip
+    return min(longest, math.sqrt(2 * save_seconds * mean_life_seconds)) if save_seconds > 0 else longest

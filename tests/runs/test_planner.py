@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import SettingsError
-from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, cadence, plan, reserve
+from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.runs.timer import reserve
 
 
 def line(fixed: float, slope: float, memory: float = 0.0, disk: float = 0.0) -> CostModel:
@@ -78,16 +79,3 @@ def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
     room = Room(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
     fits = {row.unit.name: row.fits for row in plan(units, room, Cost(1, disk_bytes=1e8))}
     assert fits == {"greedy": "memory", "fat": "disk", "plain": "whole", "plain too": "whole"}
-
-
-def test_cadence_is_where_waste_is_least():
-    """Waste of a cadence T: a share C / T for saving and half a cadence lost at each end, T / 2M."""
-    for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
-        candidates = np.geomspace(1, 1800, 20_000)
-        best = candidates[np.argmin(cost / candidates + candidates / (2 * life))]
-        assert cadence(cost, life) == pytest.approx(best, rel=2e-3)
-    assert cadence(500.0, 28800.0) == 1800.0  # never longer than promised
-    assert cadence(20.0, math.inf) == 1800.0
-    assert cadence(0.0, 7200.0) == 1800.0
-    with pytest.raises(SettingsError, match="cadence"):
-        cadence(1.0, 0.0)

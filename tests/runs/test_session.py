@@ -42,3 +42,27 @@ def test_hours(monkeypatch):
 
 def test_this_machine_started_before_now():
     assert 0 < session.runtime_started() <= time.time()
+
+
+def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
+    lived = {"seconds": 0.0}
+    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - lived["seconds"])
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1")
+    here = session.Session(tmp_path / "sessions")
+    for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
+        lived["seconds"] = 3600 - left
+        assert here.ending(save) is ends, (left, save)
+
+
+def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
+    first = session.Session(tmp_path)
+    assert first.mean_life == 2 * 3600
+    first.seen()
+    assert len(list(tmp_path.iterdir())) == 1
+    monkeypatch.delenv("ML_FACTORY_SESSION_HOURS")
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    unbounded = session.Session(tmp_path / "none")
+    unbounded.seen()
+    assert unbounded.mean_life == math.inf and not unbounded.ending(1e9)
+    assert not (tmp_path / "none").exists()

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from ml_factory.runs.planner import cadence
-from ml_factory.runs.timer import SaveTimer
+from ml_factory.errors import SettingsError
+from ml_factory.runs.timer import SaveTimer, cadence
 
 
 class Clock:
@@ -30,7 +31,7 @@ def saves(timer: SaveTimer, clock: Clock, seconds: int) -> list[int]:
 def test_first_at_once_then_every_two_minutes_then_every_thirty():
     clock = Clock()
     moments = saves(SaveTimer(1800, 120, clock=clock), clock, 6000)
-    assert moments == [*range(0, 1801, 120), 3600, 5400]
+    assert moments == [*range(0, 1800, 120), 3480, 5280]
 
 
 @pytest.mark.parametrize(("cost", "life"), [(10.0, 1800.0), (2.0, 28800.0)])
@@ -56,3 +57,16 @@ def test_where_nobody_takes_the_machine_away_the_promise_stands():
     timer = SaveTimer(1800, 120, clock=Clock())
     timer.measured(1.0, 1.0)
     assert timer.interval == 1800
+
+
+def test_cadence_is_where_waste_is_least():
+    """Waste of a cadence T: a share C / T for saving and half a cadence lost at each end, T / 2M."""
+    for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
+        candidates = np.geomspace(1, 1800, 20_000)
+        best = candidates[np.argmin(cost / candidates + candidates / (2 * life))]
+        assert cadence(cost, life) == pytest.approx(best, rel=2e-3)
+    assert cadence(500.0, 28800.0) == 1800.0  # never longer than promised
+    assert cadence(20.0, math.inf) == 1800.0
+    assert cadence(0.0, 7200.0) == 1800.0
+    with pytest.raises(SettingsError, match="cadence"):
+        cadence(1.0, 0.0)
