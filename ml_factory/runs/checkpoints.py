@@ -9,32 +9,24 @@ import atexit
 import logging
 import math
 import os
-import re
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
-from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, Clerk, Courier, Now, State
-from ml_factory.runs.layout import Layout
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.runs.courier import Clerk, Courier, Now, State
 from ml_factory.runs.mount_io import ChildSlots
-from ml_factory.runs.ownership import claim, release
-from ml_factory.runs.pool import Lease, Pool, Unit
-from ml_factory.runs.signals import stop
+from ml_factory.runs.phases import PhaseCheckpoints, check_name
+from ml_factory.runs.pool import Lease, Pool
 from ml_factory.runs.slots import Slots
 from ml_factory.runs.staging import Staging
-from ml_factory.runs.state import decode_state, lay_out
 from ml_factory.runs.storage import Disk, cache_folder, fingerprint, on_mount
-from ml_factory.runs.timer import SaveTimer
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
-_PATIENCE = 1.0  # seconds a save that is not forced waits for the one before
+_SMALL = 1 << 22  # bytes that a thread of this process writes: a child would take longer to start
 _LAST_SECONDS = 10.0  # a local save at the interpreter's end
 _log = logging.getLogger("ml_factory")
 _open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
@@ -97,7 +89,7 @@ class CheckpointManager:
                 raise SettingsError("A time between saves is not negative", where=name, got=value, wanted=">= 0")
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
-        self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), _check_name(run, "run"), keep_last
+        self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), check_name(run, "run"), keep_last
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
         self.mean_life, self.on_saved, self.save_seconds = mean_life_seconds, on_saved, 0.0
@@ -137,10 +129,10 @@ class CheckpointManager:
         """Where locks are: on a disk of this machine."""
         return self.home_folder / "locks"
 
-    def phase(self, name: str) -> "PhaseCheckpoints":
+    def phase(self, name: str) -> PhaseCheckpoints:
         """The checkpoints of one phase (one unit of work: a model, a fold)."""
         if name not in self._phases:
-            self._phases[name] = PhaseCheckpoints(self, _check_name(name, "phase"))
+            self._phases[name] = PhaseCheckpoints(self, check_name(name, "phase"))
         return self._phases[name]
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:
@@ -225,6 +217,10 @@ class CheckpointManager:
             self._wait_home(_LAST_SECONDS)
             self._close_children()
 
+    def writer_of(self, payload: memoryview) -> Slots | ChildSlots:
+        """Who writes this: the child, if it pays and can see the bytes."""
+        return self.writer if len(payload) > _SMALL and self.staging.shared else self.home
+
     def _close_children(self) -> None:
         for tier in (self.writer, self.mount):
             if isinstance(tier, ChildSlots):
@@ -256,193 +252,6 @@ class CheckpointManager:
             return None
 
 
-class PhaseCheckpoints:
-    """The checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to what trains."""
-
-    def __init__(self, manager: CheckpointManager, name: str):
-        self.manager, self.name, self.unit = manager, name, Unit(manager.run, name)
-        self.state: State | None = None
-        self._lock = manager.locks / f"{manager.run}--{name}.lock"
-        self._timer = SaveTimer(
-            manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
-        )
-        self._claimed = self._warned = self._listening = False
-
-    def due(self) -> bool:
-        """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
-        return self.stopping() or self._timer.due()
-
-    def stopping(self) -> bool:
-        """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
-        return stop.asked is not None or self.manager.ending(self.manager.save_seconds)
-
-    def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
-        """As `CheckpointManager.save_checkpoint`."""
-        if not force and not self.due():
-            return None
-        metrics = {key: _plain(key, value) for key, value in (metrics or {}).items()}
-        layout = lay_out(state, finite=True)
-        self.claim()
-        must = force or self.stopping()
-        if not self.manager._wait_home(self.manager.deadline if must else _PATIENCE):
-            self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
-            return None  # still due: the next step asks again
-        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
-        saved = self._hand_over(layout, info)
-        self._timer.saved()
-        if self.stopping():
-            self.manager._wait_home(self.manager.deadline)
-            stop.end_if_asked()
-            raise SessionOver(
-                "This session is about to end: the work was saved and stopped here", where=self.name, got=self.state,
-                next_step="run again in a new session: it goes on from this step",
-            )  # fmt: skip
-        return saved
-
-    def load(self) -> dict | None:
-        """As `CheckpointManager.load_latest_checkpoint`, for the process that goes on with the work: it owns the phase
-        from here on, and hears SIGTERM and SIGINT until `done`. Raises CheckpointError when another living process
-        owns it."""
-        self.claim()
-        self._listen()
-        return self.latest()
-
-    def claim(self) -> None:
-        """Own this phase until `done`, `CheckpointManager.close` or the end of the process."""
-        if not self._claimed:
-            try:
-                claim(self._lock, f"run {self.manager.run}, phase {self.name}")
-                self._claimed = True
-            except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
-                self._warn(error)
-
-    @contextmanager
-    def claimed(self) -> Iterator["PhaseCheckpoints"]:
-        """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
-        self.claim()
-        self._listen()
-        try:
-            yield self
-        finally:
-            self.done()
-
-    def done(self) -> None:
-        """Let go of this phase. The checkpoints stay."""
-        self.manager._wait_home()
-        if self._claimed:
-            self._claimed = False
-            release(self._lock)
-        if self._listening:
-            self._listening = False
-            stop.unlisten()
-
-    def finish(self) -> None:
-        """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
-        unit writes over it."""
-        self.manager._wait_home()
-        try:
-            self.manager.home.give_back(self.unit)
-            if self.manager.courier is not None:
-                self.manager.courier.give_back(self.unit)
-        except WorkspaceError as error:
-            self._warn(error)
-
-    def latest(self) -> dict | None:
-        """The newest verified checkpoint, without owning the phase.
-
-        Raises WorkspaceError when the mount does not answer and nothing is on the local disk: to start anew then
-        would lose what the mount holds.
-        """
-        self.manager._wait_neighbours()
-        skipped = self._fetch()
-        home = self.manager.home
-        info, state, passed = home.newest(self.unit, decode_state)
-        skipped += passed
-        if info is not None:
-            return {"state": state, **_shown(info), "skipped": skipped}
-        if skipped:
-            _log.warning("No checkpoint of %s can be used: %s", self.name, "; ".join(skipped))
-        return None
-
-    def list(self) -> list[dict]:
-        """The verified checkpoints, oldest first, at most `keep_last`."""
-        manager, keep = self.manager, self.manager.keep_last
-        manager._wait_neighbours()
-        good, _ = manager.home.survey(self.unit)
-        there = manager._ask_mount(lambda: manager.mount.survey(self.unit)[0]) or {}
-        infos = {info["sequence"]: info for info in [*there.values(), *good.values()]}
-        return [_shown(infos[number]) for number in sorted(infos)[-keep:]]
-
-    def _fetch(self) -> "list[str]":
-        """Bring what only the mount has to the local disk; which slots there were passed over."""
-        manager = self.manager
-        if manager.mount is None:
-            return []
-        here = manager.home.told(self.unit)
-        try:
-            there = manager.mount.told(self.unit)
-            if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
-                return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
-            if here and here[0]["hash"] not in {info["hash"] for info in there}:
-                manager.courier.carry(self.unit)  # an earlier session ended before it could
-        except WorkspaceError as error:
-            if not here:
-                raise
-            _log.warning("Going on from the local disk: %s", error)
-        return []
-
-    def _hand_over(self, layout: Layout, info: dict) -> dict | None:
-        """Copy now; write now, or let the clerk write while training goes on. NonFiniteError leaves all as it was."""
-        manager, began = self.manager, time.perf_counter()
-        payload = manager.staging.copy(layout)
-        blocking = time.perf_counter() - began
-        saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
-        self.state = state = State(self.name, at=time.time())
-        told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
-
-        def write() -> None:
-            done = self._write_or_warn(told, payload)
-            state.at = time.time()
-            if done is None:
-                state.where = saved["status"] = REFUSED
-                return
-            manager.save_seconds = time.perf_counter() - began
-            self._timer.measured(blocking, manager.save_seconds - blocking)
-            manager.on_saved()
-            state.sequence = done["sequence"]
-            state.where = SAVED if manager.courier is None else LOCAL
-            saved.update(_shown(done), status=state.where)
-            if manager.courier is not None:
-                manager.courier.carry(self.unit, lambda: self._copied(state, saved))
-
-        manager._clerk.do(write)
-        return None if saved["status"] == REFUSED else saved
-
-    def _copied(self, state: State, saved: dict) -> None:
-        state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
-
-    def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
-        manager = self.manager
-        try:
-            saved = manager.writer.write(self.unit, manager.keep_last, info, payload)
-        except (WorkspaceError, CheckpointError) as error:
-            self._warn(error)
-            return None
-        self._warned = False
-        return saved
-
-    def _listen(self) -> None:
-        if not self._listening:
-            self._listening = True
-            stop.listen()
-
-    def _warn(self, error: Exception) -> None:
-        """One line until a save works again: a full Drive must not end a training, nor fill its log."""
-        if not self._warned:
-            _log.warning("Checkpoint of %s not saved, the run goes on: %s", self.name, error)
-        self._warned = True
-
-
 def status_line() -> str:
     """How far the checkpoints of this process have come, for a line of status; "" before the first."""
     return " · ".join(str(state) for manager in list(_open) for state in manager.status()[-1:])
@@ -464,39 +273,6 @@ def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
     thread.start()
     thread.join(max(0.0, ends - time.monotonic()))
     return found[0] if found else "writing the logs and flushing took too long"
-
-
-def _check_name(name: str, field: str) -> str:
-    if isinstance(name, str) and _NAME.fullmatch(name):
-        return name
-    proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"
-    raise SettingsError(
-        f"A {field}'s name is written into every slot",
-        where=field,
-        got=repr(name),
-        wanted="letters, digits and . _ = - (100 at most)",
-        next_step=f"use {proposal!r}",
-    )
-
-
-def _plain(key: str, value: object) -> object:
-    """A metric as JSON can keep it; NumPy and torch scalars become Python numbers."""
-    value = value.item() if hasattr(value, "item") else value
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)
-
-
-def _spelled(value: object) -> object:
-    """JSON has no word for NaN and infinity (a score not yet measured): they are spelled out."""
-    return {"float": repr(value)} if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _shown(info: dict) -> dict:
-    """A container's info with its metrics as they were given."""
-    metrics = info.get("metrics") or {}
-    read = {key: float(one["float"]) if isinstance(one, dict) else one for key, one in metrics.items()}
-    return {**info, "metrics": read}
 
 
 def _at_exit() -> None:

@@ -28,11 +28,12 @@ class Clerk:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self._left, self._changed = 0, threading.Condition()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
 
     def do(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._left += 1
+            if self._thread.ident is None:
+                self._thread.start()
         self._jobs.put(job)
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -88,6 +88,8 @@ class ChildSlots:
                 self._give_up()
         self._process = self._channel = None
 
+    __del__ = close
+
     def _call(self, method: str, *args):
         """Raises WorkspaceError when nothing is heard for `deadline` seconds, or when the child dies."""
         if not self._one_call.acquire(timeout=self.deadline):

@@ -18,7 +18,7 @@ from ml_factory.runs.layout import Layout
 class Staging:
     """The buffer of one CheckpointManager; one state at a time.
 
-    file : descriptor of the memory, for a child process.
+    file : descriptor of the memory, for a child process.  shared : whether the child can see what was copied last.
     """
 
     def __init__(self):
@@ -27,7 +27,7 @@ class Staging:
         else:
             with tempfile.TemporaryFile() as file:
                 self.file = os.dup(file.fileno())
-        self._view, self._pinned = memoryview(b""), False
+        self._view, self._pinned, self.shared = memoryview(b""), False, True
 
     def copy(self, layout: Layout) -> memoryview:
         """The state's bytes, copied as they are now; valid until the next copy. Raises NonFiniteError."""
@@ -42,14 +42,21 @@ class Staging:
     def close(self) -> None:
         self._unpin()
         self._view = memoryview(b"")
-        os.close(self.file)
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+    __del__ = close
 
     def _grow(self, size: int) -> None:
         self._unpin()
         size += size >> 4  # a state that grows a little, as a history does, keeps its pages
         self._view = memoryview(b"")
-        os.ftruncate(self.file, size)
-        self._view = memoryview(mmap.mmap(self.file, size))
+        try:
+            os.ftruncate(self.file, size)
+            self._view, self.shared = memoryview(mmap.mmap(self.file, size)), True
+        except OSError:  # a limit on the size of files counts for this one, too
+            self._view, self.shared = memoryview(bytearray(size)), False
 
     def _pin(self) -> None:
         """Tell CUDA that these pages stay, so that it copies into them without a detour."""
