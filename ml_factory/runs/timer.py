@@ -37,17 +37,15 @@ class SaveTimer:
 
     def due(self) -> bool:
         """Whether a save is due now; the first is at once."""
-        if self._last is None:
-            return True
-        now = self.clock()
-        young = now - self._began < self.longest
-        return now - self._last >= min(self.first if young else self.longest, self.interval)
+        return self._last is None or self.clock() - self._last >= self.interval
 
     @property
     def interval(self) -> float:
-        """Seconds between two saves of a run that is no longer young, by what a save has cost so far."""
+        """Seconds between two saves: Young's for what a save costs and a session lives here; as long as either is not
+        known, `first` while the run is young and `longest` then."""
         if self._cost == 0 or math.isinf(self.mean_life):
-            return self.longest
+            young = self._began is None or self.clock() - self._began < self.longest
+            return min(self.first, self.longest) if young else self.longest
         return min(self.longest, max(_SHORTEST_CADENCE, cadence(self._cost, self.mean_life, self.longest)))
 
     def saved(self) -> None:

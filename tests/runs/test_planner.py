@@ -2,13 +2,15 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from benchmarks.planner import optimum, share
 from ml_factory.errors import SettingsError
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
-from ml_factory.runs.timer import reserve
+from ml_factory.runs.timer import SaveTimer, reserve
 
 
 def line(fixed: float, slope: float, memory: float = 0.0, disk: float = 0.0) -> CostModel:
@@ -79,3 +81,18 @@ def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
     room = Room(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
     fits = {row.unit.name: row.fits for row in plan(units, room, Cost(1, disk_bytes=1e8))}
     assert fits == {"greedy": "memory", "fat": "disk", "plain": "whole", "plain too": "whole"}
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced):
+    given = SimpleNamespace(blocking=1.0, save=20.0)
+    rng = np.random.default_rng(11)
+    if announced:
+        told = share(rng.uniform(3600, 43200, 12), lambda clock: SaveTimer(clock=clock, mean_life=7200), True, given)
+        assert told["unfinished_saves"] == 0 and told["useful"] > 0.97
+        return
+    lives = rng.exponential(1800, 40)
+    ours = share(lives, lambda clock: SaveTimer(clock=clock, mean_life=1800), False, given)["useful"]
+    fixed = share(lives, lambda clock: SaveTimer(first=1800, clock=clock), False, given)["useful"]
+    best = optimum(lives, given)["useful"]
+    assert ours > best - 0.02 and fixed < best - 0.1

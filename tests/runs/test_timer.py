@@ -54,8 +54,12 @@ def test_cheap_saves_do_not_keep_a_mount_busy_and_dear_ones_come_within_the_prom
 
 
 def test_where_nobody_takes_the_machine_away_the_promise_stands():
-    timer = SaveTimer(1800, 120, clock=Clock())
+    clock = Clock()
+    timer = SaveTimer(1800, 120, clock=clock)
+    timer.saved()
     timer.measured(1.0, 1.0)
+    assert timer.interval == 120
+    clock.now += 1800
     assert timer.interval == 1800
 
 

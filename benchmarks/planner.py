@@ -1,0 +1,129 @@
+"""A thousand runtimes, simulated: how much of their time becomes saved work, with announced ends and without.
+
+    python -m benchmarks.planner [--runtimes 1000] [--save 20] [--blocking 1]
+
+The timer, the reserve and the order of work are the library's own, on a simulated clock. A runtime works on units of
+0.05 to 3 hours in steps of 1 to 5 seconds; what a unit really takes differs from its forecast by 15 % (log-normal), a
+save from the last one by 30 %. A save blocks training for a while and is durable later; a runtime that ends before
+then loses it. One JSON line a policy.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.runs.timer import SaveTimer, cadence, reserve
+
+HOUR = 3600.0
+BESIDE = 0.15  # share of a second of training that a second of background writing takes
+
+
+@dataclass
+class World:
+    """One runtime's clock, and what became of its time."""
+
+    rng: np.random.Generator
+    ends: float
+    blocking: float
+    durable: float
+    now: float = 0.0
+    saved: float = 0.0  # useful seconds that a verified checkpoint holds
+    held: float = 0.0  # useful seconds since then
+    unfinished: int = 0
+
+    def save(self) -> tuple[float, float] | None:
+        """(blocking, writing) seconds of a save, or None when the runtime ended first."""
+        factor = math.exp(self.rng.normal(0, 0.3))
+        blocking, writing = self.blocking * factor, (self.durable - self.blocking) * factor
+        began = self.now
+        self.now += blocking + BESIDE * writing  # beside the writing, training goes on a little slower
+        if began + blocking + writing > self.ends:
+            self.unfinished += 1
+            return None
+        self.saved, self.held = self.saved + self.held, 0.0
+        return blocking, writing
+
+
+def units(rng: np.random.Generator) -> list[WorkUnit]:
+    """More work than any runtime has time for; work counts forecast seconds."""
+    model = CostModel(Cost(5.0), Cost(1.0))
+    hours = rng.uniform(0.05, 3.0, 24)
+    return [WorkUnit(f"unit {i}", model, seconds * HOUR) for i, seconds in enumerate(hours)]
+
+
+def live(world: World, timer_of, announced: float) -> None:
+    """Work through the plan until the runtime ends; stop in time where its end is announced."""
+    save_seconds = 0.0  # the last save tells what the next will take
+    for row in plan(units(world.rng), Room(seconds=announced), Cost(world.durable)):
+        timer, left = timer_of(lambda: world.now), row.unit.work * math.exp(world.rng.normal(0, 0.15))
+        world.now += row.unit.model.fixed.seconds
+        while left > 0:
+            step = world.rng.uniform(1, 5)
+            if world.now + step > world.ends:
+                return
+            world.now, world.held, left = world.now + step, world.held + step, left - step
+            over = announced - world.now < reserve(save_seconds)
+            if timer.due() or over or left <= 0:
+                cost = world.save()
+                if cost is None:
+                    return
+                timer.saved()
+                timer.measured(*cost)
+                save_seconds = sum(cost)
+            if over:
+                return
+
+
+def share(lives: np.ndarray, timer_of, announced: bool, given, seed: int = 7) -> dict:
+    """Useful, saved time as a share of all; how many saves were cut off by an end."""
+    useful = unfinished = 0
+    for number, life in enumerate(lives):
+        world = World(np.random.default_rng([seed, number]), life, given.blocking, given.save)
+        live(world, timer_of, life if announced else math.inf)
+        useful, unfinished = useful + world.saved, unfinished + world.unfinished
+    return {"useful": useful / lives.sum(), "unfinished_saves": unfinished}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runtimes", type=int, default=1000)
+    parser.add_argument("--save", type=float, default=20.0, help="seconds until a save is durable")
+    parser.add_argument("--blocking", type=float, default=1.0, help="of them, seconds in which training stands still")
+    given = parser.parse_args()
+    rng = np.random.default_rng(11)
+    facts = {"runtimes": given.runtimes, "save_seconds": given.save, "blocking_seconds": given.blocking}
+
+    lives = rng.uniform(1 * HOUR, 12 * HOUR, given.runtimes)
+    told = share(lives, lambda clock: SaveTimer(clock=clock, mean_life=2 * HOUR), True, given)
+    print(json.dumps({"ends": "announced", "hours": "1 to 12", **told, **facts}), flush=True)
+
+    cost = given.blocking + BESIDE * (given.save - given.blocking)
+    for mean in (0.5, 2.0, 8.0):
+        lives = rng.exponential(mean * HOUR, given.runtimes)
+        best = optimum(lives, given)
+        policies = {
+            "ours": lambda clock, mean=mean: SaveTimer(clock=clock, mean_life=mean * HOUR),
+            "fixed 30 minutes": lambda clock: SaveTimer(first=1800.0, clock=clock),
+        }
+        for name, timer_of in policies.items():
+            told = share(lives, timer_of, False, given)
+            line = {"ends": "unannounced", "mean_hours": mean, "policy": name, **told, "best_interval": best}
+            print(json.dumps({**line, "young_interval": cadence(cost, mean * HOUR), **facts}), flush=True)
+
+
+def optimum(lives: np.ndarray, given) -> dict:
+    """The best of many fixed intervals on these very lives, found by trying."""
+    tried = {
+        interval: share(lives, lambda clock, i=interval: SaveTimer(i, i, clock=clock), False, given)["useful"]
+        for interval in (30, 60, 120, 240, 480, 900, 1800)
+    }
+    interval = max(tried, key=tried.get)
+    return {"interval": interval, "useful": tried[interval]}
+
+
+if __name__ == "__main__":
+    main()
