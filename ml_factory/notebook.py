@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, spec_of
+from ml_factory.runs.courier import status_line
 from ml_factory.runs.workspace import Workspace, check_symbol
 
 NOTEBOOKS = (
@@ -278,6 +279,8 @@ class EpochLine:
     def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
         shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        kept = status_line()  # how far the checkpoint has come: this disk, the mount, never more than is known
+        text += f" · {kept}" if kept else ""
         line = {"text/plain": text}
         if self._handle is None:
             self._handle = display(line, raw=True, display_id=True)

@@ -252,11 +252,6 @@ class CheckpointManager:
             return None
 
 
-def status_line() -> str:
-    """How far the checkpoints of this process have come, for a line of status; "" before the first."""
-    return " · ".join(str(state) for manager in list(_open) for state in manager.status()[-1:])
-
-
 def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
     """Do the steps one after the other in a thread that may be left behind; what went wrong, or ""."""
     found: list[str] = []

@@ -88,6 +88,19 @@ class State:
         return f"{self.phase}{number} {self.where} {time.strftime('%H:%M:%S', time.localtime(self.at))}"
 
 
+_newest: list[State] = []
+
+
+def show(state: State) -> None:
+    """From now on `status_line` tells of this one."""
+    _newest[:] = [state]
+
+
+def status_line() -> str:
+    """How far the newest checkpoint of this process has come; "" before the first."""
+    return str(_newest[0]) if _newest else ""
+
+
 class Courier:
     """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
 

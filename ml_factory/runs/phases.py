@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
-from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, State
+from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, State, show
 from ml_factory.runs.layout import Layout
 from ml_factory.runs.ownership import claim, release
 from ml_factory.runs.pool import Unit
@@ -164,6 +164,7 @@ class PhaseCheckpoints:
         blocking = time.perf_counter() - began
         saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
         self.state = state = State(self.name, at=time.time())
+        show(state)
         told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
 
         def write() -> None:

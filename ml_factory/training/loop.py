@@ -13,6 +13,7 @@ from torch import nn
 
 from ml_factory.models.contract import FitResult
 from ml_factory.progress import phase
+from ml_factory.runs.signals import stop
 from ml_factory.training.device import Device, pinned
 from ml_factory.training.meter import Meter
 from ml_factory.training.run import Run
@@ -181,7 +182,9 @@ class _Saver:
         return max(self.run.spec.save_seconds - (time.monotonic() - self.last), 0.0)
 
     def step(self) -> None:
-        if self.checkpoints is None or time.monotonic() - self.last < self.run.spec.save_seconds:
+        if self.checkpoints is None:
+            return
+        if stop.asked is None and time.monotonic() - self.last < self.run.spec.save_seconds:
             return
         # With the flag up nothing is saved: the run turns back instead.
         if self.checkpoints.due() and not self.run.check_finite():
