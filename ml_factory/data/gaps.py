@@ -12,7 +12,7 @@ import pandas as pd
 
 from ml_factory.data.findings import Finding, count_of
 from ml_factory.data.habits import surprise
-from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, Sessions, session_days, sessions_of
+from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, Sessions, pauses, session_days, sessions_of
 
 LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
 KINDS = (*LEGAL, "missing", "download_hole")
@@ -24,7 +24,7 @@ HALT_SHARE, HALT_DAYS = 0.5, 10  # a pause at one time of day on most days, and 
 SPARSE_SHARE = 0.25  # more absent minutes than this, holes apart
 _NONE = np.empty(0, np.int64)
 _WORDS = {
-    "session": "over the daily close",
+    "session": "over the daily close or a scheduled pause",
     "weekend": "over a weekend",
     "holiday": "over a day on which the exchange is closed",
     "early_close": "after an early close",
@@ -55,6 +55,7 @@ def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: 
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
     hours = _hours(calendar, sessions, start_ns, minutes)
     opened, weekend, holiday, early = (_overlap(*spans, begin, end) for spans in hours)
+    opened = opened - _overlap(*pauses(calendar, int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1), begin, end)
     at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
     length = (end - begin) // MINUTE_NS
     score = np.zeros(len(row))

@@ -16,11 +16,13 @@ from ml_factory.data.habits import stays, usual_move
 CALM_TIMES = 5.0  # a jump this many times the largest of the bars around it; clean markets 1.9, real rolls 15
 JUMP_TIMES = 20.0  # and this many times the usual move; real rolls 37
 RATIO_JUMP = np.log(1.2)  # from here on it is a split or another adjustment, not a roll
-NIGHT_TIMES = 8.0  # over a session's edge: this many times the usual one, and a plain ratio
+NIGHT_TIMES = 8.0  # over a session's edge: this many times the usual one, the ratio of a split, and calm bars beside
+NIGHT_CALM = 4.0  # times the bars beside the usual edge: a company that lost a third opens wilder
 RATIO_ERROR = 0.03
 UNIT_TIMES = 10.0  # usual moves around a power of ten: nothing else moved the price
 _TEN = np.log(10.0)
-_RATIOS = np.log(sorted({a / b for a in range(1, 11) for b in range(1, 11) if a > 1.2 * b} | {15, 20, 25, 30, 50}))
+# n for 1, and the fractions companies use: a ratio near any two small numbers would be every fall of 20 to 50 %
+_RATIOS = np.log([6 / 5, 5 / 4, 4 / 3, 3 / 2, 2, 5 / 2, *range(3, 11), 15, 20, 25, 30, 50])
 _NEAR = range(-3, 3)  # the bars beside a jump: three before it, three from it on
 
 
@@ -53,7 +55,7 @@ def find_levels(log: dict[str, np.ndarray], beside: np.ndarray, edge: np.ndarray
     large = np.abs(gap[jump]) >= RATIO_JUMP
     thin = ~large & ~_traded(log, jump)
     jump, large = jump[~thin], large[~thin]
-    night = _night(gap, edge & ~beside, close)
+    night = _night(gap, edge & ~beside, close, swing)
     return Levels(unit, np.union1d(jump[large], night), jump[~large])
 
 
@@ -108,14 +110,15 @@ def _traded(log: dict[str, np.ndarray], rows: np.ndarray) -> np.ndarray:
     return flat[after] - flat[first] < 0.5 * (after - first)
 
 
-def _night(gap: np.ndarray, edge: np.ndarray, close: np.ndarray) -> np.ndarray:
-    """Rows of session edges where the price changes by a plain ratio that no night explains."""
+def _night(gap: np.ndarray, edge: np.ndarray, close: np.ndarray, swing: np.ndarray) -> np.ndarray:
+    """Rows of session edges where the price changes by a split's ratio that no night explains, between calm bars."""
     rows = np.flatnonzero(edge)[1:]
     size = np.abs(gap[rows])
     if not len(rows):
         return rows
     usual = np.minimum(size, 20 * np.median(size)).mean()
-    rows = rows[(size > NIGHT_TIMES * usual) & (size >= RATIO_JUMP)]
+    calm = swing[rows] <= NIGHT_CALM * np.median(swing[rows])
+    rows = rows[(size > NIGHT_TIMES * usual) & (size >= RATIO_JUMP) & calm]
     off = np.abs(np.abs(gap[rows])[:, None] - _RATIOS).min(axis=1) if len(rows) else np.empty(0)
     rows = rows[off < RATIO_ERROR]
     return rows[stays(close, rows, gap[rows])]

@@ -6,9 +6,9 @@ day is cut at that hour; 24-hour markets are cut at 00:00 UTC. Clock times are t
 edges move with daylight saving.
 
 CME hours of earlier years (CME notices): the day ended at 16:15 before trade date 21 September 2015, at 16:30 before
-19 November 2012. Two things are not told apart, since one calendar serves index and metal futures: the halt of index
-futures from 15:15 to 15:30, which ended on 28 June 2021 (it is a silence shorter than a hole), and that before
-November 2012 their trade date began at 15:30.
+19 November 2012, and index futures halted from 15:15 to 15:30 until 28 June 2021. One calendar serves index and metal
+futures, so that halt is no edge of a session (metals traded on) but a pause that explains a silence; and that before
+November 2012 the index futures' trade date began at 15:30 is not told.
 """
 
 import re
@@ -36,6 +36,8 @@ CLOCKS = {
 _EXCHANGE = {"cme": "CMES", "us_equity": "XNYS"}
 # (first trade date of the hours that followed, minutes by which the day was longer before)
 _LATER_CLOSES = {"cme": (("2015-09-21", 15), ("2012-11-19", 15))}
+# (first trade date without it, minutes of the exchange day from and to) of a pause inside the session
+_PAUSES = {"cme": ("2021-06-28", 15 * 60 + 15, 15 * 60 + 30)}
 _YEARS = ("1970-01-01", "2099-12-31")
 
 
@@ -134,9 +136,10 @@ def _clock_to_utc(zone: str, days: np.ndarray, minute: np.ndarray | int) -> np.n
 def _book(calendar: str) -> _Book:
     """The calendar day by day; holidays and early closes by `exchange_calendars` (XNYS, CMES).
 
-    CMES closes every short day at 12:00 Chicago. The index futures stop at 12:15 on the day after Thanksgiving, on
-    3 July and on 24 December (CME Globex holiday schedule). Currencies trade on their own habits around Christmas
-    and New Year: no rule is known, so every weekday is theirs.
+    CMES closes every short day at 12:00 Chicago and does not know Juneteenth, which is one since 2022. The index
+    futures stop at 12:15 on the day after Thanksgiving, on 3 July and on 24 December (CME Globex holiday schedule).
+    Of currencies only the days of Christmas and New Year are off, from 17:00 New York the evening before: what single
+    banks do around them is no rule.
     """
     zone, open_minute, close_minute = CLOCKS[calendar]
     first, last = (int(np.datetime64(day).astype(int)) + edge for day, edge in zip(_YEARS, (-30, 30), strict=True))
@@ -154,6 +157,9 @@ def _book(calendar: str) -> _Book:
         held = np.isin(days, book.sessions.as_unit("ns").asi8 // DAY_NS)
         at, ends = _early_closes(calendar, book)
         early[at - first] = np.minimum(early[at - first], ends)
+    if calendar == "fx":
+        day = pd.DatetimeIndex(days.astype("datetime64[D]"))
+        held &= ~(((day.month == 12) & (day.day == 25)) | ((day.month == 1) & (day.day == 1)))
     if calendar == "us_equity":
         closes = early  # the exchange itself closes: nothing regular comes after
     return _Book(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
@@ -167,7 +173,28 @@ def _early_closes(calendar: str, book: exchange_calendars.ExchangeCalendar) -> t
     if calendar == "cme":
         quarter_past = ((day.month == 11) & (day.day_of_week == 4)) | ((day.month == 7) & (day.day == 3))
         ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
+        freed = _juneteenths()
+        ends = np.append(ends, _clock_to_utc(CLOCKS[calendar][0], freed, 12 * 60))
+        return np.append(day.asi8 // DAY_NS, freed), ends
     return day.asi8 // DAY_NS, ends
+
+
+def _juneteenths() -> np.ndarray:
+    """The weekdays on which 19 June is kept, days since 1970-01-01: Friday for a Saturday, Monday for a Sunday."""
+    days = np.array([f"{year}-06-19" for year in range(2022, 2100)], "datetime64[D]").astype(np.int64)
+    weekday = (days + 3) % 7
+    return days - (weekday == 5) + (weekday == 6)
+
+
+def pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    """UTC nanoseconds, begin and end, of the scheduled pauses inside the sessions of exchange days first to last."""
+    days, length = session_days(calendar, first, last)
+    if calendar not in _PAUSES:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    until, begin, end = _PAUSES[calendar]
+    zone, open_minute, _ = CLOCKS[calendar]
+    days = days[(days < int(np.datetime64(until).astype(int))) & (length >= end - open_minute)]
+    return _clock_to_utc(zone, days, begin), _clock_to_utc(zone, days, end)
 
 
 def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:

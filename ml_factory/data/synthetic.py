@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.sessions import CLOCKS, MINUTE_NS, sessions_of
+from ml_factory.data.sessions import CLOCKS, MINUTE_NS, session_days, sessions_of
 from ml_factory.data.sources import write_bars
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.runs.workspace import Workspace
@@ -141,12 +141,17 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
 
 
 def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Every minute of the first `days` sessions: start, session count, fraction of the session gone, close."""
+    """Every minute of the first `days` sessions: start, session count, fraction of the session gone, close.
+
+    Shares and currencies rest on their exchange's holidays; of CME futures some product trades on most of them.
+    """
     first = pd.Timestamp(spec.start, tz=CLOCKS[spec.calendar][0]).tz_convert("UTC").floor("min").as_unit("ns").value
-    span = spec.days * 7 // 5 + 7
+    span = spec.days * 7 // 5 + spec.days // 20 + 14  # with weekends and holidays
     start_ns = first + np.arange(span * 1440, dtype=np.int64) * MINUTE_NS
     sessions = sessions_of(start_ns, spec.calendar)
     kept = sessions.inside
+    if spec.calendar in ("us_equity", "fx"):
+        kept = kept & np.isin(sessions.id, session_days(spec.calendar, int(sessions.id[0]), int(sessions.id[-1]))[0])
     start_ns, ids, opens, closes = start_ns[kept], sessions.id[kept], sessions.open_ns[kept], sessions.close_ns[kept]
     whole = opens >= first  # a CME day opens the evening before
     count = np.unique(ids[whole], return_inverse=True)[1]

@@ -261,7 +261,7 @@ def test_reported_rows_do_not_change_the_bars(clean):
 
 NAMED = {
     "bars/NQ_1m": {"no_volume", "missing", "flash_move", "off_tick"},
-    "bars/ES_1m": {"no_volume", "missing", "download_hole", "flash_move"},
+    "bars/ES_1m": {"no_volume", "download_hole", "flash_move"},
     "bars/SPY_1m": {"outside_session", "off_tick"},
     "bars/XAUUSD_1m": {"missing"},
     "bars/BTCUSD_1m": {"missing", "spike", "flash_move", "off_tick"},
@@ -305,12 +305,19 @@ def gap_counts(report) -> dict[str, int]:
 def test_gaps_of_real_files(shared_data):
     """Counted by hand from the files' own times."""
     raw, es = report_on(shared_data, "bars/ES_1m")
-    counts = {"session": 110, "weekend": 29, "holiday": 4, "early_close": 3, "no_trade": 26, "missing": 1}
+    counts = {"session": 110, "weekend": 29, "holiday": 4, "early_close": 4, "no_trade": 26}
     assert gap_counts(es) == counts | {"download_hole": 7}
     holes = raw["timestamp"].iloc[es.of("download_hole").rows].dt.tz_convert("America/New_York")
     assert set(holes.dt.day_name()) == {"Wednesday"} and set(holes.dt.hour) == {16}
     nq_raw, nq = report_on(shared_data, "bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
-    assert gap_counts(nq) == counts | {"session": 521, "weekend": 97, "holiday": 4, "early_close": 14, "no_trade": 84}
+    assert gap_counts(nq) == counts | {
+        "session": 521,
+        "weekend": 97,
+        "holiday": 4,
+        "early_close": 15,
+        "no_trade": 83,
+        "missing": 1,
+    }
     closed = raw_days(nq_raw, nq.of("holiday").rows)
     assert closed == ["2021-04-04", "2021-12-26", "2022-04-17", "2022-12-26"]  # two Good Fridays, two Christmases
     _, fil = report_on(shared_data, "bars/FILUSDT_1m")
@@ -343,3 +350,29 @@ def test_files_of_several_contracts_are_refused_by_name(shared_data, name):
         check_bars(raw, symbol=name)
     one = raw[raw["contract"] == raw["contract"].iloc[0]]
     assert len(check_bars(one, symbol=name)[0]) == len(one)
+
+
+@pytest.mark.parametrize("fall", [0.30, 1 / 3, 0.40, 0.45])
+def test_a_company_that_loses_a_third_overnight_is_not_split(clean, fall):
+    day = (clean["timestamp"].dt.tz_convert("America/Chicago") + pd.Timedelta("7h")).dt.date
+    first = int(day.drop_duplicates().index[9])
+    raw = clean.copy()
+    raw.loc[first:, PRICES] *= 1 - fall
+    for row, wide in ((first, 0.05), (first + 1, 0.03)):  # and its first minutes are wild
+        raw.loc[row, "high"] *= 1 + wide
+        raw.loc[row, "low"] *= 1 - wide
+    found = report_of(raw, NO_TICK).of("adjustment")
+    assert found is None or first not in found.rows
+    if fall != 1 / 3:  # nor where they are calm, unless a split has just that ratio
+        calm = clean.copy()
+        calm.loc[first:, PRICES] *= 1 - fall
+        assert report_of(calm, NO_TICK).of("adjustment") is None
+
+
+@pytest.mark.parametrize("ratio", [1.25, 1.5, 2.0, 3.0, 10.0])
+def test_a_split_overnight_is_one_at_every_usual_ratio(clean, ratio):
+    day = (clean["timestamp"].dt.tz_convert("America/Chicago") + pd.Timedelta("7h")).dt.date
+    first = int(day.drop_duplicates().index[9])
+    raw = clean.copy()
+    raw.loc[first:, PRICES] /= ratio
+    assert report_of(raw, NO_TICK).of("adjustment").rows.tolist() == [first]

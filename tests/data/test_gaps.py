@@ -147,3 +147,53 @@ def test_five_minute_bars():
     hole = np.delete(five, np.arange(500, 525))
     gaps = gaps_of(hole, minutes=5)
     assert gaps.row[gaps.kind == "missing"].tolist() == [500] and gaps.open[gaps.kind == "missing"] == 125
+
+
+def paused(days: list[int]) -> list[str]:
+    """Kinds of the gaps of thirty 24-hour days that fall silent at 10:00 on some of them, each for another while."""
+    starts = minutes_of("24h", 30, "2024-03-04")
+    day, minute = np.divmod((starts - starts[0]) // MINUTE_NS, 1440)
+    silent = np.isin(day, days) & (minute >= 600) & (minute < 615 + day * 7 % 11)
+    return gaps_of(starts[~silent], "24h").kind.tolist()
+
+
+def test_a_halt_is_a_pause_on_ten_days_and_on_half_of_those_between():
+    assert paused(list(range(5, 15))) == ["session"] * 10
+    assert paused(list(range(5, 14))) == ["missing"] * 9  # nine days are no habit
+    assert paused(list(range(0, 20, 2))) == ["session"] * 10  # ten of nineteen
+    assert paused([*range(0, 18, 2), 20]) == ["missing"] * 10  # ten of twenty-one
+    assert paused([*range(0, 18, 2), 19]) == ["session"] * 10  # ten of twenty: just half
+
+
+def test_a_halt_has_its_own_minute_and_any_length():
+    starts = minutes_of("24h", 30, "2024-03-04")
+    day, minute = np.divmod((starts - starts[0]) // MINUTE_NS, 1440)
+    grows = (minute >= 600) & (minute < 615 + day)  # always from 10:00, each day a minute longer
+    assert set(gaps_of(starts[~grows], "24h").kind) == {"session"}
+    drifts = (minute >= 600 + day) & (minute < 615 + day + day * 7 % 11)  # each day a minute later
+    assert set(gaps_of(starts[~drifts], "24h").kind) == {"missing"}
+    both = grows | ((day == 7) & (minute >= 900) & (minute < 920))
+    gaps = gaps_of(starts[~both], "24h")
+    assert gaps.kind[gaps.length == 20].tolist() == ["session", "missing"]  # day 5 at its minute, day 7 at another
+
+
+def test_what_reaches_over_the_close_is_no_halt_inside_the_session(spring):
+    """The last hour is absent every day: more than the calendar's hour is closed, and that is told as missing."""
+    sessions = sessions_of(spring, "cme")
+    minute = (spring - sessions.open_ns) // MINUTE_NS
+    late = sessions.id * 7 % 11  # of other lengths, or they would be pages of a download
+    gaps = gaps_of(spring[(minute < 1320) & ((minute < 1320 - 60) | (minute >= 1320 - 60 + late))])
+    night = gaps.length == 120
+    assert night.sum() >= 25 and set(gaps.open[night]) == {60}
+    assert "session" not in set(gaps.kind[night])
+
+
+def test_the_quarter_hour_of_index_futures_is_a_pause_from_its_first_day():
+    """Three days of 2019 are too few for a habit; after June 2021 the same silence is strange."""
+    for start, kinds in (("2019-03-04", {"session"}), ("2022-03-07", {"missing"})):
+        starts = minutes_of("cme", 3, start)
+        chicago = pd.DatetimeIndex(starts, tz="UTC").tz_convert("America/Chicago")
+        clock = chicago.hour * 60 + chicago.minute
+        gaps = gaps_of(starts[(clock < 15 * 60 + 15) | (clock >= 15 * 60 + 30)])
+        assert set(gaps.kind[gaps.length == 15]) == kinds and (gaps.length == 15).sum() == 3
+        assert set(gaps.open[gaps.length == 15]) == ({0} if kinds == {"session"} else {15})

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, MarketSpec, market_for, session_days, sessions_of
+from ml_factory.data.sessions import (
+    CLOCKS,
+    DAY_NS,
+    MINUTE_NS,
+    MarketSpec,
+    market_for,
+    pauses,
+    session_days,
+    sessions_of,
+)
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 
@@ -66,7 +75,11 @@ def test_holidays_equal_the_exchange_schedule(calendar, name):
     days, minutes = session_days(calendar, first, last)
     assert pd.DatetimeIndex(days.astype("datetime64[D]")).equals(book.sessions.as_unit("s"))
     short = pd.DatetimeIndex(days[minutes < np.median(minutes)].astype("datetime64[D]"))
-    assert short.equals(book.early_closes.as_unit("s"))
+    early = book.early_closes.as_unit("s")
+    if calendar == "cme":  # which lacks Juneteenth
+        extra = pd.DatetimeIndex(["2022-06-20", "2023-06-19", "2024-06-19", "2025-06-19", "2026-06-19"]).as_unit("s")
+        early = early.union(extra)
+    assert short.equals(early)
     good_friday, thanksgiving = pd.Timestamp("2024-03-29").value // DAY_NS, pd.Timestamp("2024-11-28").value // DAY_NS
     assert good_friday not in days and (thanksgiving in days) == (calendar == "cme")
 
@@ -238,3 +251,28 @@ def test_real_bars_stand_inside_the_inferred_calendar(shared_data, name, calenda
     market = market_for("FOO", bars)
     inside = sessions_of(bars.index.as_unit("ns").asi8, market.calendar).inside
     assert market.calendar == calendar and inside.mean() > 0.99
+
+
+def test_juneteenth_is_a_short_day_of_cme_futures_since_2022():
+    # 2022: Sunday, kept on Monday the 20th; 2027: Saturday, kept on Friday the 18th; 2021: not yet
+    for day, close in (("2022-06-20", "17:00"), ("2024-06-19", "17:00"), ("2027-06-18", "17:00")):
+        assert sessions_of(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} {close}")[0]  # 12:00 Chicago
+        assert sessions_of(ns(f"{day} 17:00"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]  # products that trade on
+    for day in ("2021-06-18", "2022-06-17", "2024-06-18"):
+        assert sessions_of(ns(f"{day} 16:59"), "cme").close_ns[0] == ns(f"{day} 21:00")[0]
+
+
+def test_currencies_rest_at_christmas_and_new_year():
+    days, minutes = session_days("fx", *(int(day // DAY_NS) for day in ns("2023-12-20", "2024-01-03")))
+    shown = [str(day)[5:] for day in days.astype("datetime64[D]")]
+    assert shown == ["12-20", "12-21", "12-22", "12-26", "12-27", "12-28", "12-29", "01-02", "01-03"]
+    assert set(minutes.tolist()) == {1440}
+
+
+def test_the_quarter_hour_in_which_index_futures_paused():
+    begin, end = pauses("cme", *(int(day // DAY_NS) for day in ns("2021-06-21", "2021-07-02")))
+    want = ns(*(f"2021-06-{day} 20:15" for day in (21, 22, 23, 24, 25)))  # 15:15 Chicago; the last on Friday the 25th
+    assert begin.tolist() == want.tolist() and (end - begin == 15 * MINUTE_NS).all()
+    winter, _ = pauses("cme", *(int(day // DAY_NS) for day in ns("2020-11-25", "2020-11-30")))
+    assert winter.tolist() == ns("2020-11-25 21:15", "2020-11-30 21:15").tolist()  # none on the two short days between
+    assert len(pauses("us_equity", 18_000, 18_100)[0]) == 0

@@ -164,3 +164,12 @@ def test_demo_market_is_written_once(tmp_path):
 def test_settings_check_themselves(wrong):
     with pytest.raises(SettingsError, match=next(iter(wrong))):
         SyntheticSpec(**wrong)
+
+
+def test_made_up_shares_rest_when_the_exchange_does():
+    days = synthetic_bars(12, "null", calendar="us_equity", start="2024-11-20").index.tz_convert("America/New_York")
+    dates = pd.Series(days.date).drop_duplicates().astype(str).tolist()
+    assert "2024-11-28" not in dates and len(dates) == 12 and dates[0] == "2024-11-20" and dates[-1] == "2024-12-06"
+    friday = days[days.strftime("%m-%d") == "11-29"]  # and go home at one
+    assert friday[-1].strftime("%H:%M") == "12:59"
+    assert "12-25" not in synthetic_bars(10, calendar="fx", start="2024-12-19").index.strftime("%m-%d-%H").tolist()

@@ -243,3 +243,35 @@ def test_what_cannot_be_asked_is_refused():
         meta_labels(base, None, side.shift(freq="1min"), SPEC, MES)
     with pytest.raises(SettingsError, match="repeated rows"):
         meta_labels(base, None, pd.concat([side, side]), SPEC, MES)
+
+
+def test_of_equal_trends_the_shortest_wins():
+    still = np.full(40, 100.0)
+    chosen, t_value = strongest_trend(still, np.arange(20), np.arange(20) + 12, 4)
+    assert (chosen == np.arange(20) + 4).all() and (t_value == 0).all()  # each horizon has t = 0
+    first = np.array([0])
+    ties = 0
+    for ratio in 1.0 + np.arange(-50, 51) / 128:  # some lines are straight to the last digit at both lengths: t = inf
+        line = ratio ** np.arange(4.0)
+        two, three = (strongest_trend(line, first, np.array([bar]), bar)[1][0] for bar in (2, 3))
+        if ratio != 1.0 and np.isinf(two) and two == three:
+            ties += 1
+            chosen, t_value = strongest_trend(line, first, np.array([3]), 2)
+            assert chosen[0] == 2 and t_value[0] == two
+    assert ties >= 5
+
+
+def test_a_trend_of_just_the_least_t_is_one_and_a_row_needs_the_shortest_ahead():
+    base = base_frame(gappy(4, 0.25), MES, 5)
+    found = trend_scanning(base, SPEC, MES, shortest=3)
+    least = float(np.abs(found["t_value"]).median())
+    edge = found[np.abs(found["t_value"]) == least]
+    if not len(edge):
+        least = float(np.abs(found["t_value"]).iloc[7])
+    again = trend_scanning(base, SPEC, MES, shortest=3, least_t=least)
+    strong = np.abs(found["t_value"]) >= least
+    assert (np.abs(found["t_value"]) == least).any()
+    assert (again["label"].to_numpy() == np.where(strong, found["label"], 0)).all()
+    ends = np.append(np.flatnonzero(np.diff(base.segment)), len(base) - 1)
+    left = ends[np.searchsorted(ends, found["entry_bar"])] - found["entry_bar"]
+    assert left.min() == 3
