@@ -32,7 +32,8 @@ datasets.quantiles datasets.scaling datasets.transforms datasets.selection datas
 datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted
 leakage.proof leakage.certificate
-models.contract models.tabular models.tabular_xgboost models.tabular_lightgbm models.tabular_catboost
+models.contract models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
+models.tabular_lightgbm models.tabular_catboost models.linear models.importances
 models.heads models.layers models.recurrent models.sequence models.transformer models.gating models.tft models.frames
 models.checks models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes

@@ -18,6 +18,7 @@ from ml_factory.training.order import Order
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {
     "tabular": {"rounds": 40, "block": 10, "depth": 4, "min_leaf": 2.0, "threads": 1, "patience": 0},
+    "linear": {"rounds": 40, "block": 10, "threads": 1, "patience": 0},
     "network": {"epochs": 4, "batch": 64, "lookback": T, "device": "cpu", "threads": 1, "dropout": 0.3},
     "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
     "lstm": {"hidden": 8},
@@ -29,7 +30,7 @@ class Killed(BaseException):
 
 
 def make(name: str, **settings):
-    family = "network" if spec_of(name).windowed else "tabular"
+    family = "network" if spec_of(name).windowed else "linear" if name == "linear" else "tabular"
     return build_model(name, **{**SETTINGS[family], **SETTINGS.get(name, {}), **settings})
 
 
@@ -131,7 +132,7 @@ def test_killed_after_the_last_epoch_but_before_the_end_was_saved(whole, tmp_pat
 
 @pytest.mark.parametrize("name", available_models())
 def test_patience_counts_across_a_kill(name, tmp_path):
-    hot = {"lr": 0.2} if spec_of(name).windowed else {"learning_rate": 0.9}
+    hot = {"lr": 0.2} if spec_of(name).windowed else {} if name == "linear" else {"learning_rate": 0.9}
     more = {"epochs": 30} if spec_of(name).windowed else {"rounds": 300}
     expected = fit(name, None, **hot, **more | {"patience": 3})
     assert expected[1].stopped_early

@@ -45,6 +45,7 @@ _SPECS = {
         ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
         ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None),
         ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None),
+        ModelSpec("linear", "tabular", "ml_factory.models.linear:Linear", None),
         ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
         ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
         ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),

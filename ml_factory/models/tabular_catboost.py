@@ -1,7 +1,8 @@
 """CatBoost (Prokhorenkova et al. 2018) with symmetric trees, in blocks, through its own snapshot file.
 
 `init_model` starts a new generator and new approximants; the snapshot file (CatBoost's own binary, no pickle) keeps
-both. A block is a training whose number of iterations has grown and which finds the snapshot of the block before.
+both. A block is the whole training, which finds the snapshot of the block before and is stopped at the block's end: a
+training told another number of rounds may be refused, since CatBoost chooses some of its settings by that number.
 """
 
 import json
@@ -9,47 +10,91 @@ import tempfile
 from pathlib import Path
 
 import catboost
+import numpy as np
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.tabular import Booster, BoosterSpec, Grower, Rows
+from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
 
 _METRIC = "MultiClass"
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
-# Times, folders and random identifiers inside the model file: without them equal models are equal bytes.
-_CHANGING = ("train_finish_time", "model_guid", "output_options")
+# Times, folders, random identifiers and losses of rounds cut off: without them equal models are equal bytes.
+_CHANGING = {"train_finish_time": "", "model_guid": "", "output_options": "", "training": "{}"}
 _FOLDERS = ("train_dir", "snapshot_file")
 
 
-class CatBoost(Booster):
+class CatBoost(Tabular):
     """One symmetric tree of three outputs a round; x_NF float32, NaN missing."""
 
     name = "catboost"
     library = "catboost"
 
-    def _open(self, spec, train, valid):
-        return _Grower(spec, train, valid)
+    def _promises(self, spec):
+        unsampled = ["column_sample: CatBoost does not sample columns on a GPU"] if spec.column_sample < 1 else []
+        return super()._promises(spec) + (unsampled if self._on_gpu(spec) else [])
 
-    def _read(self, model):
-        return catboost.CatBoost().load_model(blob=model)
+    def _bin(self, spec, train, valid):
+        if self._on_gpu(spec):  # which bins in its own memory
+            return [_pool(part) for part in (train, valid) if part is not None]
+        pools = [_pool(train)]
+        pools[0].quantize()
+        if valid is not None:
+            with tempfile.TemporaryDirectory(prefix="catboost-") as folder:
+                borders = str(Path(folder) / "borders")
+                pools[0].save_quantization_borders(borders)
+                pools.append(_pool(valid))
+                pools[1].quantize(input_borders=borders)
+        return pools
+
+    def _open(self, spec, train, valid, bins):
+        return _Grower(spec, bins, self._on_gpu(spec))
+
+    def _read(self, fitted):
+        return catboost.CatBoost().load_model(blob=bytes(fitted))
 
     def _predict(self, x):
         return self._predictor.predict(x, prediction_type="Probability", thread_count=self.settings.thread_count)
 
+    def _gain(self):
+        # CatBoost keeps no gains of splits; this is how much the score moves where a split sends rows elsewhere.
+        return self._predictor.get_feature_importance(type="PredictionValuesChange")
+
+    def _contributions(self, x):
+        if not len(x):
+            return np.empty((0, 3, self.n_features + 1))
+        return self._predictor.get_feature_importance(
+            catboost.Pool(x), type="ShapValues", thread_count=self.settings.thread_count
+        )
+
+
+def _pool(rows: Rows) -> catboost.Pool:
+    return catboost.Pool(rows.x, rows.target, weight=rows.weight)
+
+
+class _Until:
+    """Tells CatBoost to stop after that many rounds in all."""
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+
+    def after_iteration(self, info) -> bool:
+        return info.iteration < self.rounds
+
 
 class _Grower(Grower):
-    def __init__(self, spec: BoosterSpec, train: Rows, valid: Rows | None):
+    def __init__(self, spec: BoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
         self.folder = tempfile.TemporaryDirectory(prefix="catboost-")
         self.snapshot = Path(self.folder.name) / "snapshot.cbsnapshot"
+        self.rounds, self.on_gpu = spec.rounds, on_gpu
         self.params = {
             "loss_function": _METRIC,
             "classes_count": 3,
             "learning_rate": spec.learning_rate,
             "depth": min(spec.depth, 16),
             "bootstrap_type": "Bernoulli" if spec.row_sample < 1 else "No",
-            "rsm": spec.column_sample,
             "l2_leaf_reg": spec.l2,
             "random_seed": spec.seed,
             "thread_count": spec.thread_count,
+            "task_type": "GPU" if on_gpu else "CPU",
             "use_best_model": False,
             "logging_level": "Silent",
             "train_dir": self.folder.name,
@@ -59,40 +104,43 @@ class _Grower(Grower):
         }
         if spec.row_sample < 1:
             self.params["subsample"] = spec.row_sample
-        self.train = catboost.Pool(train.x, train.target, weight=train.weight)
-        self.valid = None if valid is None else catboost.Pool(valid.x, valid.target, weight=valid.weight)
-        self.booster, self.callbacks = None, None
+        if not on_gpu:
+            self.params["rsm"] = spec.column_sample
+        self.train, self.valid = pools[0], pools[1] if len(pools) > 1 else None
+        self.booster: catboost.CatBoost | None = None
 
     def grow(self, first, until, seed):
         # The seed of a block is not used: the snapshot carries the generator itself.
-        self._train(until)
+        # A GPU knows no callbacks: there a block is a training whose number of rounds has grown.
+        self.booster = catboost.CatBoost({**self.params, "iterations": until if self.on_gpu else self.rounds})
+        callbacks = None if self.on_gpu else [_Until(until)]
+        try:
+            self.booster.fit(self.train, eval_set=self.valid, callbacks=callbacks)
+        except catboost.CatBoostError as error:
+            if "snapshot" not in str(error):
+                raise
+            raise CheckpointError(
+                "CatBoost cannot go on from the snapshot in this checkpoint",
+                got=str(error).splitlines()[0][:200],
+                next_step="train afresh (FRESH=True, --fresh)",
+            ) from error
         losses = self.booster.get_evals_result()
-        return losses["learn"][_METRIC][first:], losses.get("validation", {}).get(_METRIC, [])[first:]
-
-    def _train(self, until: int) -> None:
-        self.booster = catboost.CatBoost({**self.params, "iterations": until})
-        self.booster.fit(self.train, eval_set=self.valid, callbacks=self.callbacks)
+        return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
 
     def part(self):
         return {"snapshot": self.snapshot.read_bytes()}
 
     def restore(self, part, rounds):
         self.snapshot.write_bytes(bytes(part["snapshot"]))
-        try:
-            self._train(rounds)
-        except catboost.CatBoostError as error:
-            raise CheckpointError(
-                "CatBoost cannot go on from the snapshot in this checkpoint",
-                got=str(error).splitlines()[0][:200],
-                next_step="train afresh (FRESH=True, --fresh)",
-            ) from error
 
     def model(self, rounds):
+        if self.booster is None:  # restored where nothing is left to train: at most one round more, cut off below
+            self.grow(rounds, rounds, seed=0)
         if rounds < self.booster.tree_count_:
             self.booster.shrink(rounds)
         metadata = self.booster.get_metadata()
-        for name in _CHANGING:
-            metadata[name] = ""
+        for name, value in _CHANGING.items():
+            metadata[name] = value
         params = json.loads(metadata["params"])
         params["flat_params"] = {k: v for k, v in params.get("flat_params", {}).items() if k not in _FOLDERS}
         metadata["params"] = json.dumps(params, sort_keys=True)

@@ -1,30 +1,101 @@
 """LightGBM (Ke et al. 2017), deterministic and row-wise, in blocks."""
 
-import lightgbm as lgb
+import re
+from dataclasses import dataclass
 
-from ml_factory.models.tabular import Booster, BoosterSpec, Grower, Rows
+import lightgbm as lgb
+import numpy as np
+
+from ml_factory.errors import FactoryError
+from ml_factory.models.compiled_trees import compile_trees
+from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
+from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
+_TREE = re.compile(r"^(?=Tree=\d+$)", re.MULTILINE)
+_END = "end of trees"
+_SIZES = re.compile(r"^tree_sizes=.*$", re.MULTILINE)
 
 
-class LightGBM(Booster):
-    """Three trees a round; x_NF float32, NaN missing."""
+class LightGBM(Tabular):
+    """Three trees a round; x_NF float32, NaN missing. Its wheels see no CUDA: `device="auto"` stays on the cpu."""
 
     name = "lightgbm"
     library = "lightgbm"
+    gpu = False
 
-    def _open(self, spec, train, valid):
-        return _Grower(spec, train, valid)
+    def _bin(self, spec, train, valid):
+        # What the bins do not depend on is left open for the fits that share them, the least rows of a leaf too.
+        params = {"verbosity": -1, "feature_pre_filter": False, "force_row_wise": True, **self._device(spec)}
+        bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
+        if valid is not None:
+            bins.append(bins[0].create_valid(valid.x, valid.target, weight=valid.weight, params=params))
+        try:
+            return [part.construct() for part in bins]
+        except lgb.basic.LightGBMError as error:
+            raise FactoryError(
+                "LightGBM cannot use these rows here", where=f"device={spec.device}", got=str(error)[:200],
+                next_step="use device='cpu'" if self._on_gpu(spec) else "look at the rows",
+            ) from error  # fmt: skip
 
-    def _read(self, model):
-        return lgb.Booster(model_str=model.decode())
+    def _device(self, spec: BoosterSpec) -> dict:
+        return {"device_type": "cuda" if self._on_gpu(spec) else "cpu", "num_threads": spec.thread_count}
+
+    def _open(self, spec, train, valid, bins):
+        return _Grower(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
+
+    def _read(self, fitted):
+        text = ModelText.split(bytes(fitted).decode())
+        return compile_trees(text.trees, classes=3) or lgb.Booster(model_str=bytes(fitted).decode())
 
     def _predict(self, x):
-        return self._predictor.predict(x, num_threads=self.settings.thread_count)
+        if isinstance(self._predictor, lgb.Booster):
+            return self._predictor.predict(x, num_threads=self.settings.thread_count)
+        return self._predictor.probabilities(x, self.settings.thread_count)
+
+    def _gain(self):
+        return self._own_booster().feature_importance("gain")
+
+    def _contributions(self, x):
+        return (
+            self._own_booster()
+            .predict(x, pred_contrib=True, num_threads=self.settings.thread_count)
+            .reshape(len(x), 3, -1)
+        )
+
+    def _own_booster(self) -> lgb.Booster:
+        return lgb.Booster(model_str=bytes(self._fitted).decode())
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """A LightGBM model's text in its three parts: the head, a chapter a tree, the tail."""
+
+    head: str
+    trees: tuple[str, ...]
+    tail: str
+
+    @classmethod
+    def split(cls, text: str) -> "ModelText":
+        body, end, tail = text.partition(_END)
+        head, *trees = _TREE.split(body)
+        return cls(head, tuple(trees), end + tail)
+
+    def join(self) -> str:
+        """The text LightGBM reads: trees counted from 0, their sizes in the head."""
+        trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
+        sizes = " ".join(str(len(tree.encode())) for tree in trees)
+        return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
 class _Grower(Grower):
-    def __init__(self, spec: BoosterSpec, train: Rows, valid: Rows | None):
+    """Each block is a booster of its own that starts from the rows' scores so far (`init_score`).
+
+    Scores are kept in float64 and grow by our own walk through the block's trees, leaf after leaf: what a run that
+    goes on computes from the text of all trees is the same sum in the same order.
+    """
+
+    def __init__(self, spec: BoosterSpec, rows: list[Rows], bins: list[lgb.Dataset], device: dict):
         self.params = {
             "objective": "multiclass",
             "num_class": 3,
@@ -39,37 +110,51 @@ class _Grower(Grower):
             "lambda_l2": spec.l2,
             "deterministic": True,
             "force_row_wise": True,
-            "num_threads": spec.thread_count,
+            "feature_pre_filter": False,
             "verbosity": -1,
+            **device,
         }
-        # Raw data are kept: each block adds the earlier trees' scores to the rows anew.
-        keep = {"free_raw_data": False, "params": self.params}
-        self.train = lgb.Dataset(train.x, train.target, weight=train.weight, **keep)
-        self.valid = None
-        if valid is not None:
-            self.valid = lgb.Dataset(valid.x, valid.target, weight=valid.weight, reference=self.train, **keep)
-        self.text = ""
+        self.rows, self.bins = rows, bins
+        self.scores = [np.zeros((len(part.x), 3)) for part in rows]
+        self.text: ModelText | None = None
+        self.rounds: list[int] = []  # trees up to the end of each round
 
     def grow(self, first, until, seed):
-        losses: dict = {}
-        booster = lgb.train(
-            {**self.params, "seed": seed},
-            self.train,
-            until - first,
-            valid_sets=[self.train] + ([] if self.valid is None else [self.valid]),
-            valid_names=["train"] + ([] if self.valid is None else ["valid"]),
-            # Always through text, so that a run that goes on and one that starts again do the same.
-            init_model=lgb.Booster(model_str=self.text) if self.text else None,
-            callbacks=[lgb.record_evaluation(losses)],
-        )
-        self.text = booster.model_to_string(num_iteration=-1)
-        return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
+        for dataset, score in zip(self.bins, self.scores, strict=True):
+            # Without scores the first block starts from the classes' shares, and has them in its first trees.
+            dataset.set_field("init_score", score.ravel(order="F") if first else None)
+        # Not `seed`: it would set the seed of the bins too, and LightGBM would bin the rows again.
+        seeds = {"bagging_seed": seed, "feature_fraction_seed": derive_seed(seed, "columns")}
+        booster = lgb.Booster({**self.params, **seeds}, self.bins[0])
+        for dataset in self.bins[1:]:
+            booster.add_valid(dataset, "valid")
+        losses = [self._round(booster) for _ in range(first, until)]
+        text = ModelText.split(booster.model_to_string(num_iteration=-1))
+        begun = len(self.text.trees) if self.text else 0
+        self.rounds += [begun + min(3 * number, len(text.trees)) for number in range(1, until - first + 1)]
+        self._add(text.trees)
+        self.text = ModelText(self.text.head, self.text.trees + text.trees, self.text.tail) if self.text else text
+        return [train for train, _ in losses], [valid for _, valid in losses if valid is not None]
+
+    def _round(self, booster: lgb.Booster) -> tuple[float, float | None]:
+        """One more tree a class; where no split is worth it LightGBM adds none, and the losses stay."""
+        booster.update()
+        (_, _, train, _), *others = booster.eval_train() + booster.eval_valid()
+        return train, others[0][2] if others else None
+
+    def _add(self, trees: tuple[str, ...]) -> None:
+        compiled = compile_trees(trees, classes=3)
+        for rows, score in zip(self.rows, self.scores, strict=True):
+            compiled.add_to(score, rows.x, self.params["num_threads"])
 
     def part(self):
-        return {"text": self.text.encode()}
+        return {"text": self.text.join().encode(), "rounds": list(self.rounds)}
 
     def restore(self, part, rounds):
-        self.text = bytes(part["text"]).decode()
+        self.text = ModelText.split(bytes(part["text"]).decode())
+        self.rounds = [int(number) for number in part["rounds"]]
+        self._add(self.text.trees)
 
     def model(self, rounds):
-        return lgb.Booster(model_str=self.text).model_to_string(num_iteration=rounds).encode()
+        kept = ModelText(self.text.head, self.text.trees[: self.rounds[rounds - 1]], self.text.tail)
+        return lgb.Booster(model_str=kept.join()).model_to_string(num_iteration=-1).encode()

@@ -1,37 +1,60 @@
 """XGBoost (Chen and Guestrin 2016) by histograms, in blocks."""
 
+import json
+
+import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.tabular import Booster, BoosterSpec, Grower, Rows
+from ml_factory.models.tabular import BoosterSpec, Grower, Tabular
 
 _METRIC = "mlogloss"
+_BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
 
 
-class XGBoost(Booster):
+class XGBoost(Tabular):
     """Three trees a round; x_NF float32, NaN missing."""
 
     name = "xgboost"
     library = "xgboost"
 
-    def _open(self, spec, train, valid):
-        return _Grower(spec, train, valid)
+    def _bin(self, spec, train, valid):
+        # Sketches of quantiles count the weights: other weights are other bins, and `BinnedData` asks for both.
+        device = {"nthread": spec.thread_count}
+        bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **device)]
+        if valid is not None:
+            bins.append(xgb.QuantileDMatrix(valid.x, valid.target, weight=valid.weight, ref=bins[0], **device))
+        return bins
 
-    def _read(self, model):
-        booster = xgb.Booster(model_file=bytearray(model))
-        booster.set_param({"nthread": self.settings.thread_count})
-        return booster
+    def _open(self, spec, train, valid, bins):
+        return _Grower(spec, bins, "cuda" if self._on_gpu(spec) else "cpu")
+
+    def _read(self, fitted):
+        return _booster(fitted, self.settings.thread_count)
 
     def _predict(self, x):
         return self._predictor.inplace_predict(x)
 
+    def _gain(self):
+        told = self._predictor.get_score(importance_type="total_gain")
+        return np.array([told.get(f"f{column}", 0.0) for column in range(self.n_features)])
+
+    def _contributions(self, x):
+        return self._predictor.predict(xgb.DMatrix(x), pred_contribs=True, strict_shape=True)
+
 
 class _Grower(Grower):
-    def __init__(self, spec: BoosterSpec, train: Rows, valid: Rows | None):
+    """Each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
+
+    A cached score and one predicted again are the same float32 additions in the same order.
+    """
+
+    def __init__(self, spec: BoosterSpec, bins: list[xgb.QuantileDMatrix], device: str):
         self.params = {
             "objective": "multi:softprob",
             "num_class": 3,
             "eval_metric": _METRIC,
             "tree_method": "hist",
+            "device": device,
             "eta": spec.learning_rate,
             "max_depth": spec.depth,
             "subsample": spec.row_sample,
@@ -39,40 +62,74 @@ class _Grower(Grower):
             # XGBoost's child weight is a sum of hessians, p(1 - p) <= 1/4 a row, so a quarter of a count of rows.
             "min_child_weight": spec.min_leaf / 4,
             "lambda": spec.l2,
-            # A given base score keeps the first block from estimating one that later blocks would not.
-            "base_score": 0.5,
+            "base_score": _BASE,
             "nthread": spec.thread_count,
         }
-        self.train = xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, nthread=spec.thread_count)
-        self.evals = [(self.train, "train")]
-        if valid is not None:
-            matrix = xgb.QuantileDMatrix(
-                valid.x, valid.target, weight=valid.weight, ref=self.train, nthread=spec.thread_count
-            )
-            self.evals.append((matrix, "valid"))
-        self.raw = b""
+        self.evals = list(zip(bins, ("train", "valid"), strict=False))
+        self.margins = [np.full((matrix.num_row(), 3), _BASE, np.float32) for matrix in bins]
+        self.blocks: list[bytes] = []
 
     def grow(self, first, until, seed):
         losses: dict = {}
+        self._start_from_margins()
         booster = xgb.train(
             {**self.params, "seed": seed},
-            self.train,
+            self.evals[0][0],
             until - first,
             evals=self.evals,
             evals_result=losses,
             verbose_eval=False,
-            # Always through bytes, so that a run that goes on and one that starts again do the same.
-            xgb_model=xgb.Booster(model_file=bytearray(self.raw)) if self.raw else None,
         )
-        self.raw = bytes(booster.save_raw("ubj"))
+        self._take_margins(booster)
+        self.blocks.append(bytes(booster.save_raw("ubj")))
         return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
     def part(self):
-        return {"raw": self.raw}
+        return {"blocks": list(self.blocks)}
 
     def restore(self, part, rounds):
-        self.raw = bytes(part["raw"])
+        self.blocks = [bytes(block) for block in part["blocks"]]
+        for block in self.blocks:
+            self._start_from_margins()
+            self._take_margins(_booster(block, self.params["nthread"], self.params["device"]))
+
+    def _start_from_margins(self) -> None:
+        for (matrix, _), margin in zip(self.evals, self.margins, strict=True):
+            matrix.set_base_margin(margin)
+
+    def _take_margins(self, booster: xgb.Booster) -> None:
+        self.margins = [booster.predict(matrix, output_margin=True) for matrix, _ in self.evals]
 
     def model(self, rounds):
-        booster = xgb.Booster(model_file=bytearray(self.raw))
-        return bytes(booster[:rounds].save_raw("ubj"))
+        return joined([_booster(block, self.params["nthread"]) for block in self.blocks], rounds)
+
+
+def joined(blocks: list[xgb.Booster], rounds: int) -> bytes:
+    """The first rounds of boosters that each started from the scores of those before, as one model (UBJSON).
+
+    XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and where each
+    round begins. Numbers in it are the shortest that give the same float32 again.
+    """
+    whole, trees, classes, begins = None, [], [], [0]
+    for block in blocks:
+        model = json.loads(bytes(block.save_raw("json")))
+        part = model["learner"]["gradient_booster"]["model"]
+        for first, last in zip(part["iteration_indptr"], part["iteration_indptr"][1:], strict=False):
+            if len(begins) > rounds:
+                break
+            trees += part["trees"][first:last]
+            classes += part["tree_info"][first:last]
+            begins.append(len(trees))
+        whole = whole or model
+    for number, tree in enumerate(trees):
+        tree["id"] = number
+    inner = whole["learner"]["gradient_booster"]["model"]
+    inner.update(trees=trees, tree_info=classes, iteration_indptr=begins)
+    inner["gbtree_model_param"]["num_trees"] = str(len(trees))
+    return bytes(xgb.Booster(model_file=bytearray(json.dumps(whole).encode())).save_raw("ubj"))
+
+
+def _booster(raw: bytes, threads: int, device: str = "cpu") -> xgb.Booster:
+    booster = xgb.Booster(model_file=bytearray(raw))
+    booster.set_param({"nthread": threads, "device": device})
+    return booster

@@ -7,8 +7,10 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.models import tabular_catboost
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import BoosterSpec, Rows
+from ml_factory.models.tabular import BoosterSpec
+from ml_factory.models.tabular_data import Rows
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -119,29 +121,38 @@ def test_settings_check_themselves(settings, field):
         BoosterSpec(**settings)
 
 
-def test_catboost_goes_on_from_the_snapshot_in_the_checkpoint(data, tmp_path):
+def test_catboost_goes_on_from_the_snapshot_in_the_checkpoint(data, monkeypatch):
     """Started from nothing it would end the same, only later: so count the rounds it really trains."""
     x, y, w = data
-    model = build_model("catboost", **PLAIN)
-    train, trained = Rows(x, y + 1, w), []
+    model, trained = build_model("catboost", **PLAIN), []
+    until = tabular_catboost._Until.after_iteration
+    monkeypatch.setattr(
+        tabular_catboost._Until,
+        "after_iteration",
+        lambda self, info: trained.append(info.iteration) or until(self, info),
+    )
 
-    class Count:
-        def after_iteration(self, info):
-            trained.append(info.iteration)
-            return True
+    def grower(rows):
+        return model._open(model.settings, rows, None, model._bin(model.settings, rows, None))
 
-    first = model._open(model.settings, train, None)
+    first = grower(Rows(x, y + 1, w))
     first.grow(0, 12, seed=0)
     part = first.part()
     first.close()
-    second = model._open(model.settings, train, None)
-    second.callbacks = [Count()]
+    trained.clear()
+    second = grower(Rows(x, y + 1, w))
     second.restore(part, 12)
-    assert trained == []
     second.grow(12, 15, seed=0)
     assert trained == [13, 14, 15]
     second.close()
-    third = model._open(model.settings, Rows(x[::-1].copy(), y + 1, w), None)
+    third = grower(Rows(x[::-1].copy(), y + 1, w))
+    third.restore(part, 12)
     with pytest.raises(CheckpointError, match="cannot go on from the snapshot"):
-        third.restore(part, 12)
+        third.grow(12, 15, seed=0)
     third.close()
+
+
+def test_catboost_takes_more_rounds_than_it_chooses_its_settings_by(data):
+    """A training told 200 rounds has other settings than one told 190, and would refuse its snapshot."""
+    _, result = fit("catboost", data, rounds=210, patience=0, learning_rate=0.01)
+    assert len(result.history) == 21

@@ -1,0 +1,99 @@
+"""Rows as the tabular models read them, and the matrices that libraries make of them, built once a fold."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.models.contract import CLASSES, check_rows
+
+CLASS_WEIGHTS = ("none", "balanced")
+
+
+@dataclass
+class Rows:
+    """x_NF float32, classes 0..2 and weights."""
+
+    x: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray
+
+
+def matrix(x, where: str) -> np.ndarray:
+    """x_NF as contiguous float32; NaN is a missing value, an infinity is refused."""
+    x = np.ascontiguousarray(x, dtype=np.float32)
+    if x.ndim != 2:
+        raise FactoryError("Tabular models read rows of features", where=where, got=f"shape {x.shape}", wanted="(N, F)")
+    if np.isinf(x).any():
+        row, column = np.argwhere(np.isinf(x))[0]
+        raise FactoryError("Infinite feature", where=f"{where}, row {row}, column {column}", wanted="finite or NaN")
+    return x
+
+
+def read_rows(x, y, weight=None, where: str = "validation") -> Rows:
+    """Checked rows; labels -1, 0, +1 come in, classes 0..2 stand in `target`."""
+    x = matrix(x, f"{where} x")
+    return Rows(x, *check_rows(len(x), y, weight, where=where))
+
+
+def check_class_weight(name: str) -> None:
+    """SettingsError unless it is one of `CLASS_WEIGHTS`."""
+    if name not in CLASS_WEIGHTS:
+        raise SettingsError("Cannot train with this", where="class_weight", got=repr(name), wanted=CLASS_WEIGHTS)
+
+
+def reweighed(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows, Rows | None]:
+    """Both parts, their weights times what the training rows alone say of each class.
+
+    balanced : each class that training rows hold gets the same share of their weight, which stays the same in all.
+    Validation rows take the same factors, so that early stopping asks what training asks.
+    """
+    if class_weight == "none":
+        return train, valid
+    held = np.bincount(train.target, train.weight, minlength=len(CLASSES))
+    present = held > 0
+    factor = np.where(present, held.sum() / (present.sum() * np.where(present, held, 1.0)), 1.0)
+
+    def times(rows: Rows) -> Rows:
+        return Rows(rows.x, rows.target, rows.weight * factor[rows.target])
+
+    return times(train), None if valid is None else times(valid)
+
+
+class BinnedData:
+    """One fold's rows as the libraries bin them: built by the first fit on these rows, found by every later one.
+
+    Hand one to every trial and seed of a fold: `model.fit(…, binned=binned)`. What is kept is found by a checksum of
+    the rows, so another fold's rows are binned anew, and take the place of those before. It holds memory as long as it
+    lives, and no longer. One fit at a time: a fit sets the scores that its trees start from in the matrices themselves.
+
+    builds : how often something was built.
+    """
+
+    def __init__(self):
+        self.builds = 0
+        self._kept: dict[str, tuple[dict, Any]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def lease(self, library: str, identity: dict, build: Callable[[], Any]) -> Iterator[Any]:
+        """The library's matrices of these rows, for one fit.
+
+        Raises FactoryError while another fit, in another thread, has them.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise FactoryError(
+                "These rows are in another fit's hands", where="BinnedData", next_step="use one a thread"
+            )
+        try:
+            if self._kept.get(library, (None,))[0] != identity:
+                self._kept.pop(library, None)  # before the new one is built: never two in memory
+                self._kept[library] = identity, build()
+                self.builds += 1
+            yield self._kept[library][1]
+        finally:
+            self._lock.release()
