@@ -47,6 +47,11 @@ bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=
 	@$(PYTHON) .ci/environment.py .venv-bench requirements/bench.txt
 	@for name in $(BENCH); do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
+peers:  ## the networks beside public implementations with the same weights, in an environment of its own
+	@test -n "$(PYTHON)" || { echo "make peers: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
+	@.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS)
+
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
 	@ROWS="$(ROWS)" sh .ci/matrix
 

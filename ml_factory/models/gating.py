@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
+PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
 
 
 class GatedSkip(nn.Module):
@@ -75,10 +76,14 @@ class VariableSelection(nn.Module):
         weight_BTV = self._weights(x_BTV, context_B1D)
         x_VN1 = x_BTV.flatten(0, 1).T.contiguous().unsqueeze(-1)
         share_VN1 = weight_BTV.flatten(0, 1).T.unsqueeze(-1)
-        each_VND = self._networks(x_VN1)
-        chosen_ND = (share_VN1 * each_VND * self.norm_VD[:, None]).sum(0)
-        chosen_BTD = chosen_ND.view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD
-        return chosen_BTD, weight_BTV
+        rows, maps = x_VN1.shape[1], self._maps()
+        if x_BTV.device.type == "cpu":
+            rows = max(1, PIECE // self.scale_VD.numel())
+        pieces = [
+            (share_VN1 * self._networks(x_VN1, *maps) * self.norm_VD[:, None]).sum(0)
+            for x_VN1, share_VN1 in zip(x_VN1.split(rows, 1), share_VN1.split(rows, 1), strict=True)
+        ]
+        return torch.cat(pieces).view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD, weight_BTV
 
     def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
         if self.joint is None:
@@ -94,20 +99,26 @@ class VariableSelection(nn.Module):
         weight_OV = torch.einsum("ovd,vd->ov", weight_OVD, self.scale_VD)
         return weight_OV, linear.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
 
-    def _networks(self, x_VN1: Tensor) -> Tensor:
-        """Each variable's gated residual network, up to the scale and bias of its norm."""
+    def _maps(self) -> tuple[Tensor, ...]:
+        """The V networks' linear maps as they are run: (slope, start) of the first, then one or two (weight, bias)."""
         slope_V1D = (self.outer_VDD @ self.scale_VD[..., None]).mT
         start_V1D = (self.outer_VDD @ self.shift_VD[..., None]).mT + self.outer_VD[:, None]
-        hidden_VND = functional.elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        inner_VDD, inner_V1D = self.inner_VDD.mT, self.inner_VD[:, None]
+        gate_VDG, gate_V1G = self.gate_VGD.mT, self.gate_VG[:, None]
         if self.training and self.each_dropout:
-            inner_VND = torch.baddbmm(self.inner_VD[:, None], hidden_VND, self.inner_VDD.mT)
-            inner_VND = functional.dropout(inner_VND, self.each_dropout)
-            gate_VNG = torch.baddbmm(self.gate_VG[:, None], inner_VND, self.gate_VGD.mT)
-        else:  # two linear maps with nothing between are one
-            bias_V1G = (self.gate_VGD @ self.inner_VD[..., None]).mT + self.gate_VG[:, None]
-            gate_VNG = torch.baddbmm(bias_V1G, hidden_VND, (self.gate_VGD @ self.inner_VDD).mT)
+            return slope_V1D, start_V1D, inner_VDD, inner_V1D, gate_VDG, gate_V1G
+        # Two linear maps with nothing between are one.
+        return slope_V1D, start_V1D, inner_VDD @ gate_VDG, inner_V1D @ gate_VDG + gate_V1G
+
+    def _networks(self, x_VN1: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor) -> Tensor:
+        """Each variable's gated residual network, up to the scale and bias of its norm."""
+        inner_VNX = functional.elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        for weight, bias in zip(maps[::2], maps[1::2], strict=True):
+            if weight is not maps[0]:
+                inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
+            inner_VNX = torch.baddbmm(bias, inner_VNX, weight)
         embedded_VND = torch.addcmul(self.shift_VD[:, None], x_VN1, self.scale_VD[:, None])
-        return functional.layer_norm(embedded_VND + functional.glu(gate_VNG), self.scale_VD.shape[1:], eps=EPS)
+        return functional.layer_norm(embedded_VND + functional.glu(inner_VNX), self.scale_VD.shape[1:], eps=EPS)
 
 
 class InterpretableAttention(nn.Module):
