@@ -1,5 +1,6 @@
 """All settings of an experiment together: as JSON, as a fingerprint, as presets."""
 
+import importlib.metadata
 import json
 import os
 import platform
@@ -11,22 +12,24 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.contract import cores, differences, environment
-from ml_factory.models.registry import spec_of
+from ml_factory.models.contract import cores, environment
+from ml_factory.models.registry import signature_of, spec_of
+from ml_factory.provenance import closure, commit, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.storage import file_hash, fingerprint, plain, read_json, write_json
+from ml_factory.runs.session import Session
+from ml_factory.runs.storage import fingerprint, plain, write_json
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.search_spec import SearchedLabels
 from ml_factory.targets.splits import SplitSpec
 
-PACKAGE = Path(__file__).resolve().parent
 DATA_ROOMS = ("data", "features", "targets", "datasets")
-# What a run's numbers come from besides its data. Reports and pictures change without training anew.
-RUN_SOURCES = (
-    "models", "training", "datasets", "ensemble", "targets/bootstrap.py", "targets/weights.py",
-    "evaluation/calibration.py", "evaluation/metrics.py", "inference/predict.py", "units/dataset.py",
-    "units/folds.py", "units/holdout.py", "units/nested.py", "units/stacked.py", "seeding.py",
-)  # fmt: skip
+# task -> the files it begins in; what they import, and the model's own file, is what a run's numbers come from.
+TASKS = {
+    "train": ("units/holdout.py", "inference/predict.py"),
+    "folds": ("units/nested.py",),
+    "stack": ("units/stacked.py",),
+}
+LIBRARIES = ("numpy", "pandas", "scipy")
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 
 
@@ -106,10 +109,28 @@ class RunSpec:
         return asdict(self) | {"settings": dict(self.settings)}
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The models it trains: its own, or those of a stack."""
+        return tuple(dict(self.settings).get("base_models") or (self.model,))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """File -> hash of its code, for every source its computation uses."""
+        return source_hashes(closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))]))
+
+    @property
     def run_id(self) -> str:
-        decided = {"sources": source_hash(RUN_SOURCES), "limits": asdict(QuickLimits()) if self.quick else {}}
-        digest = fingerprint(self.to_dict() | decided)[:10]
+        decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
+        own = {name: signature for name in self.models if (signature := signature_of(name))}
+        digest = fingerprint(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
         return f"{self.task}-{self.model}-h{self.horizon}-s{self.seed}{'-quick' if self.quick else ''}-{digest}"
+
+
+def _files_of(model: str) -> list[str]:
+    """Files of the package that hold a model: its estimator and its network."""
+    spec = spec_of(model)
+    dotted = [where.partition(":")[0] for where in (spec.estimator, spec.network) if isinstance(where, str)]
+    return [f"{name.partition('.')[2].replace('.', '/')}.py" for name in dotted]
 
 
 def run_spec(
@@ -121,11 +142,28 @@ def run_spec(
     return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
 
 
-def source_hash(rooms: tuple[str, ...]) -> str:
-    """One hash over the sources of these rooms (or single files): a changed computation is another run."""
-    places = [PACKAGE / room for room in rooms]
-    files = sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
-    return fingerprint({file.relative_to(PACKAGE).as_posix(): file_hash(file) for file in files})
+def machine(spec: RunSpec) -> dict:
+    """What the bits of this run depend on besides data, settings and code: where they differ, they may differ."""
+    networks = [name for name in spec.models if spec_of(name).windowed]
+    used = {*LIBRARIES, *(name for name in spec.models if name not in networks), *(["torch"] if networks else [])}
+    threads = dict(spec.settings).get("threads") or cores()
+    graphics = {"gpu": _graphics()} if networks else {}
+    versions = {name: _version(name) for name in sorted(used)}
+    return environment(threads=threads, python=platform.python_version(), **graphics, **versions)
+
+
+def _graphics() -> str:
+    """The names of NVIDIA's cards here, as the driver tells them; "none"."""
+    told = [path.read_text(errors="replace") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    names = [line.split(":", 1)[1].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
+    return ", ".join(names) or "none"
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
 
 
 def check_horizon(horizon: int) -> int:
@@ -174,22 +212,33 @@ class Run:
     run_id: str
     folder: Path
 
-    def begin(self, spec: RunSpec) -> tuple[str, ...]:
-        """Make the folder and write down the settings and this machine: only when the settings have proved usable.
+    def begin(self, spec: RunSpec) -> None:
+        """Make the folder and write down the settings, this machine, the sources and their commit: only when the
+        settings have proved usable, and only the first time."""
+        record = self.folder / "run.json"
+        if not record.is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            made = {"run_id": self.run_id, "environment": machine(spec), "sources": spec.sources, "commit": commit()}
+            write_json(record, spec.to_dict() | made)
 
-        Returns how this machine differs from the one the run began on, in words; nothing when it is the first.
-        """
-        record, here = self.folder / "run.json", environment(threads=cores(), python=platform.python_version())
-        if record.is_file():
-            return differences(read_json(record).get("environment"), here)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(record, spec.to_dict() | {"run_id": self.run_id, "environment": here})
-        return ()
+    def end(self) -> None:
+        """Mark it as finished, for whoever looks at the runs beside it."""
+        if not self.ended:
+            write_json(self.folder / "done.json", {"run_id": self.run_id})
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "done.json").is_file()
 
 
-def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool) -> Run:
-    """The newest attempt at this run, or with `fresh` a new one beside it; nothing is written before `begin`."""
+def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
+    """The newest attempt at this run, or with `fresh` a new one beside it; nothing is written before `begin`.
+
+    named : the very attempt, checked before.
+    """
     base, parent = spec.run_id, results / symbol
+    if named:
+        return Run(named, parent / named)
     attempt = 1
     while (parent / _attempt(base, attempt + 1)).is_dir():
         attempt += 1
@@ -199,8 +248,12 @@ def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool) -> Run:
 
 
 def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
-    """The checkpoints of this run, saved as often as the environment asks."""
-    return CheckpointManager(folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id)
+    """The checkpoints of this run, saved as often as the environment asks, and before this session ends."""
+    session = Session(folder.parent / "results" / "sessions")
+    return CheckpointManager(
+        folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, ending=session.ending,
+        mean_life_seconds=session.mean_life, on_saved=session.seen,
+    )  # fmt: skip
 
 
 def _attempt(base: str, attempt: int) -> str:

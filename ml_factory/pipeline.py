@@ -4,6 +4,7 @@ Each function takes a workspace, goes on from whatever was interrupted before, a
 `.summary()`, `.plot()` and the paths it wrote. Notebooks, command line and tests call the same functions.
 """
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import RunSpec, check_horizon, check_seed, open_run, run_spec
+from ml_factory.experiment import Run, RunSpec, check_horizon, check_seed, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
@@ -25,9 +26,9 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
-from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, gain_over_blocks
+from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
-from ml_factory.units.holdout import fit_holdout
+from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
 from ml_factory.units.nested import plain_folds, search_setting, searched_folds
 from ml_factory.units.preparation import (
     load_dataset,
@@ -47,6 +48,7 @@ from ml_factory.units.results import (
 )
 from ml_factory.units.searching import SearchResult, search_labels
 from ml_factory.units.stacked import fit_stack
+from ml_factory.units.standing import check_named, standing_line
 from ml_factory.units.views import (
     certificate,
     draw_cuts,
@@ -69,6 +71,8 @@ prepare = pushed_after(prepare)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
+Tell = Callable[[str], None]
+_log = logging.getLogger("ml_factory")
 
 
 @pushed_after
@@ -113,12 +117,16 @@ def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
+    run: str = "", tell: Tell = _log.info,
 ) -> TrainResult:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
     A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
     beside it. Each callback is called (epoch, metrics) after every epoch or booster block. `weights` says what makes a
     training row count; by default its average uniqueness. Data without a certificate is refused unless `uncertified`.
+
+    run : the id of the very run to go on with; refused when its settings, data or code are others.
+    tell : called with one line before the work: what was found, and what is done now.
 
     Raises SettingsError, NotPreparedError, FactoryError.
     """
@@ -130,16 +138,17 @@ def train(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
         settings=_for_the_model(model_settings) | _weights(weights),
     )  # fmt: skip
-    run = open_run(workspace.results, symbol, spec, fresh)
-    artifact = Registry(workspace.models).find(symbol, horizon, model, kind="model", run_id=run.run_id)
-    reused = artifact is not None and artifact.whole()
-    if not reused:
+    run, found, artifact = _found(workspace, spec, fresh, run, [fit_phase(model)], tell)
+    reused = artifact is not None
+    if reused:
+        close_record(run, spec, artifact, mirror=mirror)
+    else:
         artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror)
     verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     history = pd.DataFrame(facts["history"])
     return TrainResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id,
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found,
         metrics=verdict.metrics, history=history, best_epoch=facts["best_epoch"],
         resumed_from=None if reused else facts["resumed_from"],
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
@@ -159,12 +168,12 @@ def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    search: SearchSpec | None = None,
+    search: SearchSpec | None = None, run: str = "", tell: Tell = _log.info,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights : as of `train`.
+    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights, run, tell : as of `train`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge; this does not.
@@ -185,18 +194,18 @@ def cross_validate(
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run = open_run(workspace.results, symbol, spec, fresh)
+    run, found, _ = _found(workspace, spec, fresh, run, [folds_phase(model)], tell)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **fitted_with).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
-    elsewhere = run.begin(spec)
+    run.begin(spec)
     if search is None:
         told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights)
     else:
         told = searched_folds(
             workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback)
         )
-    inexact = [*told.inexact, *(elsewhere if told.found < len(plan.folds) else ())]
+    inexact = list(told.inexact)
     table, paths = told.scores, told.paths
     mean, error = gain_over_blocks(table, model)
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
@@ -204,8 +213,9 @@ def cross_validate(
     forecasts.write_frame(path, table)
     if paths is not None:
         forecasts.write_frame(paths_path, paths)
+    run.end()
     return CrossValidateResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, scheme=scheme, folds=table,
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=table,
         fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, untaught=told.untaught,
         path=path, paths_path=paths_path, resumed_from=told.found or None, exact=not inexact,
         inexact_because=inexact, limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
@@ -217,11 +227,11 @@ def cross_validate(
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
-    uncertified: bool = False,
+    uncertified: bool = False, run: str = "", tell: Tell = _log.info,
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
 
-    The base models themselves are those of `train`: found when finished, trained when not.
+    The base models themselves are those of `train`: found when finished, trained when not.  run, tell : as of `train`.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
@@ -229,7 +239,9 @@ def stack(
     data = _certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     bases = {
-        name: train(workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror, uncertified=uncertified)
+        name: train(
+            workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror, uncertified=uncertified, tell=tell
+        )
         for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
@@ -237,16 +249,16 @@ def stack(
     spec = RunSpec(
         symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
     )
-    run = open_run(workspace.results, symbol, spec, fresh)
-    artifact = Registry(workspace.models).find(symbol, horizon, "stack", kind="stack", run_id=run.run_id)
-    reused = artifact is not None and artifact.whole()
+    run, found, artifact = _found(workspace, spec, fresh, run, [folds_phase(name) for name in base_models], tell)
+    reused = artifact is not None
     if not reused:
         artifact = fit_stack(workspace, data, run, spec, folds)
     verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
-        symbol=symbol, horizon=horizon, run_id=run.run_id, base_models=list(base_models), metrics=verdict.metrics,
+        symbol=symbol, horizon=horizon, run_id=run.run_id, found=found, base_models=list(base_models),
+        metrics=verdict.metrics,
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
@@ -327,6 +339,25 @@ def _run_report(
 
 def _store(workspace: Workspace, symbol: str) -> Store:
     return Store.current(workspace.processed(symbol))
+
+
+def _found(
+    workspace: Workspace, spec: RunSpec, fresh: bool, named: str, phases: Sequence[str], tell: Tell
+) -> tuple[Run, str, Artifact | None]:
+    """The run to work on, the line that says what was found of it, and its artifact where it is finished."""
+    if named:
+        check_named(workspace.results / spec.symbol, spec, named)
+    run = open_run(workspace.results, spec.symbol, spec, fresh, named)
+    kind = "stack" if spec.task == "stack" else "model"
+    artifact = None
+    if spec.task != "folds":
+        artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
+    whole = artifact if artifact is not None and artifact.whole() else None
+    line = standing_line(
+        workspace, run, spec, phases, finished=whole is not None or (spec.task == "folds" and run.ended)
+    )
+    tell(line)
+    return run, line, whole
 
 
 def _for_the_model(settings: Mapping | None) -> dict:

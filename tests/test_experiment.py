@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import experiment
+from ml_factory import provenance
 from ml_factory.data.bars import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import (
@@ -20,9 +20,9 @@ from ml_factory.experiment import (
     quick_from_environment,
     run_spec,
     save_minutes_from_environment,
-    source_hash,
 )
 from ml_factory.features.build import FeatureSpec
+from ml_factory.provenance import source_hash
 from ml_factory.runs.storage import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
@@ -91,7 +91,7 @@ def test_changed_sources_are_another_hash(tmp_path, monkeypatch):
     (tmp_path / "room").mkdir()
     file = tmp_path / "room" / "one.py"
     file.write_text("x = 1\n", encoding="utf-8")
-    monkeypatch.setattr(experiment, "PACKAGE", tmp_path)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
     first = source_hash(("room",))
     assert source_hash(("room",)) == first
     file.write_text("x = 2\n", encoding="utf-8")

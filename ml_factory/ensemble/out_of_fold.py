@@ -124,7 +124,7 @@ def fold_forecasts(
             del model, take, held_out  # one fold's memory at a time
             on_fold(number, result)
         if checkpoints is not None:
-            checkpoints.save({"finished": number + 1, "p": forecasts}, force=True)
+            checkpoints.save({"finished": number + 1, "p": forecasts}, metrics={"finished": number + 1}, force=True)
     return forecasts
 
 

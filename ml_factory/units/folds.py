@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.experiment import RunSpec
+from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.state import load_state, save_state
 from ml_factory.seeding import derive_seed
 from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_purged
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.units.dataset import Dataset, baselines, fit_on, limit_rows, model_inputs, verdicts, weights_of
+from ml_factory.units.keeping import Kept, reached_by_fit
 
 # scheme -> what its folds are called
 SCHEMES = {
@@ -159,10 +162,10 @@ class FoldOutcome:
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
-    weights: WeightSpec | None = None,
+    weights: WeightSpec | None = None, keep: Path | None = None,
 ) -> FoldOutcome:  # fmt: skip
     """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
-    outcome = forecast_folds(manager, data, plan, spec, model, settings, weights)
+    outcome = forecast_folds(manager, data, plan, spec, model, settings, weights, keep)
     check_taught(outcome.untaught, len(plan.folds), model)
     return outcome
 
@@ -180,17 +183,26 @@ def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
 
 def forecast_folds(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
-    weights: WeightSpec | None = None,
+    weights: WeightSpec | None = None, keep: Path | None = None,
 ) -> FoldOutcome:  # fmt: skip
-    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too."""
-    inexact: dict[str, None] = {}
-    lookback = build_model(model, **settings).lookback
-    phase = manager.phase(f"folds_{model}")
-    before = phase.load()
+    """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
+
+    keep : the file in which finished forecasts stay, and are found again; the checkpoints' slots are given back then.
+    """
+    if keep is not None and (found := _finished(keep, plan)):
+        return found
+    lookback, here = build_model(model, **settings).lookback, machine(spec)
+    outer, count = manager.phase(folds_phase(model)), len(plan.folds)
+    kept = Kept(outer, here, lambda state: f"fold {state['finished']} of {count}")
+    inner: dict[int, Kept] = {}
 
     def inputs(fit: np.ndarray):
         take = model_inputs(data, fit_on(data, plan.rows[fit]), lookback)
         return lambda positions: take(plan.rows[positions])
+
+    def options(fold: int) -> dict:
+        inner[fold] = Kept(manager.phase(f"{folds_phase(model)}_{fold}"), here, reached_by_fit)
+        return {"checkpoints": inner[fold]}
 
     forecasts = fold_forecasts(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),
@@ -199,11 +211,32 @@ def forecast_folds(
         plan.folds,
         usable=plan.usable,
         weigh=lambda fit: weights_of(data, plan.rows[fit], weights),
-        fit_options=lambda fold: {"checkpoints": manager.phase(f"folds_{model}_{fold}")},
-        checkpoints=phase,
-        on_fold=lambda fold, result: inexact.update(dict.fromkeys(result.inexact)),
+        fit_options=options,
+        checkpoints=kept,
+        on_fold=lambda fold, result: kept.mark([*result.inexact, *inner[fold].elsewhere]),
     )
-    return FoldOutcome(plan, forecasts, int(before["state"]["finished"]) if before else 0, tuple(inexact))
+    if keep is not None:
+        save_state(keep, {"p": forecasts, "elsewhere": kept.elsewhere})
+        for phase in (outer, *(manager.phase(f"{folds_phase(model)}_{fold}") for fold in range(count))):
+            phase.finish()
+    return FoldOutcome(plan, forecasts, int(kept.metrics.get("finished", 0)), tuple(kept.elsewhere))
+
+
+def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
+    """What an earlier run of these folds left, where it is whole."""
+    try:
+        state = load_state(keep) if keep.is_file() else {"p": []}
+    except FactoryError:  # torn or damaged: made again
+        return None
+    forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]
+    if [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
+        return None
+    return FoldOutcome(plan, forecasts, len(forecasts), tuple(state["elsewhere"]))
+
+
+def folds_phase(model: str) -> str:
+    """The name of the checkpoints of a model's folds; those of the fit inside one end with its number."""
+    return f"folds_{model}"
 
 
 @dataclass(frozen=True)

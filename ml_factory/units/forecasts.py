@@ -15,11 +15,12 @@ from ml_factory.ensemble.stacking import Stack
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.experiment import DATA_ROOMS, check_horizon, source_hash
+from ml_factory.experiment import DATA_ROOMS, check_horizon
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
+from ml_factory.provenance import source_hash
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol

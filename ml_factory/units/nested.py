@@ -54,7 +54,8 @@ def plain_folds(
 ) -> FoldsTold:  # fmt: skip
     """Every fold on the labels as they are prepared."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
-        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights)
+        keep = run.folder / f"forecasts-{spec.model}.state"
+        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep)
     judged = judged_folds(data, outcome, spec.model)
     paths = path_metrics(data, plan, judged)
     return FoldsTold(fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.inexact)
@@ -81,7 +82,8 @@ def searched_folds(
             own = relabelled(data, frames, spec_found.labels, plan.labels.index)
             part = fold_of(own, moments, number, embargo, plan)
             seeded = replace(spec, seed=derive_seed(spec.seed, "nested", number))
-            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights)
+            keep = run.folder / f"forecasts-{spec.model}-{number}.state"
+            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep)
         found += outcome.found
         inexact |= dict.fromkeys(outcome.inexact)
         barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}

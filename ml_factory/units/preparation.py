@@ -20,10 +20,11 @@ from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon, source_hash
+from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon
 from ml_factory.features.build import build_features
 from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
+from ml_factory.provenance import source_hash
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
-from ml_factory.experiment import DATA_ROOMS, DataSpec, source_hash
+from ml_factory.experiment import DATA_ROOMS, DataSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
     Certificate,
@@ -25,6 +25,7 @@ from ml_factory.leakage.fitted import leaks_of_splits
 from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
 from ml_factory.leakage.subject import Split, StandardPipeline
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
+from ml_factory.provenance import source_hash
 from ml_factory.runs.storage import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec

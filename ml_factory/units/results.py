@@ -44,6 +44,21 @@ class Result:
         hidden = {"draw", "frame", "history"}
         return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
+    def origin(self) -> pd.DataFrame:
+        """How this result came about: what was found, from where it went on, and whether its bits are those of a run
+        that was never interrupted. For results of a run that can be resumed."""
+        resumed = getattr(self, "resumed_from", None)
+        exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
+        facts = {
+            "found": getattr(self, "found", ""),
+            "gone on from": "the beginning" if resumed is None else str(resumed),
+            "bits": "as uninterrupted" if exact else "continued, not bit-exact",
+            "because": ", ".join(because),
+        }
+        if getattr(self, "reused", False):
+            facts["gone on from"] = "the end: it was finished before"
+        return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
+
     def plot(self):
         """A matplotlib Figure: what a person would rather look at than read."""
         return self.draw()
@@ -125,6 +140,7 @@ class TrainResult(Result):
     predictions_path: Path
     predictions_hash: str
     report_path: Path
+    found: str = ""
 
     def summary(self) -> str:
         if self.reused:
@@ -166,6 +182,7 @@ class CrossValidateResult(Result):
     limited: dict
     path: Path
     paths_path: Path | None
+    found: str = ""
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
@@ -205,6 +222,7 @@ class StackResult(Result):
     predictions_path: Path
     predictions_hash: str
     report_path: Path
+    found: str = ""
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""

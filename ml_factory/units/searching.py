@@ -21,8 +21,9 @@ from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import DataSpec, Run, open_checkpoints, source_hash
+from ml_factory.experiment import DataSpec, Run, open_checkpoints
 from ml_factory.progress import phase
+from ml_factory.provenance import source_hash
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import fingerprint, write_bytes_atomic

@@ -8,6 +8,7 @@ from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import library_versions
+from ml_factory.models.contract import merged
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
@@ -24,17 +25,21 @@ def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, fold
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
     rows = data.splits["train"]
     oof, found, limited = {}, 0, {}
-    inexact = list(run.begin(spec))
+    by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
+    bases = {name: by_hash[digest] for name, digest in digests.items()}
+    # What a base model was continued with, the stack on top of it was too.
+    inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
+    run.begin(spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
         for name in names:
             limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
             plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
-            outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits)
+            keep = run.folder / f"forecasts-{name}.state"
+            outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits, keep=keep)
             oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
-            inexact += [reason for reason in outcome.inexact if reason not in inexact]
+            inexact = merged(inexact, outcome.inexact)
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
-    by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
-    temperature = _temperature(workspace, data, pool, {name: by_hash[digest] for name, digest in digests.items()})
+    temperature = _temperature(workspace, data, pool, bases)
     facts = {
         "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
@@ -45,7 +50,9 @@ def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, fold
         "model": "stack", "stack": pool.to_dict(), "bases": digests, "temperature": temperature.to_dict(),
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
-    return Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts)
+    artifact = Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts)
+    run.end()
+    return artifact
 
 
 def _temperature(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Temperature:

@@ -11,11 +11,12 @@ from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import figures
-from ml_factory.experiment import DATA_ROOMS, source_hash
+from ml_factory.experiment import DATA_ROOMS
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.certificate import Certificate, required
+from ml_factory.provenance import source_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.appending import STREAM_BARS
 from ml_factory.units.proving import settings_of

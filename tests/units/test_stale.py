@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory import experiment, pipeline
+from ml_factory import experiment, pipeline, provenance
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import QuickLimits, RunSpec, run_spec
+from ml_factory.provenance import changed
 from ml_factory.runs.workspace import Workspace
 
 SPEC = RunSpec("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
@@ -28,30 +29,63 @@ def prepared(tmp_path_factory) -> Workspace:
 @pytest.fixture
 def copied(tmp_path, monkeypatch) -> Path:
     """The library's sources, copied; run ids are computed from the copy."""
-    shutil.copytree(experiment.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(experiment, "PACKAGE", tmp_path / "ml_factory")
+    shutil.copytree(provenance.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "ml_factory")
     return tmp_path / "ml_factory"
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["models/tabular.py", "training/loop.py", "ensemble/stacking.py", "ensemble/out_of_fold.py", "units/holdout.py",
-     "units/folds.py", "units/stacked.py", "units/dataset.py", "targets/weights.py", "evaluation/calibration.py",
-     "datasets/scaling.py", "inference/predict.py", "seeding.py"],
-)  # fmt: skip
-def test_a_changed_computation_is_another_run(copied, source):
-    before = SPEC.run_id
+USED = {
+    ("train", "lightgbm"): (
+        "models/tabular.py", "models/tabular_lightgbm.py", "units/holdout.py", "units/dataset.py", "targets/weights.py",
+        "evaluation/calibration.py", "datasets/scaling.py", "inference/predict.py", "seeding.py",
+    ),
+    ("train", "lstm"): ("training/loop.py", "models/sequence.py", "datasets/windows.py"),
+    ("folds", "lightgbm"): ("units/folds.py", "ensemble/out_of_fold.py", "targets/splits.py", "units/nested.py"),
+    ("stack", "stack"): ("units/stacked.py", "ensemble/stacking.py", "models/sequence.py", "models/tabular_xgboost.py"),
+}  # fmt: skip
+UNUSED = {
+    ("train", "lightgbm"): (
+        "evaluation/report.py", "evaluation/figures.py", "units/pages.py", "notebook.py", "runs/checkpoints.py",
+        "models/tabular_xgboost.py", "training/loop.py", "units/folds.py",
+    ),
+    ("train", "lstm"): ("models/tabular.py", "models/tft.py"),
+}  # fmt: skip
+
+
+def _spec(task: str, model: str) -> RunSpec:
+    bases = (("base_models", ["xgboost", "lstm"]),) if task == "stack" else ()
+    return replace(SPEC, task=task, model=model, settings=bases)
+
+
+@pytest.mark.parametrize(("run", "source"), [(run, source) for run, files in USED.items() for source in files])
+def test_a_changed_computation_is_another_run(copied, run, source):
+    spec = _spec(*run)
+    before = spec.run_id
     with open(copied / source, "a") as file:
-        file.write("# changed\n")
-    assert SPEC.run_id != before
+        file.write("CHANGED = 1\n")
+    assert spec.run_id != before and changed(spec.sources, {}) == sorted(spec.sources)
+    assert source in spec.sources
 
 
-def test_a_changed_picture_is_not(copied):
-    before = SPEC.run_id
-    for source in ("evaluation/report.py", "evaluation/figures.py", "units/pages.py", "notebook.py"):
+@pytest.mark.parametrize("run", list(UNUSED))
+def test_a_changed_picture_or_another_model_is_not(copied, run):
+    spec = _spec(*run)
+    before = spec.run_id
+    for source in UNUSED[run]:
         with open(copied / source, "a") as file:
-            file.write("# changed\n")
+            file.write("CHANGED = 1\n")
+    assert spec.run_id == before
+
+
+def test_a_comment_or_a_docstring_is_not(copied):
+    before = SPEC.run_id
+    path = copied / "seeding.py"
+    text = path.read_text()
+    assert text.startswith('"""Seeds')
+    path.write_text('"""Other words."""\n# a comment\n\n' + text.split('"""', 2)[2] + "\n\n# the end\n")
     assert SPEC.run_id == before
+    path.write_text(text.replace("bits=63", "bits=62"))
+    assert SPEC.run_id != before
 
 
 def test_other_limits_are_another_quick_run(monkeypatch):

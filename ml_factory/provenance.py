@@ -1,0 +1,141 @@
+"""Which sources a computation uses, and whether they are still the same.
+
+A file counts by its code: comments, docstrings and blank lines do not make another run (docs/decisions, "identity").
+The closure of some files is all of the package that they import, and what that imports, except where a room computes
+nothing: how a checkpoint is stored or a picture drawn does not change a number.
+"""
+
+import ast
+import hashlib
+import io
+import subprocess
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from ml_factory.runs.storage import disk_errors, fingerprint
+
+PACKAGE = Path(__file__).resolve().parent
+# What numbers do not come from, as paths from the package's root, without ".py".
+COMPUTES_NOTHING = (
+    "runs", "errors", "progress", "compiled", "provenance", "experiment", "notebook", "evaluation/drawing",
+    "evaluation/figures", "evaluation/report", "models/registry", "units/results", "units/views", "units/pages",
+    "units/keeping", "units/standing", "leakage",
+)  # fmt: skip
+
+
+def code_of(source: str) -> str:
+    """The source without comments, docstrings, blank lines and trailing spaces; the same on every Python."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                # Blank lines go; a body of a docstring alone stays a body by its header.
+                lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+@lru_cache(maxsize=1024)
+def _hash_of(content: bytes) -> str:
+    try:
+        code = code_of(content.decode("utf-8")).encode()
+    except (SyntaxError, UnicodeDecodeError):  # no Python of this version: it counts as it is
+        code = content
+    return hashlib.sha256(code).hexdigest()
+
+
+def code_hash(path: Path) -> str:
+    """Hex digest of a file's code."""
+    with disk_errors(path):
+        return _hash_of(path.read_bytes())
+
+
+def rooms_files(rooms: Iterable[str]) -> list[Path]:
+    """The files of these rooms; a single file is named with ".py"."""
+    places = [PACKAGE / room for room in rooms]
+    return sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
+
+
+def closure(names: Iterable[str]) -> list[Path]:
+    """The files "units/holdout.py" … and all of the package that their code imports, directly or not, sorted."""
+    waiting, found = [PACKAGE / name for name in names], set()
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        waiting += [PACKAGE / name for name in _imported(path.read_bytes()) if _computes(name)]
+    return sorted(path for path in found if path.is_file())
+
+
+def source_hashes(files: Iterable[Path]) -> dict[str, str]:
+    """Path from the package's root -> 16 hex digits of its code."""
+    return {path.relative_to(PACKAGE).as_posix(): code_hash(path)[:16] for path in files}
+
+
+def source_hash(rooms: tuple[str, ...]) -> str:
+    """One hash over the code of these rooms (or single files): a changed computation is another run."""
+    return fingerprint({path.relative_to(PACKAGE).as_posix(): code_hash(path) for path in rooms_files(rooms)})
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Files whose code differs, or that only one of the two has."""
+    return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+
+
+def commit() -> str:
+    """The commit of the checkout these sources are from; with "+changes" where they differ from it; "" without git."""
+    said, head = _git("rev-parse", "HEAD")
+    if not said:
+        return ""
+    _, dirty = _git("status", "--porcelain", "--untracked-files=no", "--", PACKAGE.name)
+    return head + ("+changes" if dirty else "")
+
+
+def _git(*words: str) -> tuple[bool, str]:
+    try:
+        done = subprocess.run(["git", "-C", PACKAGE.parent, *words], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False, ""
+    return done.returncode == 0, done.stdout.strip()
+
+
+def _computes(name: str) -> bool:
+    stem = name.removesuffix(".py")
+    return not any(stem == room or stem.startswith(f"{room}/") for room in COMPUTES_NOTHING)
+
+
+@lru_cache(maxsize=1024)
+def _imported(content: bytes) -> tuple[str, ...]:
+    """Files of the package that this code imports, as paths from its root; importlib with a plain text too."""
+    return tuple(dict.fromkeys(_files(ast.parse(content))))
+
+
+def _files(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (found for item in node.names for found in _file_of(item.name))
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = [found for item in node.names for found in _file_of(f"{node.module}.{item.name}")]
+            yield from inside or _file_of(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (
+                found for text in node.args[:1] if isinstance(text, ast.Constant) for found in _file_of(text.value)
+            )
+
+
+def _file_of(dotted: object) -> list[str]:
+    """["data/bars.py"] for "ml_factory.data.bars"; [] for what is no file of the package."""
+    top, _, rest = str(dotted).partition(".")
+    name = f"{rest.replace('.', '/')}.py"
+    return [name] if top == PACKAGE.name and rest and (PACKAGE / name).is_file() else []

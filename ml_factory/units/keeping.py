@@ -1,0 +1,57 @@
+"""Checkpoints of one unit of work that also carry how far it is and the machines it has seen."""
+
+from collections.abc import Callable, Mapping
+
+from ml_factory.models.contract import differences, merged
+from ml_factory.runs.checkpoints import PhaseCheckpoints
+
+CARRIED = "carried"
+
+
+class Kept:
+    """A phase of checkpoints for one unit: the same `due`, `load` and `save`, and a mark that travels.
+
+    here : this machine, as `experiment.machine` tells it.  reached : state -> how far it is, in words.
+    elsewhere : how machines that did a part of the unit differ from one another; once continued elsewhere, always so.
+    metrics : those of the checkpoint that was found, {} before `load` and where there was none.
+    """
+
+    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, reached: Callable[[Mapping], str]):
+        self._checkpoints, self.here, self._reached = checkpoints, dict(here), reached
+        self.due = checkpoints.due
+        self.elsewhere: list[str] = []
+        self.metrics: dict = {}
+
+    def load(self) -> dict | None:
+        """The newest verified checkpoint, its state as the unit gave it."""
+        found = self._checkpoints.load()
+        if found is not None:
+            carried = found["state"].pop(CARRIED, None) or {"machine": self.here, "elsewhere": []}
+            self.mark([*carried["elsewhere"], *differences(carried["machine"], self.here)])
+            self.metrics = found["metrics"]
+        return found
+
+    def mark(self, reasons) -> None:
+        """Remember that a part was done elsewhere."""
+        self.elsewhere = merged(self.elsewhere, reasons)
+
+    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
+        """Save when it is due, or with `force`; None when nothing was saved."""
+        if not force and not self.due():
+            return None
+        carried = {CARRIED: {"machine": self.here, "elsewhere": self.elsewhere}}
+        return self._checkpoints.save(
+            {**state, **carried}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
+        )
+
+
+def history_of(state: Mapping) -> list[dict]:
+    """What a model's state says of the epochs or blocks that are over."""
+    return list(state["history"] if "history" in state else state["memory"]["history"])
+
+
+def reached_by_fit(state: Mapping) -> str:
+    """How far a model's fit is: "round 40", or "epoch 3, step 17"."""
+    if "rounds" in state:
+        return f"round {state['rounds']}"
+    return f"epoch {len(history_of(state))}, step {state['step']}"

@@ -1,0 +1,134 @@
+"""Where a run stands: what of it was found in the workspace, and what will be done now, in one line."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
+from ml_factory.models.contract import differences
+from ml_factory.provenance import changed
+from ml_factory.runs.storage import read_json
+from ml_factory.runs.workspace import Workspace
+
+_SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
+
+
+@dataclass(frozen=True)
+class Other:
+    """A run of the same model and horizon that this one is not.
+
+    why : settings, data or code.  files : sources that differ.  commit : the one it was begun with.
+    """
+
+    run_id: str
+    why: str
+    files: tuple[str, ...]
+    commit: str
+    ended: bool
+
+    def words(self) -> str:
+        """What keeps it from being gone on from."""
+        if self.why != "code":
+            return f"{self.run_id} is of other {self.why}"
+        files = ", ".join(self.files[:3]) + (f" and {len(self.files) - 3} more" if len(self.files) > 3 else "")
+        return f"{self.run_id} was begun with other code ({files} changed)"
+
+    def offer(self) -> str:
+        """How it could still be finished."""
+        if self.why != "code" or not self.commit:
+            return ""
+        head, _, changes = self.commit.partition("+")
+        warning = ", and the changes that were not committed then" if changes else ""
+        return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab."
+
+
+def standing_line(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequence[str], *, finished: bool) -> str:
+    """What was found of this run and what is done now.
+
+    phases : names of the checkpoints that tell how far it is.  finished : its artifact is there.
+    """
+    what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
+    if finished:
+        return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
+    reached = reached_in(workspace, run, phases)
+    if reached:
+        elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
+        mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
+        return f"Found {what}: unfinished at {reached} ({run.run_id}). Goes on from there{mark}."
+    beside = others(run.folder.parent, spec)
+    unfinished = [one for one in beside if not one.ended and one.why == "code"]
+    if unfinished:
+        newest = unfinished[-1]
+        return " ".join(
+            filter(
+                None, [f"Found {what}: {newest.words()}.", newest.offer(), "Starts anew beside it; nothing is lost."]
+            )
+        )
+    if beside:
+        whys = sorted({one.why for one in beside})
+        return f"Found {what}: {len(beside)} of other {' or '.join(whys)}. Opens a new run beside, {run.run_id}."
+    return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
+
+
+def reached_in(workspace: Workspace, run: Run, phases: Sequence[str]) -> str:
+    """How far the newest checkpoint of each phase is, in words; "" where there is none."""
+    told = []
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        for phase in phases:
+            found = manager.list_checkpoints(phase)
+            if found:
+                name = f"{phase.removeprefix('folds_')}: " if len(phases) > 1 else ""
+                told.append(f"{name}{found[-1]['metrics'].get('reached', 'a checkpoint')}")
+    return ", ".join(told)
+
+
+def begun_on(run: Run) -> dict | None:
+    """The machine that a run began on, None where nothing tells."""
+    try:
+        return read_json(run.folder / "run.json").get("environment")
+    except (WorkspaceError, AttributeError):
+        return None
+
+
+def others(parent: Path, spec: RunSpec) -> list[Other]:
+    """Runs of the same model, horizon, seed and form that this one is not, in order of their names."""
+    wanted, found = spec.to_dict(), []
+    for path in sorted(parent.glob(f"{spec.task}-{spec.model}-h{spec.horizon}-*/run.json")):
+        try:
+            told = read_json(path)
+            same = all(told[name] == wanted[name] for name in _SAME)
+            base = told["run_id"]
+        except (WorkspaceError, KeyError, TypeError):
+            continue
+        if same and not base.startswith(spec.run_id):
+            found.append(_other(path, told, spec))
+    return found
+
+
+def _other(path: Path, told: dict, spec: RunSpec) -> Other:
+    wanted = spec.to_dict()
+    files = tuple(changed(told.get("sources") or {}, spec.sources))
+    why = next((name for name in ("settings", "data") if told.get(name) != wanted[name]), "code")
+    return Other(told["run_id"], why, files, str(told.get("commit") or ""), Run(told["run_id"], path.parent).ended)
+
+
+def check_named(parent: Path, spec: RunSpec, named: str) -> None:
+    """Refuse a run asked for by name that is not there, or that is of other settings, data or code."""
+    if named == spec.run_id or named.startswith(f"{spec.run_id}-"):
+        if (parent / named).is_dir():
+            return
+        there = None
+    else:
+        there = next((one for one in others(parent, spec) if one.run_id == named), None)
+    if there is None:
+        names = ", ".join(path.parent.name for path in sorted(parent.glob("*/run.json"))) or "none"
+        raise SettingsError(
+            "There is no such run of this model, horizon and seed", where="run", got=repr(named),
+            wanted=f"one of: {names}", next_step="leave the name out: the newest attempt is found, or a new one begins",
+        )  # fmt: skip
+    raise SettingsError(
+        "The run that was named cannot be gone on from", where="run", got=there.words(),
+        wanted="the same settings, data and code",
+        next_step=there.offer() or "leave the name out: a new run begins beside it",
+    )  # fmt: skip
