@@ -41,9 +41,10 @@ training.watchdog training.device training.recompute training.feed training.run 
 training.meter training.loop training.estimator
 evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
 ensemble.out_of_fold ensemble.stacking
-experiment
+provenance experiment
 inference.bundle inference.predict
-units.dataset units.results units.appending units.proving units.views units.searching units.preparation
+units.dataset units.results units.keeping units.standing
+units.appending units.proving units.views units.searching units.preparation
 units.holdout units.auditing units.folds units.nested units.forecasts units.stacked units.pages
 pipeline notebook suite doctor
 __main__
