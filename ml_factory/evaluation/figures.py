@@ -345,6 +345,23 @@ def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") ->
     return figure
 
 
+def importance_bars(table: pd.DataFrame, title: str = "What the features are worth") -> Figure:
+    """`importance_table`: what is lost when a feature is permuted, with two spreads; its share of gain beside it."""
+    figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(table))
+    place, (rise, spread) = np.arange(len(table)), (table[key].to_numpy(dtype=float) for key in ("permuted", "spread"))
+    ax.axvline(0, color=INK["muted"], linewidth=1.1)
+    ax.barh(place, rise, height=0.62, color=INK["accent"])
+    ax.hlines(place, rise - 2 * spread, rise + 2 * spread, color=INK["muted"], linewidth=1.4)
+    ax.set_yticks(place, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
+    ax.set_ylim(len(table) - 0.4, -0.6)
+    ax.grid(False, axis="y")
+    ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(FuncFormatter(signed))
+    axis_labels(ax, "log loss added when permuted, nats per row; beside the names their share of gain")
+    return figure
+
+
 def probabilities(
     predictions: pd.DataFrame, close: pd.Series, last: int = 600, title: str = "Probabilities under the price"
 ) -> Figure:

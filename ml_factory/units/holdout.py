@@ -11,6 +11,7 @@ from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
+from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.registry import Artifact, Registry
@@ -50,6 +51,9 @@ def fit_holdout(
         temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), held_out[1], w_validation)
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
+        # On validation rows: those that judge are for nothing else.
+        worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
+        facts["importances"] = [] if worth is None else worth.to_dict("records")
         bundle = _bundle(data, model, temperature, facts)
         artifact = Registry(workspace.models).register(data.symbol, "model", spec.model, bundle.to_state(), facts)
         tracker.finish(_summary(artifact))

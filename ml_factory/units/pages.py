@@ -154,7 +154,21 @@ def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
             ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
         ],
     )
-    return [first, made]
+    worth = importances(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
+    return [first, *worth, made]
+
+
+def importances(table: pd.DataFrame) -> list[Section]:
+    """What each feature is worth to the model; table: as of `importance_table`."""
+    table = table.set_index("feature")
+    return [
+        Section(
+            "Features",
+            text="Gain is a feature's share of what training won. Permuted is what the validation rows' log loss rises "
+            "when its values are dealt to other rows: features that say the same stand in for each other there.",
+            figures=[("What a feature is worth, beside its gain.", figures.importance_bars(table))],
+        )
+    ]
 
 
 def runs(found: Mapping[str, Artifact]) -> Section:

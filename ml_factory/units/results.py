@@ -141,6 +141,7 @@ class TrainResult(Result):
     predictions_hash: str
     report_path: Path
     found: str = ""
+    importances: pd.DataFrame | None = None
 
     def summary(self) -> str:
         if self.reused:

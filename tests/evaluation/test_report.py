@@ -48,6 +48,9 @@ def all_figures() -> dict:
         "metrics": figures.metrics_bar(TABLE),
         "calibration": figures.calibration_plot({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
         "weights": figures.stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
+        "importances": figures.importance_bars(
+            pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
+        ),
         "probabilities": figures.probabilities(frame_p, CLOSE),
     }
 
