@@ -156,6 +156,7 @@ def train(
         predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=_run_report(workspace, data, artifact, verdict, run.folder),
         seconds=time.perf_counter() - started,
+        importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         draw=lambda: figures.learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],
