@@ -179,6 +179,24 @@ def cross_validate(
 
 
 @app.command()
+def plan(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Annotated[list[str] | None, typer.Option("--model", help="A model, several times; empty: all.")] = None,
+    seed: Seed = 0,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """What fits into this session, in which order. Example: `python -m ml_factory plan --model lstm --model tcn`"""
+    with _working("warming up", as_json):
+        result = pipeline.plan(
+            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick_from_environment(quick)
+        )
+    _tell(result, as_json)
+
+
+@app.command()
 def predict(
     workspace: Folder = "",
     symbol: Symbol = DEMO,

@@ -17,7 +17,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import Run, RunSpec, check_horizon, check_seed, open_run, run_spec
-from ml_factory.models.registry import build_model, spec_of
+from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
@@ -30,6 +30,7 @@ from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phas
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
 from ml_factory.units.nested import plain_folds, search_setting, searched_folds
+from ml_factory.units.planning import PlanResult, plan_models
 from ml_factory.units.preparation import (
     load_dataset,
     load_features,
@@ -63,8 +64,8 @@ from ml_factory.units.views import (
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "feature_families",
-    "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "predict",
-    "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
+    "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "plan",
+    "predict", "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
 
 prepare = pushed_after(prepare)
@@ -110,6 +111,21 @@ def search_barriers(
     workspace, symbol = Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
     return search_labels(workspace, symbol, horizon, spec, fresh)
+
+
+def plan(
+    workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, seed: int = 0,
+    quick: bool = False, model_settings: Mapping[str, Mapping] | None = None,
+) -> PlanResult:  # fmt: skip
+    """What of this work fits into what is left of the session, and in which order: each model is warmed up for a
+    moment, and its time, memory and space are forecast. Nothing is kept.
+
+    models : default: all there are; finished ones are left out.  model_settings : model -> its settings, as of `train`.
+    """
+    workspace = Workspace(workspace)
+    data = load_dataset(workspace, symbol, horizon)
+    chosen = available_models() if models is None else [spec_of(name).name for name in models]
+    return plan_models(workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=model_settings or {})
 
 
 @pushed_after

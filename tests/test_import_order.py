@@ -45,7 +45,7 @@ provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing
 units.appending units.proving units.views units.searching units.preparation
-units.holdout units.auditing units.folds units.nested units.forecasts units.stacked units.pages
+units.holdout units.auditing units.folds units.planning units.nested units.forecasts units.stacked units.pages
 pipeline notebook suite doctor
 __main__
 """
