@@ -13,6 +13,19 @@ EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
 
 
+def elu(x: Tensor) -> Tensor:
+    """x above 0, exp(x) - 1 below. torch_xla 2.9 derives its own elu wrongly: a slope of 1 + x below 0, not e^x."""
+    return torch.relu(x) + x.clamp_max(0).expm1() if x.device.type == "xla" else functional.elu(x)
+
+
+def glu(x: Tensor) -> Tensor:
+    """The first half, gated by the second. torch_xla 2.9 derives its own glu on the CPU, between two programs."""
+    if x.device.type != "xla":
+        return functional.glu(x)
+    first, second = x.chunk(2, dim=-1)
+    return first * second.sigmoid()
+
+
 class GatedSkip(nn.Module):
     """LayerNorm(skipped + GLU(x)): a gate that can close, and what went past it (equation 5)."""
 
@@ -22,7 +35,7 @@ class GatedSkip(nn.Module):
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
-        return self.norm(skipped + functional.glu(self.linear(x)))
+        return self.norm(skipped + glu(self.linear(x)))
 
 
 class GRN(nn.Module):
@@ -48,7 +61,7 @@ class GRN(nn.Module):
         """From the first linear map's answer on."""
         if self.context is not None:
             first = first + self.context(context)
-        return self.gate(self.drop(self.inner(functional.elu(first))), skipped)
+        return self.gate(self.drop(self.inner(elu(first))), skipped)
 
 
 class VariableSelection(nn.Module):
@@ -112,13 +125,13 @@ class VariableSelection(nn.Module):
 
     def _networks(self, x_VN1: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor) -> Tensor:
         """Each variable's gated residual network, up to the scale and bias of its norm."""
-        inner_VNX = functional.elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        inner_VNX = elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
         for weight, bias in zip(maps[::2], maps[1::2], strict=True):
             if weight is not maps[0]:
                 inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
             inner_VNX = torch.baddbmm(bias, inner_VNX, weight)
         embedded_VND = torch.addcmul(self.shift_VD[:, None], x_VN1, self.scale_VD[:, None])
-        return functional.layer_norm(embedded_VND + functional.glu(inner_VNX), self.scale_VD.shape[1:], eps=EPS)
+        return functional.layer_norm(embedded_VND + glu(inner_VNX), self.scale_VD.shape[1:], eps=EPS)
 
 
 class InterpretableAttention(nn.Module):
