@@ -121,7 +121,14 @@ class Courier:
     def carry(self, unit: Unit, then: Callable[[], None] = lambda: None) -> None:
         """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there."""
         self._behind[unit] = then
-        if not self._told or time.monotonic() >= self._next_try:
+        if not self._told:
+            self._clerk.do(self.catch_up)
+        self.poke()
+
+    def poke(self) -> None:
+        """A moment to try again what failed a while ago; costs nothing."""
+        if self._told and self._behind and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + self._retry
             self._clerk.do(self.catch_up)
 
     def catch_up(self) -> None:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, WorkspaceError
@@ -50,7 +51,7 @@ class ChildSlots:
         self._told, self._niceness = json.dumps(told | {"memory": memory}), niceness
         self._process: subprocess.Popen | None = None
         self._channel: socket.socket | None = None
-        self._heard, self._parent = b"", os.getpid()
+        self._heard, self._parent, self._closed = b"", os.getpid(), False
         self._one_call = threading.Lock()
 
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
@@ -79,14 +80,17 @@ class ChildSlots:
         """Let the child go; one that does not answer is killed, never waited for."""
         if self._parent != os.getpid():  # made before a fork: the child is not ours
             return
-        if self._channel is not None:
-            self._channel.close()  # an idle child ends by itself now
-        if self._process is not None:
-            try:
+        self._closed = True
+        if not self._one_call.acquire(timeout=0):  # a thread waits for its answer: it hears that there is none
+            if (process := self._process) is not None:
+                process.kill()
+            return
+        with suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                self._channel.close()  # an idle child ends by itself now
                 self._process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                self._give_up()
-        self._process = self._channel = None
+        self._give_up()
+        self._one_call.release()
 
     __del__ = close
 
@@ -95,6 +99,8 @@ class ChildSlots:
         if not self._one_call.acquire(timeout=self.deadline):
             raise self._silent("an earlier request is still under way")
         try:
+            if self._closed:
+                raise self._silent("it was let go")
             if self._process is None or self._process.poll() is not None or self._parent != os.getpid():
                 self._start()
             plain = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
@@ -103,7 +109,8 @@ class ChildSlots:
                 answer = self._answer()
             except OSError as error:
                 self._give_up()
-                raise self._silent(error) from error
+                died = isinstance(error, ConnectionError)
+                raise self._silent("the child process died" if died else error) from error
         finally:
             self._one_call.release()
         if "error" not in answer:
@@ -126,7 +133,7 @@ class ChildSlots:
                 raise TimeoutError(f"no answer for {self.deadline:g} s")
             more = self._channel.recv(1 << 16)
             if not more:
-                raise ConnectionResetError("the child process died")
+                raise ConnectionResetError
             self._heard, heard = self._heard + more, time.monotonic()
 
     def _start(self) -> None:
@@ -144,8 +151,9 @@ class ChildSlots:
     def _give_up(self) -> None:
         """Kill the child and forget it: one inside a dead mount ends when the kernel lets it."""
         process, self._process = self._process, None
-        if self._channel is not None:
-            self._channel.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
         if process is not None and process.poll() is None:
             process.kill()
             try:

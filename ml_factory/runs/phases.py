@@ -36,6 +36,8 @@ class PhaseCheckpoints:
 
     def due(self) -> bool:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
+        if self.manager.courier is not None:
+            self.manager.courier.poke()
         return self.stopping() or self._timer.due()
 
     def stopping(self) -> bool:

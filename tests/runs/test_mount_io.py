@@ -1,0 +1,256 @@
+"""A mount that hangs, dies or lies costs the training nothing: a child process does its file operations.
+
+A mount that hangs is a folder with a named pipe in it: to open one blocks until somebody writes to it, as a call into
+a dead mount does. `tests/faults` has real mounts.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.runs import checkpoints
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.courier import COPIED, LOCAL
+from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.runs.pool import Lease, Unit
+from ml_factory.runs.storage import on_mount
+
+UNIT = Unit("r", "p")
+LONG = 600.0  # seconds no test waits
+
+
+@pytest.fixture
+def drive(tmp_path):
+    (tmp_path / "drive").mkdir()
+    return tmp_path / "drive"
+
+
+def manager_of(drive, deadline=LONG, **settings):
+    return CheckpointManager(drive, run="r", local=drive.parent / "local", deadline_seconds=deadline, **settings)
+
+
+def hang(drive):
+    os.mkfifo(drive / "slot-aaaaaa.ckpt")
+
+
+def heal(drive):
+    (drive / "slot-aaaaaa.ckpt").unlink()
+
+
+def save(manager, value):
+    return manager.save_checkpoint("p", {"value": value}, force=True)
+
+
+def value_of(manager):
+    return manager.load_latest_checkpoint("p")["state"]["value"]
+
+
+def forget_local(drive):
+    for path in (drive.parent / "local").glob("slot-*"):
+        path.unlink()
+
+
+def test_a_checkpoint_lands_here_and_is_carried_over(drive):
+    with manager_of(drive) as manager:
+        saved = [save(manager, value) for value in range(6)]
+        assert manager.wait(LONG)
+        assert saved[-1]["status"] == COPIED == manager.status()[0].where
+        assert "upload unconfirmed" in str(manager.status()[0])
+    forget_local(drive)  # an empty machine
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 5
+        assert [info["sequence"] for info in manager.list_checkpoints("p")][-1] == 6
+        save(manager, 7)
+    forget_local(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 7
+    assert len(list(drive.glob("slot-*.ckpt"))) <= 5
+
+
+def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
+    with manager_of(drive, deadline=0.5) as manager:
+        save(manager, 1)
+        assert manager.wait(LONG)
+        hang(drive)
+        for value in range(2, 6):
+            saved = save(manager, value)
+            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+        assert not manager.wait(LONG)  # gives up after its deadline
+        assert value_of(manager) == 5
+        assert caplog.text.count("stay on the local disk for now") == 1 and "does not answer" in caplog.text
+        stopped = manager.safe_stop(2)
+        assert not stopped.safe and "Not confirmed" in stopped.text and "saved locally" in stopped.text
+        heal(drive)
+        assert manager.wait(LONG) and saved["status"] == COPIED
+        assert "holds every newest checkpoint" in caplog.text
+        assert manager.mount.told(UNIT)[0]["sequence"] == 5
+
+
+def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
+    with manager_of(drive, deadline=0.3) as manager:
+        hang(drive)
+        save(manager, 1)
+        manager.courier._clerk.wait(LONG)
+        manager._wait_home()
+        while not manager.courier._told:
+            time.sleep(0.01)
+        heal(drive)
+        assert not manager.phase("p").due() and manager.courier.behind  # too soon
+        manager.courier._next_try = 0
+        assert not manager.phase("p").due()
+        assert manager.courier._clerk.wait(LONG) and not manager.courier.behind
+
+
+def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
+    hang(drive)
+    with manager_of(drive, deadline=0.3) as manager:
+        save(manager, 1)
+    heal(drive)
+    with manager_of(drive) as manager:
+        assert manager.phase("p").load()["state"] == {"value": 1}
+        assert manager.wait(LONG) and manager.mount.told(UNIT)[0]["sequence"] == 1
+
+
+def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):
+    with manager_of(drive) as manager:
+        save(manager, 1)
+    forget_local(drive)
+    hang(drive)
+    silent = pytest.raises(WorkspaceError, match=r"does not answer.*mount it again")
+    with manager_of(drive, deadline=0.3) as manager, silent:
+        manager.phase("p").load()
+    heal(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 1
+
+
+LEAVES = """
+import sys
+from ml_factory.runs.checkpoints import CheckpointManager
+manager = CheckpointManager(sys.argv[1], run="r", local=sys.argv[2], deadline_seconds=600)
+manager.save_checkpoint("p", {"value": 1}, force=True)
+manager._wait_home()
+print("end", flush=True)
+"""
+
+
+def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
+    hang(drive)
+    process = spawn(LEAVES, drive, drive.parent / "local")
+    assert process.stdout.readline() == "end\n"
+    assert process.wait(30) == 0
+    heal(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 1
+
+
+def test_a_child_that_dies_is_told_and_replaced(drive):
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    hang(drive)
+    caught = []
+
+    def ask():
+        try:
+            slots.told(UNIT)
+        except WorkspaceError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while slots._process is None:
+        time.sleep(0.01)
+    os.kill(slots._process.pid, signal.SIGKILL)
+    thread.join(LONG)
+    assert len(caught) == 1 and "the child process died" in caught[0]
+    heal(drive)
+    assert slots.told(UNIT) == []
+    slots.close()
+
+
+ORPHANED = (
+    LEAVES.replace('print("end"', "print(manager.mount._process.pid").replace(
+        "manager._wait_home()", "import time\nwhile manager.mount._process is None: time.sleep(0.01)"
+    )
+    + "time.sleep(600)\n"
+)
+
+
+def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
+    hang(drive)
+    process = spawn(ORPHANED, drive, drive.parent / "local")
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    for _ in range(3000):
+        try:
+            with open(f"/proc/{child}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    break
+        except FileNotFoundError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the child lives on")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
+    """Also of a state that a child process reads out of shared memory while the caller goes on."""
+    monkeypatch.setattr(checkpoints, "_SMALL", 1000)
+    array = np.ones(1_500_000)
+    with CheckpointManager(tmp_path, run="r", background=background) as manager:
+        for value in range(1, 5):
+            array[:] = value
+            manager.save_checkpoint("p", {"a": array}, force=True)
+            array[:] = -1
+        assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
+        assert isinstance(manager.writer, ChildSlots) is background
+        assert (manager.writer._process is not None) if background else True
+        assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
+
+
+def test_where_a_file_may_not_grow_a_thread_writes_what_the_child_cannot_see(tmp_path, disk_full_beyond, caplog):
+    state = {"a": np.arange(1_000_000)}
+    with CheckpointManager(tmp_path, run="r") as manager:
+        with disk_full_beyond(1_000_000):
+            manager.save_checkpoint("p", state, force=True)
+            manager.wait()
+        assert "No space left" in caplog.text
+        manager.save_checkpoint("p", state, force=True)
+        assert (manager.load_latest_checkpoint("p")["state"]["a"] == state["a"]).all()
+
+
+def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
+    done = []
+    with manager_of(drive) as manager:
+        save(manager, 1)
+        assert "nobody told" in manager.safe_stop(LONG).text
+        steps = {"logs": [lambda: done.append("log")], "flush": lambda: done.append("flush")}
+        assert manager.safe_stop(LONG, **steps).safe and done == ["log", "flush"]
+        stopped = manager.safe_stop(0.3, flush=lambda: time.sleep(5))
+        assert not stopped.safe and "took too long" in stopped.text
+
+        def fails():
+            raise OSError("gone")
+
+        stopped = manager.safe_stop(LONG, flush=fails)
+        assert not stopped.safe and "gone" in stopped.text
+    with CheckpointManager(drive.parent / "disk", run="r") as manager:
+        save(manager, 1)
+        assert manager.safe_stop(LONG).safe
+
+
+def test_what_counts_as_a_mount(tmp_path, monkeypatch):
+    assert not on_mount(tmp_path)
+    assert on_mount("/content/drive/MyDrive/ml_factory/checkpoints")
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with CheckpointManager(tmp_path / "drive", run="r") as manager:
+        assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.courier is not None
+        save(manager, 1)
+    assert list((tmp_path / "drive").glob("slot-*.ckpt"))

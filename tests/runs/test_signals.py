@@ -1,0 +1,86 @@
+"""SIGTERM and SIGINT: saved at the next step, then the process ends as the signal asks."""
+
+import signal
+
+import pytest
+
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.signals import StopFlag
+
+TRAINING = """
+import sys, time
+from ml_factory.runs.checkpoints import CheckpointManager
+with CheckpointManager(sys.argv[1], run="r", auto_save_minutes=600, first_save_minutes=600) as manager:
+    with manager.phase("p").claimed() as checkpoints:
+        checkpoints.save({"step": 0}, force=True)
+        manager.wait()
+        print("ready", flush=True)
+        for step in range(1, 10**9):
+            time.sleep(0.01)
+            if checkpoints.due():
+                print(step, flush=True)
+                checkpoints.save({"step": step})
+                raise SystemExit("the signal did nothing")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, number):
+    process = spawn(TRAINING, tmp_path)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    step = int(process.stdout.readline())
+    assert process.wait(30) == -number
+    with CheckpointManager(tmp_path, run="r") as manager:
+        assert manager.load_latest_checkpoint("p")["state"] == {"step": step}
+
+
+def test_a_second_signal_acts_at_once():
+    acted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
+    try:
+        flag = StopFlag()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked == signal.SIGTERM and not acted
+        signal.raise_signal(signal.SIGTERM)
+        assert acted == [signal.SIGTERM]
+        flag.asked = None
+        flag.unlisten()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_handlers_come_back_and_only_listeners_have_them(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", {}, force=True)
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        with manager.phase("p").claimed(), manager.phase("q").claimed():
+            assert signal.getsignal(signal.SIGTERM) != before[1]
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_nobody_honoured_acts_when_the_last_listener_leaves():
+    flag = StopFlag()
+    flag.listen()
+    flag.listen()
+    signal.raise_signal(signal.SIGINT)
+    assert flag.asked == signal.SIGINT
+    flag.unlisten()
+    with pytest.raises(KeyboardInterrupt):
+        flag.unlisten()
+    assert flag.asked is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        flag = StopFlag()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked is None
+        flag.unlisten()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
