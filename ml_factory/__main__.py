@@ -25,6 +25,7 @@ from ml_factory.models.registry import available_models
 from ml_factory.progress import Phase, watch
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
+from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.units.folds import SCHEMES
 from ml_factory.units.preparation import DEMO
 from ml_factory.units.results import Result
@@ -86,6 +87,10 @@ def prepare(
     tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
     roll: Annotated[str | None, typer.Option(help="Join the contracts in --data: volume or date.")] = None,
     adjust: Annotated[str, typer.Option(help="Prices at a roll: ratio, difference or none.")] = "ratio",
+    roll_at: Annotated[list[str] | None, typer.Option(help="Force one: ESH4=2013-12-18T15:00Z. Several times.")] = None,
+    roll_first: Annotated[str | None, typer.Option(help="Contract to begin with; empty: the first session's.")] = None,
+    roll_months: Annotated[str | None, typer.Option(help="Delivery months, such as 3,6,9,12.")] = None,
+    expiry: Annotated[list[str] | None, typer.Option(help="Last day of a contract: CLZ4=2024-11-20.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
     searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Look for barriers, then prepare with them.")] = False,
@@ -94,7 +99,7 @@ def prepare(
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
     settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
-    rolled = RollSpec(by=roll, adjust=adjust) if roll else None
+    rolled = _roll_of(roll, adjust, roll_at, roll_first, roll_months, expiry)
     place, horizons, found = Workspace(workspace), tuple(horizon or DEFAULT_HORIZONS), []
     if search and searched:
         raise SettingsError("Barriers are looked for or given", where="--search", got="--searched too",
@@ -162,6 +167,8 @@ def cross_validate(
     folds: Annotated[int, typer.Option(help="Blocks that judge, or that combinatorial folds choose from.")] = 5,
     test_blocks: Annotated[int, typer.Option(help="Blocks that one combinatorial fold judges.")] = 2,
     window: Annotated[int | None, typer.Option(help="Rows of a rolling window; empty: as the first fold has.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Look for barriers in every fold, on its own rows.")] = False,
+    trials: Annotated[int, typer.Option(help="Barriers that one search tries.")] = 40,
     seed: Seed = 0,
     quick: Quick = False,
     fresh: Fresh = False,
@@ -174,6 +181,7 @@ def cross_validate(
         result = pipeline.cross_validate(
             Workspace(workspace), symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
             window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            search=SearchSpec(trials=trials) if search else None,
         )  # fmt: skip
     _tell(result, as_json)
 
@@ -335,12 +343,40 @@ def _print_json(facts: dict) -> None:
     print(json.dumps(facts, indent=2, allow_nan=False))
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _roll_of(
+    by: str | None, adjust: str, at: list[str] | None, first: str | None, months: str | None, expiry: list[str] | None
+) -> RollSpec | None:
+    """The roll that was asked for; SettingsError for its details without it."""
+    details = {"--roll-at": at, "--roll-first": first, "--roll-months": months, "--expiry": expiry}
+    given = [name for name, value in details.items() if value]
+    if by is None:
+        if given:
+            raise SettingsError("Nothing is to be rolled", where=given[0], next_step="add --roll volume or --roll date")
+        return None
+    try:
+        held = tuple(int(month) for month in months.split(",")) if months else None
+    except ValueError:
+        held = (0,)
+    if held is not None and not all(1 <= month <= 12 for month in held):
+        raise SettingsError(
+            "No such delivery months", where="--roll-months", got=repr(months), wanted="numbers from 1 to 12",
+            next_step="--roll-months 3,6,9,12",
+        )  # fmt: skip
+    forced = _pairs(at or [], "--roll-at", "ESH4=2013-12-18T15:00Z")
+    expiries = _pairs(expiry or [], "--expiry", "CLZ4=2024-11-20")
+    return RollSpec(
+        by=by, adjust=adjust, months=held, expiries=tuple(expiries.items()), first=first, forced=tuple(forced.items())
+    )
+
+
+def _pairs(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
     pairs = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name:
-            raise SettingsError("A parameter is NAME=VALUE", where="-p", got=repr(text), next_step="-p HORIZON=20")
+            raise SettingsError(
+                "A parameter is NAME=VALUE", where=where, got=repr(text), next_step=f"{where} {example}"
+            )
         pairs[name] = value
     return pairs
 

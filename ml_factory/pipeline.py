@@ -29,7 +29,7 @@ from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
-from ml_factory.units.nested import plain_folds, search_setting, searched_folds
+from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
 from ml_factory.units.planning import PlanResult, plan_models
 from ml_factory.units.preparation import (
     load_dataset,
@@ -193,7 +193,8 @@ def cross_validate(
     folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights, run, tell : as of `train`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
-    the data was prepared with (`prepare(searched=…)`) saw rows that folds judge; this does not.
+    the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
+    such data is refused.
     A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
     """
     started = time.perf_counter()
@@ -206,6 +207,8 @@ def cross_validate(
             wanted="folds that judge each row once", next_step="use purged_kfold, or leave the search out",
         )  # fmt: skip
     data = _certified(workspace, symbol, horizon, uncertified)
+    if search is None:
+        check_unsearched(data)
     asked = cut.to_dict() | _weights(weights) | search_setting(search)
     settings = asked | _for_the_model(model_settings)
     spec = run_spec(

@@ -398,3 +398,45 @@ def test_cross_validation_takes_the_scheme(call, prepared):
     assert {row["path"] for row in facts["paths"]} == {0, 1} and Path(facts["paths_path"]).is_file()
     code, out, err = call(*words, "--scheme", "walk_forward_rollin")
     assert code == 2 and "did you mean 'walk_forward_rolling'?" in one_line(code, out, err)
+
+
+def test_cross_validation_searches_in_every_fold(call, prepared):
+    words = ("cross-validate", "--workspace", prepared.root, "--horizon", 5, "--quick", "--folds", 2, "--search")
+    code, out, err = call(*words, "--trials", 12, "--json")
+    assert code == 0, err
+    table = json.loads(out)["fold_table"]
+    assert len(table) == 2 and all(row["k_up"] > 0 and row["sigma_span"] > 1 for row in table)
+
+
+def contracts_csv(path: Path) -> Path:
+    """Two contracts of one walk over six days; the later one trades more from the fourth day on."""
+    near = synthetic_bars(12, "null", seed=3, start="2024-03-04").reset_index()
+    late = near["timestamp"] > near["timestamp"].iloc[len(near) // 2]
+    far = near.assign(**{name: near[name] + 50.0 for name in ("open", "high", "low", "close")})
+    near = near.assign(contract="ESH4", volume=near["volume"].where(~late, 1.0) + 1)
+    far = far.assign(contract="ESM4", volume=(far["volume"] * late) + 1)
+    pd.concat([near, far]).sort_values("timestamp", kind="stable").to_csv(path, index=False)
+    return path
+
+
+def test_a_roll_can_be_forced_and_told_where_to_begin(call, tmp_path):
+    file = contracts_csv(tmp_path / "es.csv")
+    words = ("prepare", "--workspace", tmp_path / "place", "--symbol", "ES", "--data", file, "--horizon", 5)
+    for wrong, said in (
+        (("--roll-at", "ESM4=2024-03-06T15:00Z"), "add --roll volume"),
+        (("--roll", "volume", "--roll-at", "ESM4"), "--roll-at ESH4=2013-12-18T15:00Z"),
+        (("--roll", "volume", "--roll-months", "3,x"), "numbers from 1 to 12"),
+        (("--roll", "volume", "--roll-at", "ESM4=2024-03-06T15:00"), "with its zone"),
+    ):
+        code, out, err = call(*words, *wrong)
+        assert code == 2 and said in one_line(code, out, err)
+    code, out, err = call(
+        *words, "--roll", "volume", "--adjust", "none", "--roll-first", "ESH4", "--roll-months", "3,6",
+        "--roll-at", "ESM4=2024-03-06T15:00Z", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    bars = pd.read_parquet(Workspace(tmp_path / "place").raw_bars("ES")).set_index("timestamp")
+    rolls = bars.index[bars["contract"].diff() != 0]
+    assert rolls.tolist() == [bars.index[0], pd.Timestamp("2024-03-06 15:00", tz="UTC")]
+    assert bars["contract"].unique().tolist() == [202403, 202406] and (bars["factor"] == 1).all()
+    assert bars["chain"].nunique() == 2

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.runs.storage import write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
@@ -118,6 +119,23 @@ def fold_of(
     block = np.full(len(own.labels), -1)
     block[test] = number
     return FoldPlan(np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited)
+
+
+def check_unsearched(data: Dataset) -> None:
+    """Refuse folds over labels whose barriers were searched for on rows that some fold judges.
+
+    A search sees the training rows of the chronological split, and every fold judges some of these.
+    Raises SettingsError.
+    """
+    for found in data.settings["data"].get("searched", ()):
+        if found["labels"]["horizon"] == data.horizon:
+            seen = found["seen_rows"]
+            raise SettingsError(
+                "The barriers of these labels were searched for on rows that the folds judge", where="search",
+                got=f"barriers that saw {seen['count']:,} rows, {seen['first']} to {seen['last']}",
+                wanted="a search in every fold, on its own training rows",
+                next_step="give search=SearchSpec() (--search), or run prepare without searched=",
+            )  # fmt: skip
 
 
 def search_setting(search: SearchSpec | None) -> dict:

@@ -74,6 +74,18 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
         assert purged > 0
 
 
+def test_folds_over_barriers_that_saw_rows_they_judge_are_refused(prepared):
+    """Labels of a search that saw the training rows: only a search in every fold may judge them."""
+    pipeline.search_barriers(prepared, "DEMO", 5, SPEC)
+    pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
+    with pytest.raises(SettingsError, match=r"searched for on rows that the folds judge.*saw [\d,]+ rows.*--search"):
+        folds(prepared, None)
+    assert not list(prepared.results.rglob("folds.parquet"))  # and nothing was fitted
+    assert len(folds(prepared, SPEC).fold_table) == 3
+    pipeline.prepare(prepared, "DEMO", (5,))
+    assert len(folds(prepared, None).fold_table) == 3
+
+
 def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
     judged, whole = [], barrier_search._View.judge
     monkeypatch.setattr(barrier_search._View, "judge", lambda *given: judged.append(1) or whole(*given))
