@@ -20,7 +20,8 @@ from pathlib import Path
 from ml_factory.models.registry import available_models, build_model
 from tests.chaos import work
 from tests.chaos.chain import Outcome, run_chain
-from tests.chaos.lives import Place, live
+from tests.chaos.cloud import Disk
+from tests.chaos.lives import live
 from tests.chaos.plans import campaign, few
 from tests.chaos.sabotage import FEW, SABOTAGE, sabotages
 from tests.chaos.table import facts_of, words_of
@@ -103,12 +104,13 @@ def template_of(unit: str) -> str:
 
 def reference(unit: str, templates: dict[str, Path], folder: Path) -> work.Hashes:
     """The hashes of a life that nobody interrupts."""
-    place = Place(folder / f"reference-{unit}")
-    shutil.copytree(templates[template_of(unit)], place.root)
-    ended = live(place, unit, None, 0, lossy=False)
+    place = folder / f"reference-{unit}"
+    place.mkdir(parents=True)
+    machine = Disk(place, templates[template_of(unit)], 0)
+    ended = live(machine, unit, None)
     if ended.hashes is None:
         raise RuntimeError(f"{unit} fails without any kill:\n{ended.text}")
-    shutil.rmtree(place.folder)
+    machine.remove()
     return ended.hashes
 
 

@@ -1,14 +1,14 @@
 """A chain of lives: killed, taken up again, killed again, and at last compared with the life that nobody touched."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.cloud import lose_machine
+from tests.chaos.cloud import Disk, Mounted
 from tests.chaos.hooks import Kill
-from tests.chaos.lives import Ended, Place, live
+from tests.chaos.lives import Ended, live
 from tests.chaos.work import Hashes
+from tests.faults.mount import why_not
 
 
 @dataclass(frozen=True)
@@ -46,34 +46,31 @@ class Outcome:
 def run_chain(
     plan: Plan, template: Path, reference: Hashes, folder: Path, broken: Callable[[], None] | None = None
 ) -> Outcome:
-    """Live through the plan in `folder`, and compare."""
-    place, outcome = Place(folder), Outcome(plan)
-    shutil.copytree(template, place.root)
-    if plan.lossy:
-        shutil.copytree(template, place.cloud)
-    waiting: list[tuple[str, str]] = []
+    """Live through the plan in `folder`, and compare. A chain that failed stays there to be looked at."""
+    folder.mkdir(parents=True)
+    machine = (Mounted if plan.lossy and not why_not() else Disk)(folder, template, plan.seed)
+    outcome, waiting = Outcome(plan), []
     lives = [kill for _, kill in plan.kills] + [None]
     for number, kill in enumerate(lives):
-        ended = live(place, plan.unit, kill, plan.seed * 100 + number, lossy=plan.lossy, broken=broken, number=number)
-        if waiting and (resumed := _furthest(ended)):
+        ended = live(machine, plan.unit, kill, broken=broken, number=number)
+        if waiting and (resumed := _went_on_from(ended)):
             outcome.kills += [(*one, resumed) for one in waiting]
             waiting = []
-        if ended.killed is None:
+        if not ended.killed:
             outcome.missed += [f"{kill.event}#{kill.n}" for kill in lives[number:-1]]
             break
         waiting.append((plan.kills[number][0], f"{kill.event}#{kill.n}"))
         if plan.lossy:
-            lose_machine(place.root, place.home, place.cloud)
+            machine.lose()
     outcome.kills += [(*one, "nothing") for one in waiting]
     if ended.hashes is None:
         outcome.trouble = "\n".join(ended.text.splitlines()[-12:]) or "it died without a word"
     else:
         outcome.mismatches = [name for name in reference if ended.hashes.get(name) != reference[name]]
-    if not outcome.trouble and not outcome.mismatches:
-        shutil.rmtree(folder)
+    machine.remove() if not (outcome.trouble or outcome.mismatches) else machine.close()
     return outcome
 
 
-def _furthest(ended: Ended) -> str:
-    """The checkpoint a life went on from: of several (a fold, and the fit inside it) all, in order."""
+def _went_on_from(ended: Ended) -> str:
+    """The checkpoints a life went on from: of several (a fold, and the fit inside it) all, in order."""
     return ", ".join(dict.fromkeys(f"{one['step']} of {one['phase']}" for one in ended.loaded))

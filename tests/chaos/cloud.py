@@ -1,41 +1,73 @@
-"""What a cloud had received when the machine behind it was taken away: any mix of old and new files.
+"""The machine a chain of lives is lived on, and what is left of it when it is taken away.
 
-A write goes to the local disk first; the cloud receives some of the versions, never half of one, and lags behind by
-whole files. Until the first checkpoint is there everything is received, so that there is something to go on from.
+`Disk`: a local folder; what a lost one leaves is a random part of its newest files. `Mounted`: the workspace lies on a
+Drive of tests/faults, which uploads late and in any order; what a lost one leaves is what its cloud had received.
 """
 
-import os
 import shutil
 from pathlib import Path
 
-import numpy as np
-
 from ml_factory.seeding import generator
+from tests.faults.mount import Mount
 
 
-class Cloud:
-    """The cloud's copy of `root` in `folder`. share : of the written versions, how many it receives."""
+class Disk:
+    """A workspace and a home on a local disk, both below `folder`."""
 
-    def __init__(self, root: Path, folder: Path, seed: int, share: float = 0.6):
-        self.root, self.folder, self.share = root, folder, share
-        self.luck: np.random.Generator = generator("cloud", seed)
+    def __init__(self, folder: Path, template: Path, seed: int):
+        self.folder, self.home, self.seed = folder, folder / "home", seed
+        self.root = self._filled(template)
+        self.home.mkdir()
 
-    def written(self, path: str | os.PathLike, kept: bool) -> None:
-        """A file was written; perhaps the cloud receives it. kept : whether it has a checkpoint already."""
-        path = Path(os.path.abspath(path))
-        if not path.is_relative_to(self.root) or not path.is_file():
-            return
-        if not kept or self.luck.random() < self.share:
-            there = self.folder / path.relative_to(self.root)
-            there.parent.mkdir(parents=True, exist_ok=True)
-            aside = there.with_name(f".{there.name}.uploading")
-            shutil.copyfile(path, aside)
-            os.replace(aside, there)
+    def _filled(self, template: Path) -> Path:
+        return Path(shutil.copytree(template, self.folder / "workspace"))
+
+    def secure(self) -> None:
+        """What was written so far will be there after a loss: called once, after the first checkpoint."""
+
+    def lose(self) -> None:
+        """A fresh machine: empty caches, and the workspace without some of what was written last."""
+        luck = generator("lost", self.seed)
+        self.seed += 1
+        slots = sorted((self.root / "checkpoints").glob("slot-*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+        for path in slots[1:]:  # the first save was secured
+            if luck.random() < 0.4:
+                path.unlink()
+        for path in (self.root / "checkpoints").glob("slot-*.json"):
+            if luck.random() < 0.5:
+                path.unlink()
+        for path in sorted((self.root / "results").rglob("*")):
+            if path.is_file() and luck.random() < 0.3:
+                path.unlink()
+        self._empty_home()
+
+    def _empty_home(self) -> None:
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir()
+
+    def remove(self) -> None:
+        """All of it."""
+        self.close()
+        shutil.rmtree(self.folder)
+
+    def close(self) -> None:
+        """Leave it to be looked at."""
 
 
-def lose_machine(root: Path, home: Path, folder: Path) -> None:
-    """The local disk is gone, caches too; the workspace is what the cloud had received."""
-    for gone in (root, home):
-        shutil.rmtree(gone, ignore_errors=True)
-    home.mkdir(parents=True)
-    shutil.copytree(folder, root, ignore=shutil.ignore_patterns(".*.uploading"))
+class Mounted(Disk):
+    """The workspace on a Drive that uploads at some calls, whole files in any order. Raises NoMount."""
+
+    def _filled(self, template: Path) -> Path:
+        shutil.copytree(template, self.folder / "cloud" / "workspace")
+        self.mount = Mount(self.folder, seed=self.seed, uploads=0.1)
+        return self.mount.path / "workspace"
+
+    def secure(self) -> None:
+        self.mount.upload()
+
+    def lose(self) -> None:
+        self.mount.remount()
+        self._empty_home()
+
+    def close(self) -> None:
+        self.mount.unmount()

@@ -2,65 +2,79 @@
 
 The library knows nothing of this. A wrapper tells of an event; the n-th event of one name since the first checkpoint
 is the last thing the process does. Events and what was loaded are lines of a file that outlives the process.
+
+    step block fold trial part judge stack   the work of the units between two saves
+    save saved load                          a save begins, a save was handed over, a checkpoint was read
+    chunk                                    in the middle of a write of a slot, in the process that writes it
+    file placed                              a file is about to be put in its place, and was
 """
 
 import functools
 import json
 import os
-import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.cloud import Cloud
+from tests.chaos import slots_child
+from tests.chaos.death import die, note
+
+Around = Callable[[Callable], Callable]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Die at the n-th event of this name, counted from 1; `early` counts those before the first checkpoint too."""
+    """Die at the n-th event of this name since the first checkpoint, counted from 1."""
 
     event: str
     n: int
-    early: bool = False
 
 
 class Hooks:
     """The events of one process.
 
-    diary : the file its events go to.  kill : where it dies; None: nowhere.  cloud : what receives written files.
+    diary : the file its events go to.  kill : where it dies; None: nowhere.  secure : called at the first checkpoint.
     """
 
-    def __init__(self, diary: Path, kill: Kill | None, cloud: Cloud | None = None):
-        self.diary, self.kill, self.cloud, self.kept = diary, kill, cloud, False
+    def __init__(self, diary: Path, kill: Kill | None, secure: Callable[[], None]):
+        self.diary, self.kill, self.secure, self.kept = diary, kill, secure, False
         self.count: Counter = Counter()
 
-    def event(self, name: str, last: Callable[[], None] = lambda: None, **facts) -> None:
-        """Something happened; perhaps the last thing, after `last`."""
-        if not (self.kept or (self.kill and self.kill.early)):
+    def event(self, name: str) -> None:
+        """Something happened; perhaps the last thing."""
+        if not self.kept:
             return
         self.count[name] += 1
         if self.kill and (name, self.count[name]) == (self.kill.event, self.kill.n):
-            last()
-            self.write("killed", event=name, n=self.kill.n, **facts)
-            os.killpg(os.getpgrp(), signal.SIGKILL)
+            note(self.diary, "killed", event=name, n=self.kill.n)
+            die(os.getpid())
 
-    def checkpoint(self) -> None:
-        """There is a checkpoint from here on: from now on a kill counts."""
-        self.kept = True
+    def checkpoint(self, wait: Callable[[], object] = lambda: None) -> None:
+        """There is a checkpoint, when `wait` returns: from now on a kill counts."""
+        if not self.kept:
+            wait()
+            self.secure()
+            self.kept = True
 
-    def written(self, path: object) -> None:
-        """A file was written whole."""
-        if self.cloud:
-            self.cloud.written(path, self.kept)
-
-    def write(self, what: str, **facts) -> None:
-        with open(self.diary, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"what": what, **facts}) + "\n")
+    def loaded(self, what: str, step: str) -> None:
+        """The work goes on from something that was there."""
+        note(self.diary, "loaded", phase=what, step=step)
 
 
-def wrap_everywhere(module: str, name: str, around: Callable[[Callable], Callable]) -> None:
+def install(hooks: Hooks) -> None:
+    """Wrap the library's points. Everything is imported by now."""
+    _checkpoints(hooks)
+    _files(hooks)
+    _work(hooks)
+    _kept_otherwise(hooks)
+    if hooks.kill and hooks.kill.event == "chunk":
+        os.environ[slots_child.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
+        sys.modules["ml_factory.runs.mount_io"]._START = slots_child.START
+
+
+def wrap_everywhere(module: str, name: str, around: Around) -> None:
     """`around(function)` in the place of a function, in its module and wherever it was imported by name."""
     function = getattr(sys.modules[module], name)
     wrapper = functools.wraps(function)(around(function))
@@ -70,12 +84,12 @@ def wrap_everywhere(module: str, name: str, around: Callable[[Callable], Callabl
                 setattr(other, key, wrapper)
 
 
-def wrap_method(cls: type, name: str, around: Callable[[Callable], Callable]) -> None:
+def wrap_method(cls: type, name: str, around: Around) -> None:
     """`around(method)` in the place of a method."""
     setattr(cls, name, functools.wraps(getattr(cls, name))(around(getattr(cls, name))))
 
 
-def before(hooks: Hooks, name: str) -> Callable[[Callable], Callable]:
+def before(hooks: Hooks, name: str) -> Around:
     """A wrapper that tells of the event, then does the work."""
 
     def around(function):
@@ -97,90 +111,53 @@ def step_of(state: dict) -> str:
     return "state"
 
 
-def install(hooks: Hooks) -> None:
-    """Wrap the library's points. Everything is imported by now."""
-    _saves(hooks)
-    _loads(hooks)
-    _files(hooks)
-    _work(hooks)
-
-
-def _saves(hooks: Hooks) -> None:
-    """save: begins (values are copied next); chunk: a piece of a slot goes to disk; saved: it is there, verified."""
+def _checkpoints(hooks: Hooks) -> None:
     from ml_factory.runs.checkpoints import PhaseCheckpoints
 
-    def around(save):
-        def wrapped(self, state, *args, **kwargs):
-            hooks.event("save", phase=self.name)
-            found = save(self, state, *args, **kwargs)
+    def saves(save):
+        def wrapped(self, *args, **kwargs):
+            hooks.event("save")
+            found = save(self, *args, **kwargs)
             if found is not None:
-                hooks.checkpoint()
-                hooks.event("saved", phase=self.name)
+                hooks.checkpoint(self.manager.wait)
+                hooks.event("saved")
             return found
 
         return wrapped
 
-    wrap_method(PhaseCheckpoints, "save", around)
-
-
-def _loads(hooks: Hooks) -> None:
-    """load: begins; loaded: the state is there and the work goes on from it."""
-    from ml_factory.runs.checkpoints import PhaseCheckpoints
-
-    def around(load):
+    def loads(load):
         def wrapped(self):
             found = load(self)
             if found is not None:
+                hooks.loaded(self.name, step_of(found["state"]))
                 hooks.checkpoint()
-                hooks.write("loaded", phase=self.name, sequence=found["sequence"], step=step_of(found["state"]))
-                hooks.event("load", phase=self.name)
+                hooks.event("load")
             return found
 
         return wrapped
 
-    wrap_method(PhaseCheckpoints, "load", around)
+    wrap_method(PhaseCheckpoints, "save", saves)
+    wrap_method(PhaseCheckpoints, "load", loads)
 
 
 def _files(hooks: Hooks) -> None:
-    """chunk: in the middle of a slot; file: a file is about to be put in its place; placed: it was."""
-
-    def torn(overwrite):
-        def wrapped(path, parts):
-            parts = [bytes(part) for part in parts]
-            hooks.event("chunk", last=lambda: _half(path, b"".join(parts)))
-            found = overwrite(path, parts)
-            hooks.written(path)
-            return found
-
-        return wrapped
-
     def replaced(replace):
-        def wrapped(path, *args, **kwargs):
-            hooks.event("file", path=str(path))
-            found = replace(path, *args, **kwargs)
-            hooks.written(path)
-            hooks.event("placed", path=str(path))
+        def wrapped(*args, **kwargs):
+            hooks.event("file")
+            found = replace(*args, **kwargs)
+            hooks.event("placed")
             return found
 
         return wrapped
 
     wrap_everywhere("ml_factory.runs.storage", "replace_file", replaced)
-    wrap_everywhere("ml_factory.runs.storage", "overwrite_file", torn)
-
-
-def _half(path: Path, data: bytes) -> None:
-    """What a process that dies in the middle of overwriting a slot leaves there: the new first half, the old rest."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    os.pwrite(descriptor, data[: len(data) // 2], 0)
-    os.close(descriptor)
 
 
 def _work(hooks: Hooks) -> None:
-    """step, block, fold, trial, part, committed, judge, stack: what the units do between two saves."""
     from ml_factory.datasets.store import Store
     from ml_factory.models import tabular, tabular_catboost, tabular_lightgbm, tabular_xgboost
     from ml_factory.targets import barrier_search
-    from ml_factory.training.loop import Order
+    from ml_factory.training.order import Order
 
     wrap_method(Order, "positions", before(hooks, "step"))
     for module in (tabular_catboost, tabular_lightgbm, tabular_xgboost):
@@ -188,50 +165,55 @@ def _work(hooks: Hooks) -> None:
             if isinstance(kind, type) and issubclass(kind, tabular.Grower) and kind is not tabular.Grower:
                 wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "judge", before(hooks, "trial"))
-    wrap_everywhere("ml_factory.ensemble.out_of_fold", "inner_validation", before(hooks, "fold"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
         wrap_method(Store, name, before(hooks, "part"))
-    wrap_everywhere("ml_factory.leakage.proof", "prove", before(hooks, "part"))
-    wrap_method(Store, "commit", _committed(hooks))
-    wrap_everywhere("ml_factory.units.forecasts", "judge", _judged(hooks))
-    for module, name in (
-        ("inference.predict", "predict_features"), ("units.forecasts", "write_frame"),
-        ("evaluation.metrics", "metrics_table"), ("evaluation.report", "write_report"),
-    ):  # fmt: skip
-        wrap_everywhere(f"ml_factory.{module}", name, before(hooks, "judge"))
-    for module, name in (
-        ("units.stacked", "_temperature"), ("units.folds", "fold_plan"), ("units.dataset", "fit_on"),
-        ("units.forecasts", "uncalibrated"),
-    ):  # fmt: skip
-        wrap_everywhere(f"ml_factory.{module}", name, before(hooks, "stack"))
+    for event, module, name in (
+        ("fold", "ensemble.out_of_fold", "inner_validation"),
+        ("part", "leakage.proof", "prove"),
+        ("judge", "inference.predict", "predict_features"),
+        ("judge", "units.forecasts", "write_frame"),
+        ("judge", "evaluation.metrics", "metrics_table"),
+        ("judge", "evaluation.report", "write_report"),
+        ("stack", "units.stacked", "_temperature"),
+        ("stack", "units.folds", "fold_plan"),
+        ("stack", "units.dataset", "fit_on"),
+        ("stack", "units.forecasts", "uncalibrated"),
+    ):
+        wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
 
 
-def _committed(hooks: Hooks) -> Callable[[Callable], Callable]:
-    """A committed part of prepared data is a checkpoint of `prepare`."""
+def _kept_otherwise(hooks: Hooks) -> None:
+    """Checkpoints that are none: a committed part of prepared data, and a finished model that is to be judged."""
+    from ml_factory.datasets.store import Store
 
-    def around(commit):
-        def wrapped(self, *args, **kwargs):
-            found = commit(self, *args, **kwargs)
+    def commits(commit):
+        def wrapped(*args, **kwargs):
+            found = commit(*args, **kwargs)
             hooks.checkpoint()
-            hooks.event("committed")
             return found
 
         return wrapped
 
-    return around
+    def finds(find):
+        def wrapped(*args):
+            found = find(*args)
+            if found is not None:
+                hooks.loaded("prepared data", f"features, horizons {list(found.horizons)}")
+                hooks.checkpoint()
+            return found
 
+        return wrapped
 
-def _judged(hooks: Hooks) -> Callable[[Callable], Callable]:
-    """A finished model is a checkpoint of its evaluation."""
-
-    def around(judge):
+    def judges(judge):
         def wrapped(workspace, data, artifact):
             if not hooks.count["saved"]:
-                hooks.write("loaded", phase=artifact.name, sequence=artifact.sequence, step="finished model")
+                hooks.loaded(artifact.name, "finished model")
             hooks.checkpoint()
             hooks.event("judge")
             return judge(workspace, data, artifact)
 
         return wrapped
 
-    return around
+    wrap_method(Store, "commit", commits)
+    Store.find = finds(Store.find)
+    wrap_everywhere("ml_factory.units.forecasts", "judge", judges)

@@ -33,10 +33,10 @@ class Resumed:
 
 def sampler_position() -> None:
     """The order goes on one batch too late."""
-    from ml_factory.training import loop
+    from ml_factory.training.order import Order
 
     resumed = Resumed()
-    wrap_method(loop.Order, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))
+    wrap_method(Order, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))
 
 
 def schedule() -> None:
@@ -57,8 +57,21 @@ def device_seed() -> None:
 
 
 def moments() -> None:
-    """The optimizer starts again from nothing."""
-    Resumed(lambda state: state["optimizer"].clear())
+    """The optimizer's second moments start again from nothing."""
+    Resumed(lambda state: [moment.zero_() for name, moment in _tensors(state["optimizer"]) if "sq" in name])
+
+
+def average() -> None:
+    """The averaged weights (EMA) start again from the weights as they are."""
+    Resumed(lambda state: [value.copy_(state["network"][name]) for name, value in state["average"].items()])
+
+
+def _tensors(tree: dict, above: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _tensors(value, f"{above}{name}/")
+        elif hasattr(value, "zero_"):
+            yield f"{above}{name}", value
 
 
 def block_seed() -> None:
@@ -96,6 +109,7 @@ SABOTAGE = {
     "schedule": (schedule, "lstm", "step", 6),
     "device's random numbers": (device_seed, "lstm", "step", 6),
     "optimizer's moments": (moments, "patchtst", "step", 6),
+    "averaged weights": (average, "lstm", "step", 6),
     "a block's seed": (block_seed, "xgboost", "block", 2),
     "a block's seed, lightgbm": (block_seed, "lightgbm", "block", 2),
     "a fold's seed": (fold_seed, "folds", "fold", 1),

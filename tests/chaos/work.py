@@ -19,11 +19,15 @@ from ml_factory.targets.search_spec import SearchSpec
 
 SYMBOL, HORIZONS, HORIZON, DAYS = "DEMO", (4, 6), 6, 10
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
-NETWORK = {"epochs": 4, "batch": 128, "lookback": 8, "threads": 1, "device": "cpu", "dropout": 0.2, "save_seconds": 0.0}
+NETWORK = {
+    "epochs": 4, "batch": 128, "lookback": 8, "threads": 1, "device": "cpu", "precision": "fp32", "dropout": 0.2,
+    "ema": 0.9, "save_seconds": 0.0, "log_steps": 1,
+}  # fmt: skip
 OWN = {
-    "lstm": {"hidden": 8},
+    "lstm": {"hidden": 8}, "gru": {"hidden": 8}, "tcn": {"width": 8}, "tft": {"width": 8},
     "patchtst": {"patch": 4, "stride": 4, "width": 8, "inner": 8, "layers": 1},
-}
+    "itransformer": {"width": 8, "inner": 8, "layers": 1},
+}  # fmt: skip
 SEARCH = SearchSpec(LabelSpec(), trials=12, sigma_spans=(20, 40), neutral=(0.05, 0.6), lean=0.9)
 BASES = ("xgboost", "lightgbm")
 Hashes = dict[str, str]
