@@ -5,12 +5,14 @@ A process killed in the middle of a write leaves all that was kept.
 """
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.containers import NotOurs, copy_container, look_at, read_container, write_container
+from ml_factory.runs.leases import check_fence, fence_of, read_lease, write_lease
 from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Pool, Slot, Unit
 from ml_factory.runs.storage import FULL, Disk
 
@@ -47,7 +49,7 @@ class Slots:
         skipped = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
         refused = [slot.error for slot in mine if slot.error]
         whole = [slot for slot in mine if not slot.fault]
-        for slot in sorted(whole, key=lambda slot: -slot.look.info["sequence"]):
+        for slot in sorted(whole, key=lambda slot: _order(slot.look.info), reverse=True):
             payload = bytearray()
             try:
                 info = read_container(self.pool.disk, slot.path, payload)
@@ -69,7 +71,7 @@ class Slots:
         refused = [slot.error for slot in mine if slot.error]
         if refused and not infos:
             raise refused[0]
-        return sorted(infos, key=lambda info: -info["sequence"])
+        return sorted(infos, key=_order, reverse=True)
 
     def _readable(self, unit: Unit) -> list[Slot]:
         """The unit's slots, and those of which the disk would not say whose they are."""
@@ -92,6 +94,14 @@ class Slots:
             raise refused[0]
         return skipped
 
+    def lease_of(self, unit: Unit) -> dict:
+        """What the lease of the unit says, {} without one."""
+        return read_lease(self.pool.disk, self.pool.folder, unit)
+
+    def renew(self, unit: Unit, told: dict) -> None:
+        """Write the lease of the unit."""
+        write_lease(self.pool.disk, self.pool.folder, unit, told)
+
     def units(self, run: str) -> list[str]:
         """The phases of a run that have slots, in order."""
         infos = [slot.look.info for slot in self.pool.scan()]
@@ -109,12 +119,13 @@ class Slots:
                 good[slot.path], self._seen[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
             except (CheckpointError, WorkspaceError) as error:
                 bad[slot.path] = error
-        return dict(sorted(good.items(), key=lambda item: item[1]["sequence"])), bad
+        return dict(sorted(good.items(), key=lambda item: _order(item[1]))), bad
 
     # ------------------------------------------------------------------ writing
 
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
-        """Write the next slot and read it back; the info of what now stands there, with its `sequence`.
+        """Write the next slot and read it back; the info of what now stands there, with its `sequence`, and
+        `wrote_seconds` until it was on the disk.
 
         Raises WorkspaceError or CheckpointError; then what was kept before still stands, at least the newest two.
         """
@@ -124,32 +135,35 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return write_container(disk, path, {**info, "sequence": sequence}, payload)
 
-        return self._write(unit, keep, store, size)
+        return self._write(unit, keep, store, size, fence_of(info))
 
     def copy_in(self, unit: Unit, keep: int, source: str, source_disk: Disk | None = None) -> dict:
         """Take a checkpoint over from another pool, byte for byte; as `write` otherwise."""
         there = source_disk or Disk()
-        size = look_at(there, Path(source)).size
+        look = look_at(there, Path(source))
 
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, there, Path(source))
 
-        return self._write(unit, keep, store, size)
+        return self._write(unit, keep, store, look.size, fence_of(look.info))
 
-    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int) -> dict:
+    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, fence: int) -> dict:
         with self.pool.locked():
             slots = self.pool.scan()
             good, bad = self._survey(unit, slots, trust_seen=True)
             told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
-            self._check_lease(unit, told)
-            sequence = 1 + max((one["sequence"] for one in told if type(one.get("sequence")) is int), default=0)
-            aside = self._keep_aside(slots, bad)
+            check_fence(unit, fence, told, self.lease_of(unit))
+            sequence = 1 + max(map(_number, told), default=0)
+            aside = self._keep_aside(unit, slots, bad)
             failure: Exception | None = None
-            for path in self._targets(unit, keep, slots, good, worthless(bad) - {aside}):
+            for path in self._targets(unit, keep, slots, good, worthless(bad), aside):
                 try:
                     self.pool.make_room(slots, path, size)
-                    self.pool.note(path, WRITING, {"run": unit.run, "phase": unit.phase, "sequence": sequence})
+                    mark = {"run": unit.run, "phase": unit.phase, "sequence": sequence, "session": self.lease.session}
+                    self.pool.note(path, WRITING, mark)
+                    began = time.monotonic()
                     store(path, sequence)
+                    wrote = time.monotonic() - began
                     saved = {**read_container(self.pool.disk, path), "path": str(path)}
                 except (WorkspaceError, CheckpointError) as error:
                     failure = failure or error
@@ -159,7 +173,7 @@ class Slots:
                 self._seen[path] = saved["hash"]
                 self.pool.note(path, HELD, saved)
                 self._repair(slots, {where: one for where, one in good.items() if where != path})
-                return saved
+                return {**saved, "wrote_seconds": wrote}
             raise failure
 
     def give_back(self, unit: Unit) -> int:
@@ -170,29 +184,39 @@ class Slots:
                 self.pool.note(slot.path, RETURNED, {**slot.look.info, "hash": slot.look.hash})
         return len(mine)
 
-    def _targets(self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path]) -> list[Path]:
+    def _targets(
+        self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path], aside: Path | None
+    ) -> list[Path]:
         """The slot to write: one of ours with nothing to keep, else one that was returned, else a new one. Then, for
         a full disk, our oldest good one, whose space is ours already, as long as two good ones would still be left.
 
-        empty : our slots whose content is worth nothing.
+        empty : our slots whose content is worth nothing.  aside : the one that is left alone.
         """
         kept, best = kept_slots(good, keep)
         reserved = [slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)]
         returned = sorted((slot for slot in slots if slot.returned), key=lambda slot: str(slot.note.get("saved_at")))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in kept)]
-        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept]
+        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept and path != aside]
         first = free[0] if free else self.pool.new_path()
-        others = [path for path in good if path != first]
+        others = [path for path in good if path not in (first, aside)]
         spare = [path for path in others if path != best] if len(others) > FEWEST else []
         return [first, *spare[:1]]
 
-    def _keep_aside(self, slots: list[Slot], bad: dict[Path, Exception]) -> Path | None:
-        """One torn slot, the newest, stays as it is for whoever wants to look into it."""
-        torn = [slot for slot in slots if slot.path in worthless(bad) and slot.look.size]
-        if not torn:
+    def _keep_aside(self, unit: Unit, slots: list[Slot], bad: dict[Path, Exception]) -> Path | None:
+        """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or that this session
+        began to write and did not finish: a call that hung there may be carried out late, over whatever is there then.
+        """
+
+        def unfinished(slot: Slot) -> bool:
+            note = slot.note
+            return note.get("status") == WRITING and note.get("session") == self.lease.session and unit.of(note)
+
+        torn = {slot.path for slot in slots if slot.path in worthless(bad) and slot.look.size}
+        left = [slot for slot in slots if slot.path in torn or unfinished(slot)]
+        if not left:
             return None
-        slot = max(torn, key=lambda slot: slot.look.info.get("sequence", 0))
-        if slot.note.get("status") != QUARANTINED:
+        slot = max(left, key=lambda slot: max(_number(slot.note), _number(slot.look.info)))
+        if slot.path in torn and slot.note.get("status") != QUARANTINED:
             self.pool.note(slot.path, QUARANTINED, {**slot.look.info, "reason": str(bad[slot.path])})
         return slot.path
 
@@ -203,15 +227,15 @@ class Slots:
             if notes[path].get("status") != HELD or notes[path].get("hash") != info["hash"]:
                 self.pool.note(path, HELD, info)
 
-    def _check_lease(self, unit: Unit, told: list[dict]) -> None:
-        leases = [one["lease"] for one in told if isinstance(one.get("lease"), dict)]
-        highest = max((one["fence"] for one in leases if type(one.get("fence")) is int), default=0)
-        if highest > self.lease.fence:
-            raise CheckpointError(
-                "A later session has taken this work over; this one writes no more",
-                where=f"run {unit.run}, phase {unit.phase}", got=f"fence {self.lease.fence}", wanted=f"{highest}",
-                next_step="stop this session",
-            )  # fmt: skip
+
+def _order(info: dict) -> tuple[int, int]:
+    """What a later session saved is later, whatever number one that was taken over gave to its own."""
+    return fence_of(info), info["sequence"]
+
+
+def _number(told: dict) -> int:
+    """The sequence number a container or a manifest tells; 0 when it tells none."""
+    return told["sequence"] if type(told.get("sequence")) is int else 0
 
 
 def kept_slots(good: dict[Path, dict], keep: int) -> tuple[set[Path], Path | None]:
