@@ -223,13 +223,15 @@ class Drive:
 
     def read(self, number: int, size: int, offset: int) -> bytes:
         handle = self.handles[number]
-        self.enter("read", handle.path, min(size, max(0, len(handle.file.data) - offset)))
+        faults = self.enter("read", handle.path, min(size, max(0, len(handle.file.data) - offset)))
+        size = max(1, size // 2) if "short" in faults else size
         with self.lock:
             return bytes(handle.file.data[offset : offset + size])
 
     def write(self, number: int, data: bytes, offset: int) -> int:
         handle = self.handles[number]
         faults = self.enter("write", handle.path, len(data))
+        data = data[: max(1, len(data) // 2)] if "short" in faults else data
         kept = b"" if "drop" in faults else data[: len(data) // 2] if "torn" in faults else data
 
         def change(file: File) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 # Beside the names of errno: what else may strike a call.
-HABITS = frozenset({"hang", "die", "slow", "drop", "torn", "duplicate", "scramble", "copy"})
+HABITS = frozenset({"hang", "die", "slow", "short", "drop", "torn", "duplicate", "scramble", "copy"})
 _COPY_CHUNK = 1 << 16
 _PLENTY = 15 * 10**9
 
@@ -22,7 +22,8 @@ class Rule:
         hang : the call does not return until it is released; then it is carried out
         die : the daemon is gone in the middle of this call
         slow : `rate` bytes/s, for read and write
-        drop : write says all went and keeps nothing; upload never happens
+        short : read and write do half of what was asked, and say so, as they may
+        drop : write and truncate say all went and keep nothing; upload never happens
         torn : write says all went and keeps half; upload leaves half in the cloud
         duplicate : upload leaves the old file and puts the new one beside it, under a name with (1)
         scramble : stat tells a time drawn by lot

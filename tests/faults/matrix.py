@@ -1,0 +1,152 @@
+"""Every fault at every file operation of save, rotate and load: what was struck, and who survived."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.faults.disk import Killed
+from tests.faults.rules import Rule
+from tests.faults.world import KEEP, World, check_goes_on, check_load, quiet
+
+ERRORS = ("ENOTCONN", "EIO", "ETIMEDOUT", "ESTALE", "EDQUOT", "ENOSPC")
+FULL = ("EDQUOT", "ENOSPC")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One column of the matrix.
+
+    rule, ops : what strikes, and which operations it can strike (all when empty).  lasting : from there on until the
+    action is over.  after : what becomes of the machine then ("", "late", "process", "machine").  upload : a fault that
+    strikes one upload of this machine's, drawn by lot.
+    """
+
+    name: str
+    rule: str
+    ops: tuple[str, ...] = ()
+    lasting: bool = False
+    after: str = ""
+    upload: str = ""
+
+
+FAULTS = (
+    *(Fault(name, name) for name in ERRORS),
+    *(Fault(f"{name} from here on", name, lasting=True) for name in ERRORS),
+    Fault("hang", "hang"),
+    Fault("hang, done late", "hang", after="late"),
+    Fault("short", "short", ("read", "write")),
+    Fault("write dropped", "drop", ("write", "truncate")),
+    Fault("write torn", "torn", ("write",)),
+    Fault("killed", "die", after="process"),
+    Fault("machine lost", "die", after="machine"),
+    Fault("lost, upload dropped", "die", after="machine", upload="drop"),
+    Fault("lost, upload torn", "die", after="machine", upload="torn"),
+    Fault("lost, two of one name", "die", after="machine", upload="duplicate"),
+)
+# action -> (saves before it, what it does)
+ACTIONS: dict[str, tuple[int, Callable[[World], object]]] = {
+    "save": (2, World.save),
+    "rotate": (KEEP + 4, World.save),
+    "load": (KEEP + 4, lambda world: check_load(world, faulty=True)),
+}
+
+
+@dataclass
+class Table:
+    """(action, operation, fault) -> how often it was struck, how often everything survived."""
+
+    struck: Counter = field(default_factory=Counter)
+    survived: Counter = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def run(table: Table, action: str, fault: Fault, index: int) -> None:
+    """The action with the fault at its operation number `index`; everything that must hold afterwards is checked."""
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        seed = index if fault.after == "machine" else 0
+        world = World(Path(folder), {"seed": seed, "uploads": 0.3 if fault.after == "machine" else 0.0})
+        try:
+            before, do = ACTIONS[action]
+            for _ in range(before):
+                assert world.save()
+            kind = strike(world, fault, do, index)
+            if kind is None:
+                return
+            cell = (action, kind, fault.name)
+            table.struck[cell] += 1
+            try:
+                check(world, fault)
+                table.survived[cell] += 1
+            except Exception as error:  # noqa: BLE001 - whatever went wrong is the finding
+                table.failures.append(f"{action}, {fault.name} at operation {index} ({kind}): {error!r}"[:300])
+        finally:
+            world.end()
+
+
+def strike(world: World, fault: Fault, do: Callable[[World], object], index: int) -> str | None:
+    """Do the action under the fault; the kind of the operation that was struck, None for one it cannot strike."""
+    drive, done = world.drive, len(world.drive.calls)
+    drive.faults.add(Rule(fault.rule, after=index, times=None if fault.lasting else 1))
+    if fault.upload:
+        drive.faults.add(Rule(fault.upload, ("upload",), after=index % 3, times=1))
+    world.step_before = world.step
+    world.escaped = None
+    try:
+        do(world)
+    except Killed:
+        pass
+    except Exception as error:  # noqa: BLE001 - judged in check
+        world.escaped = error
+    if len(drive.calls) <= done + index:
+        return None
+    kind = drive.calls[done + index].split()[0]
+    return kind if not fault.ops or kind in fault.ops else None
+
+
+def check(world: World, fault: Fault) -> None:
+    """The newest verified checkpoint loads, nothing verified was lost, training goes on."""
+    if world.escaped is not None:
+        raise world.escaped
+    kept = sorted(world.told)[-(2 if fault.rule in FULL else KEEP) :]
+    if fault.after == "machine":
+        world.new_machine()
+        kept = []
+    elif fault.after == "process":
+        world.new_process()
+    world.disk.heal()
+    if fault.after == "late":
+        world.save()
+        kept = sorted(world.told)[-KEEP:]
+        world.disk.wake()
+    lost = set(kept) - set(world.alive())
+    assert not lost, f"acknowledged and gone: {sorted(lost)} of {kept}"
+    check_load(world, faulty=False)
+    check_goes_on(world)
+    world.new_process()
+    check_load(world, faulty=False)
+
+
+def operations(action: str) -> int:
+    """How many file operations the action makes when nothing fails."""
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        world = World(Path(folder))
+        before, do = ACTIONS[action]
+        for _ in range(before):
+            world.save()
+        done = len(world.drive.calls)
+        with suppress(AssertionError):
+            do(world)
+        world.end()
+        return len(world.drive.calls) - done
+
+
+def cells(every: int = 1, offset: int = 0) -> Iterator[tuple[str, Fault, int]]:
+    """All (action, fault, operation); with `every`, each so-many-th, from a place that moves with the fault."""
+    for action in ACTIONS:
+        count = operations(action)
+        for number, fault in enumerate(FAULTS):
+            for index in range((number + offset) % every, count, every):
+                yield action, fault, index

@@ -1,0 +1,145 @@
+"""A small training on a faulty drive, and a ledger of what it was told is safe."""
+
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+
+from ml_factory.errors import FactoryError
+from ml_factory.runs import pool
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.seeding import generator
+from tests.faults.cloud import Cloud
+from tests.faults.disk import DriveDisk
+from tests.faults.drive import Drive
+
+KEEP, PHASE, SIZE = 3, "toy", 600
+
+
+@functools.cache
+def state_at(step: int) -> dict:
+    """The training's state after so many steps: momentum SGD on noise that is a function of the step."""
+    if step == 0:
+        return {"step": 0, "weights": np.zeros(SIZE), "momentum": np.zeros(SIZE)}
+    before = state_at(step - 1)
+    momentum = 0.9 * before["momentum"] + generator("toy", step).normal(size=SIZE)
+    return {"step": step, "weights": before["weights"] - 0.01 * momentum, "momentum": momentum}
+
+
+def check_state(state: dict) -> int:
+    """The step of a state that is exactly the training's after that many steps."""
+    wanted = state_at(state["step"])
+    for name in ("weights", "momentum"):
+        np.testing.assert_array_equal(state[name], wanted[name])
+    return state["step"]
+
+
+@dataclass
+class World:
+    """One machine after another over one cloud.
+
+    told : sequence -> (the slot's bytes, the step), for every save that was acknowledged as verified.
+    """
+
+    local: Path  # a real folder, for locks
+    settings: dict = field(default_factory=dict)  # of the drive
+    step: int = 0
+    told: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.drive = Drive(Cloud(), **self.settings)
+        self.new_process()
+
+    def new_process(self) -> None:
+        """Another process on the same machine: what the old one had open is closed, its memory is gone."""
+        for number in list(self.drive.handles):
+            self.drive.forget(number)
+        self.disk = DriveDisk(self.drive, self.local)
+        self.disk.heal()
+        self.manager = CheckpointManager(
+            self.local / "checkpoints", keep_last=KEEP, run="run", background=False, disk=self.disk
+        )
+
+    def new_machine(self) -> None:
+        """A machine that has what the cloud had received."""
+        self.drive = Drive(self.drive.cloud, **self.settings)
+        self.new_process()
+
+    def end(self) -> None:
+        self.disk.heal()
+        self.manager.close()
+
+    def save(self) -> bool:
+        """Train one step and save; whether it was acknowledged."""
+        self.step += 1
+        info = self.manager.save_checkpoint(PHASE, state_at(self.step), force=True)
+        if info is not None:
+            path = f"/{Path(info['path']).relative_to(self.local).as_posix()}"
+            self.told[info["sequence"]] = (bytes(self.drive.files[path].data), self.step)
+        return info is not None
+
+    def load(self) -> dict | None:
+        return self.manager.load_latest_checkpoint(PHASE)
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, or from the beginning."""
+        found = self.load()
+        self.step = check_state(found["state"]) if found else 0
+
+    def alive(self) -> dict[int, int]:
+        """sequence -> step of every acknowledged save whose bytes are on the drive, whole, under any name."""
+        contents = {bytes(file.data) for file in self.drive.files.values()}
+        return {number: step for number, (data, step) in self.told.items() if data in contents}
+
+
+def check_load(world: World, faulty: bool) -> None:
+    """What a load may answer: the newest, or, while the disk fails, an older one with a reason, or an error; a training
+    that has a checkpoint is never told to begin anew."""
+    alive = world.alive()
+    try:
+        found = world.load()
+    except FactoryError:
+        assert faulty, "a healthy disk refused to load"
+        return
+    if not alive:
+        return
+    assert found is not None, "told to begin anew although there are checkpoints"
+    step = check_state(found["state"])
+    if step < max(alive.values()):
+        assert faulty, f"step {step} loaded although {max(alive.values())} is there"
+        assert found["skipped"], "an older one, and no reason given"
+
+
+def check_goes_on(world: World) -> None:
+    """On a healed disk: two more steps are saved, each is the newest, numbers never come twice."""
+    world.resume()
+    for _ in range(2):
+        before = dict(world.told)
+        assert world.save(), "a healthy disk did not take a save"
+        newest = max(world.told)
+        assert newest not in before or before[newest] == world.told[newest], f"sequence {newest} came twice"
+        assert newest > max(before, default=0), f"sequence {newest} after {max(before)}"
+        found = world.load()
+        assert found["sequence"] == newest and check_state(found["state"]) == world.step
+    assert not {call.split()[0] for call in world.drive.calls} & {"remove", "rename"}, "something was deleted"
+
+
+@contextmanager
+def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
+    """No lines about saves that failed on purpose, and slots whose names are the same every time."""
+    log, numbers = logging.getLogger("ml_factory"), count(1)
+    before = log.level
+    log.setLevel(level)
+    names = SimpleNamespace(token_hex=lambda size: f"{next(numbers):0{2 * size}x}")
+    try:
+        with mock.patch.object(pool, "secrets", names):
+            yield
+    finally:
+        log.setLevel(before)
