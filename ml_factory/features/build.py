@@ -42,8 +42,10 @@ FAMILIES: dict[str, Family] = {
 NEEDS_VOLUME = ("volume",)
 
 # Bars of a frame before its first row is used: every window is full. On the base frame a recursion's start weighs
-# under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and need some 80
-# more to forget even odds: until then trend_probability may be most of a deviation off, wild_probability a tenth.
+# under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and forget even
+# odds by bar 190: in a file's first rows trend_probability may be 0.8 of a deviation off, wild_probability 0.3, though
+# never by what came later (tests/features/test_warmup.py). A live feed that must give the file's rows waits for
+# `warmup_bars`, after which all are within 1e-6.
 FIRST_BARS = {"base": 320, "coarse": 110}
 # Bars of a frame after which a cold start is within 1e-6 of a column's deviation.
 MEMORY_BARS = {"base": 640, "coarse": 320}
