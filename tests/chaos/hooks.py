@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos import slots_child
+from tests.chaos import half_writes
 from tests.chaos.death import die, note
 
 Around = Callable[[Callable], Callable]
@@ -70,8 +70,11 @@ def install(hooks: Hooks) -> None:
     _work(hooks)
     _kept_otherwise(hooks)
     if hooks.kill and hooks.kill.event == "chunk":
-        os.environ[slots_child.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        sys.modules["ml_factory.runs.mount_io"]._START = slots_child.START
+        half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
+        os.environ[half_writes.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
+        sys.modules["ml_factory.runs.mount_io"]._START = half_writes.START
+        if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
+            sys.modules["ml_factory.runs.checkpoints"]._SMALL = 0
 
 
 def wrap_everywhere(module: str, name: str, around: Around) -> None:
