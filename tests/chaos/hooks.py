@@ -158,15 +158,13 @@ def _files(hooks: Hooks) -> None:
 
 def _work(hooks: Hooks) -> None:
     from ml_factory.datasets.store import Store
-    from ml_factory.models import tabular, tabular_catboost, tabular_lightgbm, tabular_xgboost
+    from ml_factory.models.tabular import Grower
     from ml_factory.targets import barrier_search
     from ml_factory.training.order import Order
 
     wrap_method(Order, "positions", before(hooks, "step"))
-    for module in (tabular_catboost, tabular_lightgbm, tabular_xgboost):
-        for kind in vars(module).values():
-            if isinstance(kind, type) and issubclass(kind, tabular.Grower) and kind is not tabular.Grower:
-                wrap_method(kind, "grow", before(hooks, "block"))
+    for kind in Grower.__subclasses__():
+        wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "judge", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
         wrap_method(Store, name, before(hooks, "part"))
