@@ -3,16 +3,17 @@
     header   magic, version, sizes of the info and of the payload
     info     JSON: run, phase, sequence, saved_at, metrics, lease; first, so that a torn file still says whose it is
     payload  the state's bytes, from a multiple of 64 on
-    footer   SHA-256 of everything above, sequence, size of the file, end mark
+    footer   hash of everything above, sequence, size of the file, end mark
 
-A file overwritten in place and cut off anywhere fails at least one of: end mark, sizes, sequence, hash.
+The hash is SHA-256 over the SHA-256 of each 16 MiB: pieces that two cores take in turn. A file overwritten in place and
+cut off anywhere fails at least one of: end mark, sizes, sequence, hash.
 """
 
 import hashlib
 import json
 import struct
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ _HEADER = struct.Struct("<8sIIQ")
 _FOOTER = struct.Struct("<32sQQ8s")
 _ALIGN = 64
 _CHUNK = 1 << 22
-_HASHED_ALONGSIDE = 1 << 23  # larger payloads are hashed while they are written
+_PIECE = 1 << 24
+_THREADS = 2
 _LARGEST_INFO = 1 << 24
 # First bytes of files people mistake for a checkpoint, and that must never be opened as one.
 _FOREIGN = {b"PK": "a zip archive, as torch.save writes", b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive"}
@@ -76,11 +78,11 @@ def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> d
         found = _frame(source_disk, old)
         _check(found)
         with disk_errors(path, lambda: found.size), _opened(disk, path, True) as new, _emptied_on_error(disk, new):
-            seen, offset = hashlib.sha256(), 0
+            seen, offset = PieceHash(), 0
             for chunk in _chunks(source_disk, old, found.size - _FOOTER.size):
                 seen.update(chunk)
                 offset += _write(disk, new, chunk, offset)
-            if seen.hexdigest() != found.hash:
+            if seen.digest().hex() != found.hash:
                 disk.truncate(new, 0)
                 raise _torn()
             _write(disk, new, _FOOTER.pack(seen.digest(), found.info["sequence"], found.size, _END), offset)
@@ -103,13 +105,8 @@ def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dic
     with disk_errors(path), _opened(disk, path) as file:
         found = _frame(disk, file)
         _check(found)
-        seen, offset = hashlib.sha256(), 0
-        for chunk in _chunks(disk, file, found.size - _FOOTER.size):
-            seen.update(chunk)
-            if into is not None:
-                into += chunk[max(0, found.start - offset) :]
-            offset += len(chunk)
-    if seen.hexdigest() != found.hash:
+        seen = _read_and_hash(disk, file, found, into)
+    if seen != found.hash:
         raise _torn()
     return {**found.info, "bytes": found.size, "hash": found.hash}
 
@@ -137,21 +134,70 @@ def _head(info: dict, payload_size: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, len(text), payload_size) + text
 
 
+class PieceHash:
+    """The hash of a container's content, fed in order."""
+
+    def __init__(self):
+        self._done, self._piece, self._left = b"", hashlib.sha256(), _PIECE
+
+    def update(self, data: memoryview) -> None:
+        while data:
+            part, data = data[: self._left], data[self._left :]
+            self._piece.update(part)
+            self._left -= len(part)
+            if not self._left:
+                self._done, self._piece, self._left = self._done + self._piece.digest(), hashlib.sha256(), _PIECE
+
+    def digest(self) -> bytes:
+        return hashlib.sha256(self._done + (self._piece.digest() if self._left < _PIECE else b"")).digest()
+
+
 def _write_and_hash(disk: Disk, file: int, head: bytes, payload: memoryview) -> bytes:
-    """Header, info and payload to the file; large ones are hashed by a second thread meanwhile."""
-    seen = hashlib.sha256(head)
-    aside = threading.Thread(target=seen.update, args=(payload,))
-    if len(payload) > _HASHED_ALONGSIDE:
-        aside.start()
-    else:
-        seen.update(payload)
-    try:
+    """Header, info and payload to the file; what is larger than a piece is hashed by other threads meanwhile."""
+    size = len(head) + len(payload)
+
+    def piece(start: int) -> bytes:
+        seen = hashlib.sha256(head[start : start + _PIECE])
+        seen.update(payload[max(0, start - len(head)) : max(0, start + _PIECE - len(head))])
+        return seen.digest()
+
+    def write() -> None:
         _write(disk, file, head, 0)
         _write(disk, file, payload, len(head))
-    finally:
-        if aside.ident is not None:
-            aside.join()
-    return seen.digest()
+
+    if size <= _PIECE:
+        write()
+        return hashlib.sha256(piece(0)).digest()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        digests = threads.map(piece, range(0, size, _PIECE))
+        write()
+        return hashlib.sha256(b"".join(digests)).digest()
+
+
+def _read_and_hash(disk: Disk, file: int, found: Look, into: bytearray | None) -> str:
+    """The hash of what the file holds; the payload goes to `into`, straight from the disk."""
+    if into is not None:
+        into += bytes(found.payload)
+    size, view = found.start + found.payload, None if into is None else memoryview(into)
+
+    def piece(start: int) -> bytes:
+        seen, spare, stop = hashlib.sha256(), memoryview(bytearray(min(size, _CHUNK))), min(start + _PIECE, size)
+        while start < stop:
+            inside = start >= found.start  # of the payload
+            count = min(len(spare), (stop if inside else min(stop, found.start)) - start)
+            at = start - found.start
+            chunk = view[at : at + count] if inside and view is not None else spare[:count]
+            came = disk.read(file, chunk, start)
+            if not came:
+                raise CheckpointError("it became shorter while it was read")
+            seen.update(chunk[:came])
+            start += came
+        return seen.digest()
+
+    if size <= _PIECE:
+        return hashlib.sha256(piece(0)).hexdigest()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return hashlib.sha256(b"".join(threads.map(piece, range(0, size, _PIECE)))).hexdigest()
 
 
 def _settle(disk: Disk, file: int, size: int) -> None:

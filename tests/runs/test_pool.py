@@ -1,6 +1,7 @@
 """One pool of slots for everything in a workspace: bounded, shared, never deleted from."""
 
 import errno
+import hashlib
 import random
 import threading
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError
+from ml_factory.runs import containers
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
@@ -168,15 +170,16 @@ def test_sessions_on_different_models_share_the_pool(tmp_path):
     assert not failures and len(list(tmp_path.glob("slot-*.ckpt"))) <= 15
 
 
-def test_who_was_taken_over_writes_no_more(tmp_path, caplog):
-    old, new = (written(tmp_path, lease=Lease(name, fence)) for name, fence in (("old", 1), ("new", 2)))
-    with old, new:
-        assert old.save_checkpoint("p", state(1), force=True)["lease"] == {"session": "old", "fence": 1}
-        assert new.save_checkpoint("p", state(2), force=True)
-        before = {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")}
-        assert old.save_checkpoint("p", state(3), force=True) is None and "taken" in caplog.text
-        assert {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")} == before
-        assert old.save_checkpoint("q", state(3), force=True)  # other work is its own
+def test_who_was_taken_over_writes_no_more(tmp_path):
+    old, new = (Slots(Pool(tmp_path), Lease(name, fence)) for name, fence in (("old", 1), ("new", 2)))
+    unit, info = Unit("r", "p"), {"metrics": {}}
+    assert old.write(unit, 3, info, b"1")["lease"] == {"session": "old", "fence": 1}
+    new.write(unit, 3, info, b"2")
+    before = {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")}
+    with pytest.raises(CheckpointError, match="taken"):
+        old.write(unit, 3, info, b"3")
+    assert {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")} == before
+    old.write(Unit("r", "q"), 3, info, b"4")  # other work is its own
 
 
 def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
@@ -190,3 +193,20 @@ def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
     with pytest.raises(CheckpointError, match="hash"):
         there.copy_in(unit, 3, saved["path"])
     assert [one["sequence"] for one in there.survey(unit)[0].values()] == [1]
+
+
+def test_content_is_hashed_alike_in_pieces_in_threads_and_in_order(tmp_path, monkeypatch):
+    """By hand: SHA-256 over the SHA-256 of each piece of everything before the footer."""
+    monkeypatch.setattr(containers, "_PIECE", 1000)
+    monkeypatch.setattr(containers, "_CHUNK", 300)
+    disk, info = Disk(), {"sequence": 1}
+    for size in (0, 1, 935, 936, 937, 1936, 20_000):  # the header and its info take 64 bytes
+        payload = random.Random(size).randbytes(size)
+        saved = containers.write_container(disk, tmp_path / "a", info, payload)
+        content = (tmp_path / "a").read_bytes()[:-56]
+        pieces = [content[i : i + 1000] for i in range(0, len(content), 1000)]
+        by_hand = hashlib.sha256(b"".join(hashlib.sha256(piece).digest() for piece in pieces)).hexdigest()
+        into = bytearray()
+        assert saved["hash"] == by_hand == containers.read_container(disk, tmp_path / "a", into)["hash"]
+        assert into == payload and content.endswith(payload)
+        assert containers.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand
