@@ -243,7 +243,10 @@ class Tabular(Estimator, ABC):
         Their sum is the score whose softmax `predict_proba` gives (Lundberg et al. 2020 for trees, computed by the
         libraries; for the linear model the part of a feature against its mean).
         """
-        return np.asarray(self._contributions(self._asked(x)), dtype=np.float64)
+        x = self._asked(x)
+        if not len(x):
+            return np.empty((0, 3, self.n_features + 1))
+        return np.asarray(self._contributions(x), dtype=np.float64)
 
     def _asked(self, x) -> np.ndarray:
         """x as this fitted model reads it."""

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import catboost
-import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
@@ -59,8 +58,6 @@ class CatBoost(Tabular):
         return self._predictor.get_feature_importance(type="PredictionValuesChange")
 
     def _contributions(self, x):
-        if not len(x):
-            return np.empty((0, 3, self.n_features + 1))
         return self._predictor.get_feature_importance(
             catboost.Pool(x), type="ShapValues", thread_count=self.settings.thread_count
         )

@@ -86,9 +86,7 @@ class BinnedData:
         Raises FactoryError while another fit, in another thread, has them.
         """
         if not self._lock.acquire(blocking=False):
-            raise FactoryError(
-                "These rows are in another fit's hands", where="BinnedData", next_step="use one a thread"
-            )
+            raise FactoryError("Another fit has these rows", where="BinnedData", next_step="use one for each thread")
         try:
             if self._kept.get(library, (None,))[0] != identity:
                 self._kept.pop(library, None)  # before the new one is built: never two in memory

@@ -30,13 +30,7 @@ class LightGBM(Tabular):
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:
             bins.append(bins[0].create_valid(valid.x, valid.target, weight=valid.weight, params=params))
-        try:
-            return [part.construct() for part in bins]
-        except lgb.basic.LightGBMError as error:
-            raise FactoryError(
-                "LightGBM cannot use these rows here", where=f"device={spec.device}", got=str(error)[:200],
-                next_step="use device='cpu'" if self._on_gpu(spec) else "look at the rows",
-            ) from error  # fmt: skip
+        return [part.construct() for part in bins]
 
     def _device(self, spec: BoosterSpec) -> dict:
         return {"device_type": "cuda" if self._on_gpu(spec) else "cpu", "num_threads": spec.thread_count}
@@ -125,7 +119,7 @@ class _Grower(Grower):
             dataset.set_field("init_score", score.ravel(order="F") if first else None)
         # Not `seed`: it would set the seed of the bins too, and LightGBM would bin the rows again.
         seeds = {"bagging_seed": seed, "feature_fraction_seed": derive_seed(seed, "columns")}
-        booster = lgb.Booster({**self.params, **seeds}, self.bins[0])
+        booster = self._started({**self.params, **seeds})
         for dataset in self.bins[1:]:
             booster.add_valid(dataset, "valid")
         losses = [self._round(booster) for _ in range(first, until)]
@@ -135,6 +129,16 @@ class _Grower(Grower):
         self._add(text.trees)
         self.text = ModelText(self.text.head, self.text.trees + text.trees, self.text.tail) if self.text else text
         return [train for train, _ in losses], [valid for _, valid in losses if valid is not None]
+
+    def _started(self, params: dict) -> lgb.Booster:
+        try:
+            return lgb.Booster(params, self.bins[0])
+        except lgb.basic.LightGBMError as error:
+            if params["device_type"] == "cpu":
+                raise
+            raise FactoryError(
+                "This LightGBM cannot use a GPU", got=str(error).splitlines()[0][:200], next_step="use device='cpu'"
+            ) from error
 
     def _round(self, booster: lgb.Booster) -> tuple[float, float | None]:
         """One more tree a class; where no split is worth it LightGBM adds none, and the losses stay."""

@@ -7,10 +7,10 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
-from ml_factory.models import tabular_catboost
+from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model
-from ml_factory.models.tabular import BoosterSpec
-from ml_factory.models.tabular_data import Rows
+from ml_factory.models.tabular import BoosterSpec, patience_end
+from ml_factory.models.tabular_data import BinnedData, Rows, reweighed
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -156,3 +156,133 @@ def test_catboost_takes_more_rounds_than_it_chooses_its_settings_by(data):
     """A training told 200 rounds has other settings than one told 190, and would refuse its snapshot."""
     _, result = fit("catboost", data, rounds=210, patience=0, learning_rate=0.01)
     assert len(result.history) == 21
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_scores_kept_by_blocks_are_those_of_the_whole_model_to_the_bit(name, data):
+    """What blocks start from, what a restored grower starts from, and what the finished model says of the rows."""
+    x, y, w = data
+    model = build_model(name, **{**PLAIN, "row_sample": 0.7, "column_sample": 0.7, "learning_rate": 0.3})
+    rows = [Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:])]
+
+    def grower():
+        return model._open(model.settings, *rows, model._bin(model.settings, *rows))
+
+    first, again = grower(), grower()
+    for block in range(4):
+        first.grow(10 * block, 10 * block + 10, seed=block)
+    again.restore(first.part(), 40)
+    kept = [getattr(one, {"xgboost": "margins", "lightgbm": "scores"}[name]) for one in (first, again)]
+    for one, other in zip(*kept, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if name == "xgboost":
+        said = xgb.Booster(model_file=bytearray(first.model(40))).predict(xgb.DMatrix(x), output_margin=True)
+    else:
+        said = lgb.Booster(model_str=first.model(40).decode()).predict(x, raw_score=True)
+    np.testing.assert_array_equal(np.concatenate(kept[0]), said)
+
+
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_patience_counts_across_blocks(name, data):
+    """Without sampling, trees do not depend on blocks; nor does where training would have stopped."""
+    best = [
+        fit(name, data, rounds=80, learning_rate=0.5, patience=7, block=block)[1].best_round for block in (80, 10, 4, 1)
+    ]
+    assert len(set(best)) == 1 and best[0] < 60
+
+
+def test_where_patience_ends():
+    assert patience_end([3, 2, 2.5, 2.6, 1], 2) == 4  # the better fifth round came too late
+    assert patience_end([3, 2, 2.5, 1.9, 2.0], 2) is None
+    assert patience_end([3, 2, 2, 2], 2) == 4  # no better is no better
+    assert patience_end([3, 4, 5, 6], 0) is None and patience_end([], 3) is None
+
+
+@pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
+def test_bins_are_built_once_a_fold_and_change_nothing(name, data):
+    x, y, w = data
+    settings = {"rounds": 12, "threads": 1}
+    trials = [{"seed": 1}, {"seed": 2}, {"seed": 1, "l2": 5.0}]
+    if name != "linear":
+        trials.append({"depth": 2, "min_leaf": 60.0, "row_sample": 0.5})
+    shared = BinnedData()
+
+    def said(trial, binned, rows=slice(450)):
+        model = build_model(name, **settings, **trial)
+        model.fit(x[rows], y[rows], w[rows], validation=(x[450:], y[450:], w[450:]), binned=binned)
+        return model.predict_proba(x)
+
+    for trial in trials:
+        np.testing.assert_array_equal(said(trial, shared), said(trial, None))
+    assert shared.builds == 1
+    other = slice(0, 440)  # another fold
+    np.testing.assert_array_equal(said(trials[0], shared, other), said(trials[0], None, other))
+    assert shared.builds == 2
+
+
+def test_bins_serve_one_fit_at_a_time(data):
+    x, y, w = data
+    shared, model = BinnedData(), build_model("lightgbm", **PLAIN)
+    with shared.lease("lightgbm", {}, list), pytest.raises(FactoryError, match="Another fit has these rows"):
+        model.fit(x, y, w, binned=shared)
+    model.fit(x, y, w, binned=shared)
+
+
+def test_balanced_classes_weigh_the_same_by_training_rows_alone():
+    train = Rows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6]))
+    valid = Rows(np.zeros((3, 1)), np.array([0, 1, 2]), np.ones(3))
+    balanced, judged = reweighed(train, valid, "balanced")
+    # Total weight 12, so 4 a class: classes weigh 4, 2 and 6.
+    np.testing.assert_allclose(balanced.weight, [1, 1, 2, 2, 2, 4])
+    np.testing.assert_allclose(judged.weight, [1, 2, 4 / 6])
+    assert reweighed(train, valid, "none") == (train, valid)
+    absent, judged = reweighed(Rows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced")
+    np.testing.assert_allclose(absent.weight, [0.75, 0.75, 1.5, 1.5, 1.5])
+    np.testing.assert_allclose(judged.weight, [0.75, 1.5, 1])
+
+
+@pytest.mark.parametrize("name", [*BOOSTERS, "linear"])
+def test_class_weights_are_sample_weights(name, data):
+    x, y, w = data
+    w = np.where(y == 0, w / 5, w)
+    rows = reweighed(Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:]), "balanced")
+    p = []
+    for how, weight in (("none", np.concatenate([part.weight for part in rows])), ("balanced", w), ("none", w)):
+        model = build_model(name, rounds=20, threads=1, class_weight=how)
+        model.fit(x[:450], y[:450], weight[:450], validation=(x[450:], y[450:], weight[450:]))
+        p.append(model.predict_proba(x))
+    np.testing.assert_array_equal(p[0], p[1])
+    assert p[1][:, 1].mean() > p[2][:, 1].mean() + 0.05
+    with pytest.raises(SettingsError, match=r"\[class_weight\]"):
+        build_model(name, class_weight="even")
+
+
+def test_a_gpu_is_asked_for_by_name_and_marked(monkeypatch):
+    models = {name: build_model(name, device="auto") for name in BOOSTERS}
+    monkeypatch.setattr(tabular, "gpu_present", lambda: False)
+    assert not any(model._on_gpu(model.settings) for model in models.values())
+    monkeypatch.setattr(tabular, "gpu_present", lambda: True)
+    assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost", "catboost"]
+    assert models["xgboost"]._promises(models["xgboost"].settings) == [
+        "device: xgboost on a GPU is not promised to the bit"
+    ]
+    assert "does not sample columns" in models["catboost"]._promises(models["catboost"].settings)[1]
+    assert not build_model("xgboost")._on_gpu(BoosterSpec())
+    with pytest.raises(SettingsError, match=r"\[device\]"):
+        BoosterSpec(device="tpu")
+
+
+def test_a_gpu_that_is_not_there_is_told(data):
+    x, y, w = data
+    with pytest.raises(FactoryError, match="device='cpu'"):
+        build_model("lightgbm", device="cuda", threads=1).fit(x, y, w)
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
+def test_where_no_split_is_worth_it_rounds_go_on(name, data):
+    x, y, w = data
+    model = build_model(name, rounds=30, patience=0, min_leaf=1000.0, threads=1)
+    result = model.fit(x, y, w, validation=(x, y, w))
+    assert len(result.history) == 3
+    p = model.predict_proba(x)
+    np.testing.assert_allclose(p, np.broadcast_to(p[0], p.shape))

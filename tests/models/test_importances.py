@@ -1,0 +1,73 @@
+"""What a feature is worth: permuted against a hand-made model, gain and SHAP values against the libraries' promise."""
+
+import numpy as np
+import pytest
+
+from ml_factory.models.contract import Estimator
+from ml_factory.models.importances import importance_table, permutation_importances
+from ml_factory.models.registry import build_model
+
+TABULAR = ("xgboost", "lightgbm", "catboost", "linear")
+
+
+class ByFirst(Estimator):
+    """Says 0.8 for the sign of the first feature, 0.1 for the others; reads nothing else."""
+
+    def predict_proba(self, x):
+        p = np.full((len(x), 3), 0.1)
+        p[np.arange(len(x)), np.where(x[:, 0] > 0, 2, 0)] = 0.8
+        return p
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 5)).astype(np.float32)
+    return x, np.digitize(2 * x[:, 1] + x[:, 3] + 0.5 * rng.normal(size=600), [-0.8, 0.8]) - 1, rng.uniform(0.2, 2, 600)
+
+
+def test_permuting_costs_what_a_hand_counts():
+    x = np.random.default_rng(1).normal(size=(4_000, 3)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 1, -1)
+    before = x.copy()
+    rise, spread = permutation_importances(ByFirst(), x, y, repeats=5)
+    # Half of the permuted rows get the other sign: their loss goes from -log 0.8 to -log 0.1.
+    np.testing.assert_allclose(rise, [0.5 * np.log(8), 0, 0], atol=0.03)
+    assert 0 < spread[0] < 0.05 and (spread[1:] == 0).all()
+    np.testing.assert_array_equal(x, before)
+    some, _ = permutation_importances(ByFirst(), x, y, columns=[2, 0], repeats=5)
+    np.testing.assert_array_equal(some, rise[[2, 0]])
+    weighed, _ = permutation_importances(ByFirst(), x, y, np.where(np.arange(4_000) < 2_000, 1, 0), repeats=5)
+    assert weighed[0] != rise[0]
+
+
+@pytest.mark.parametrize("name", TABULAR)
+def test_the_features_that_tell_come_first(name, data):
+    x, y, w = data
+    settings = {"rounds": 30, "threads": 1, **({} if name == "linear" else {"depth": 3, "learning_rate": 0.2})}
+    model = build_model(name, **settings)
+    model.fit(x[:450], y[:450], w[:450])
+    gain = model.importances()
+    assert gain.shape == (5,) and gain.sum() == pytest.approx(1) and list(np.argsort(-gain)[:2]) == [1, 3]
+    table = importance_table(model, list("abcde"), x[450:], y[450:], w[450:], top=3, rows=100)
+    assert list(table.index[:2]) == ["b", "d"] and len(table) == 3
+    assert table["permuted"].iloc[0] > table["permuted"].iloc[1] > abs(table["permuted"].iloc[2])
+    np.testing.assert_array_equal(table["gain"], np.sort(gain)[::-1][:3])
+    again = build_model(name).load_state(model.get_state())
+    np.testing.assert_array_equal(again.importances(), gain)
+
+
+@pytest.mark.parametrize("name", TABULAR)
+def test_shap_values_add_up_to_the_score(name, data):
+    x, y, w = data
+    model = build_model(name, rounds=20, threads=1)
+    model.fit(x, y, w)
+    parts = model.contributions(x[:50])
+    assert parts.shape == (50, 3, 6) and parts.dtype == np.float64
+    score = np.exp(parts.sum(axis=2))
+    np.testing.assert_allclose(score / score.sum(axis=1, keepdims=True), model.predict_proba(x[:50]), atol=1e-5)
+    assert model.contributions(x[:0]).shape == (0, 3, 6)
+
+
+def test_a_network_has_no_gains(data):
+    assert importance_table(ByFirst(), list("abcde"), *data).empty
