@@ -1,0 +1,129 @@
+"""The TFT's batched variables against one network a variable, written out; what its attention may see."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ml_factory.errors import SettingsError
+from ml_factory.models import gating
+from ml_factory.models.gating import EPS, GRN, InterpretableAttention, VariableSelection
+from ml_factory.models.heads import Forecast
+from ml_factory.models.tft import TFT, TFTSpec
+
+B, T, V, D = 3, 7, 5, 8
+
+
+class Literal(nn.Module):
+    """Section 4.2 as it stands: an embedding and a gated residual network for each variable, in a loop."""
+
+    def __init__(self, ours: VariableSelection):
+        super().__init__()
+        self.ours = ours
+
+    def forward(self, x_BTV, context_B1D=None):
+        ours = self.ours
+        embedded = [x_BTV[..., v : v + 1] * ours.scale_VD[v] + ours.shift_VD[v] for v in range(V)]
+        weight_BTV = ours.joint(torch.cat(embedded, dim=-1), context_B1D).softmax(dim=-1)
+        chosen_BTD = 0
+        for v, one in enumerate(embedded):
+            inner = functional.elu(functional.linear(one, ours.outer_VDD[v], ours.outer_VD[v]))
+            inner = functional.linear(inner, ours.inner_VDD[v], ours.inner_VD[v])
+            passed, door = functional.linear(inner, ours.gate_VGD[v], ours.gate_VG[v]).chunk(2, dim=-1)
+            said = functional.layer_norm(one + passed * door.sigmoid(), (D,), ours.norm_VD[v], ours.bias_VD[v], eps=EPS)
+            chosen_BTD = chosen_BTD + weight_BTV[..., v : v + 1] * said
+        return chosen_BTD, weight_BTV
+
+
+def selection(context=0):
+    torch.manual_seed(0)
+    ours = VariableSelection(V, D, context, dropout=0.0, each_dropout=0.0)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return ours
+
+
+@pytest.mark.parametrize("context", [0, D])
+@pytest.mark.parametrize("piece", [10**6, 3 * V * D])
+def test_batched_variables_are_one_network_a_variable(context, piece, monkeypatch):
+    """Outputs and gradients; also when a CPU takes the rows in pieces."""
+    monkeypatch.setattr(gating, "PIECE", piece)
+    ours, x_BTV = selection(context), torch.randn(B, T, V)
+    context_B1D = torch.randn(B, 1, D) if context else None
+    direction_BTD, gradients = torch.randn(B, T, D), []
+    outputs = []
+    for network in (ours, Literal(ours)):
+        chosen_BTD, weight_BTV = network(x_BTV, context_B1D)
+        outputs.append((chosen_BTD, weight_BTV))
+        gradients.append(torch.autograd.grad((chosen_BTD * direction_BTD).sum(), list(ours.parameters())))
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+    assert torch.allclose(outputs[0][1].sum(-1), torch.ones(B, T))
+
+
+def test_dropout_inside_the_variables_leaves_the_mean_and_is_off_in_evaluation():
+    plain, x_BTV = selection(), torch.randn(B, T, V)
+    dropping = VariableSelection(V, D, 0, dropout=0.0, each_dropout=0.5)
+    dropping.load_state_dict(plain.state_dict())
+    assert not torch.allclose(dropping(x_BTV)[0], plain(x_BTV)[0], atol=1e-3)
+    torch.testing.assert_close(dropping.eval()(x_BTV)[0], plain(x_BTV)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_one_variable_is_chosen_whole():
+    chosen_BTD, weight_BTV = VariableSelection(1, D, 0, 0.0, 0.0)(torch.randn(B, T, 1))
+    assert (weight_BTV == 1).all() and chosen_BTD.shape == (B, T, D)
+
+
+def test_the_gated_residual_network_by_hand():
+    """Equations 2 to 5 with a context, in NumPy's terms."""
+    torch.manual_seed(0)
+    grn = GRN(4, D, outputs=3, context=2)
+    x, c = torch.randn(6, 4), torch.randn(6, 2)
+    eta2 = functional.elu(x @ grn.outer.weight.T + grn.outer.bias + c @ grn.context.weight.T)
+    eta1 = eta2 @ grn.inner.weight.T + grn.inner.bias
+    both = eta1 @ grn.gate.linear.weight.T + grn.gate.linear.bias
+    total = x @ grn.skip.weight.T + grn.skip.bias + both[:, :3] / (1 + torch.exp(-both[:, 3:]))
+    centred = total - total.mean(1, keepdim=True)
+    expected = centred / (centred.square().mean(1, keepdim=True) + EPS).sqrt()
+    torch.testing.assert_close(grn(x, c), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_attention_sees_itself_and_what_was_before():
+    torch.manual_seed(0)
+    layer, x_BUD = InterpretableAttention(D, 2, positions=9, asking=4), torch.randn(B, 9, D)
+    before, share_BSU = layer(x_BUD)
+    assert torch.allclose(share_BSU.sum(-1), torch.ones(B, 4))
+    assert (share_BSU[:, 1, :7] > 0).all() and (share_BSU[:, 1, 7:] == 0).all()
+    x_BUD[:, 7:] += 5
+    after, _ = layer(x_BUD)
+    assert torch.equal(after[:, :2], before[:, :2]) and not torch.allclose(after[:, 2], before[:, 2])
+
+
+def test_a_step_ahead_does_not_read_later_known_inputs():
+    torch.manual_seed(0)
+    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=2)).eval()
+    x_BTF, known_BSK = torch.randn(B, T, V), torch.randn(B, 4, 2)
+    before = network(x_BTF, known_BSK)
+    known_BSK[:, 2:] += 3
+    after = network(x_BTF, known_BSK)
+    torch.testing.assert_close(after[:, :2], before[:, :2], atol=1e-6, rtol=1e-6)
+    assert (after[:, 2:] - before[:, 2:]).abs().max() > 1e-3
+
+
+def test_what_it_looked_at_is_told():
+    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=2, static=3))
+    told = network.explain(torch.randn(B, T, V), torch.randn(B, 4, 2), torch.randn(B, 3))
+    shapes = {"past_BTF": (B, T, V), "future_BSK": (B, 4, 2), "static_BV": (B, 3), "attention_BSU": (B, 4, T + 4)}
+    for name, shape in shapes.items():
+        share = getattr(told, name)
+        assert share.shape == shape and not share.requires_grad, name
+        torch.testing.assert_close(share.sum(-1), torch.ones(shape[:-1]), atol=1e-5, rtol=1e-5)
+    told = TFT(V, T, 3, TFTSpec(width=D)).explain(torch.randn(B, T, V))
+    assert told.future_BSK is None and told.static_BV is None and told.attention_BSU.shape == (B, 1, T)
+
+
+@pytest.mark.parametrize("settings", [{"width": 0}, {"heads": 3}, {"static": -1}, {"each_dropout": 1.0}])
+def test_settings_check_themselves(settings):
+    with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
+        TFTSpec(**settings)
