@@ -125,11 +125,12 @@ def audit(
     horizon: Annotated[list[int] | None, typer.Option("--horizon", help="Several times; empty: all prepared.")] = None,
     cuts: Annotated[int | None, typer.Option(help="Moments to try; empty: 50, the full form.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Also what was proved before.")] = False,
+    model: Annotated[list[str] | None, typer.Option("--model", help="Tried on a sample; empty: xgboost, lstm.")] = None,
     as_json: Json = False,
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
     with _phases(as_json):
-        result = pipeline.audit(Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh)
+        result = pipeline.audit(Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh, models=model)
     _tell(result, as_json)
     if not result.passed:
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
-from ml_factory.units.auditing import audit_data
+from ml_factory.units.auditing import MODELS, audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
@@ -79,7 +79,7 @@ _log = logging.getLogger("ml_factory")
 @pushed_after
 def audit(
     workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
-    fresh: bool = False, progress: Callable[[int, int], None] | None = None,
+    fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
 ) -> AuditResult:  # fmt: skip
     """Prove that nothing prepared, and nothing learnt from it, looks ahead; the certificate lets the others begin.
 
@@ -89,8 +89,11 @@ def audit(
 
     horizons : default: all that are prepared.  cuts : default 50; fewer are the quick form.
     progress : called with (builds done, builds in all).
+    models : those tried on a small sample; default: a booster and a network (xgboost, lstm).
     """
-    return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress)
+    for name in models or ():
+        spec_of(name)
+    return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress, models or MODELS)
 
 
 @pushed_after

@@ -10,7 +10,7 @@ import pytest
 from ml_factory import __main__, pipeline
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
-from ml_factory.errors import NotPreparedError
+from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.leakage import subject
 from ml_factory.leakage.certificate import place_of, read_certificate
 from ml_factory.runs.workspace import Workspace
@@ -96,9 +96,10 @@ def test_appended_bars_need_only_their_part_proved(tmp_path):
     assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
 
 
-def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch):
+@pytest.mark.parametrize("model", auditing.MODELS)
+def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
     data = load_dataset(prepared, "DEMO", 5)
-    assert auditing.leaks_of_training(data) == []
+    assert auditing.leaks_of_training(data, model) == []
     honest = auditing.fit_holdout
 
     def stops_on_test(workspace, part, *given, **options):
@@ -106,5 +107,15 @@ def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch):
         return honest(workspace, replace(part, splits=splits), *given, **options)
 
     monkeypatch.setattr(auditing, "fit_holdout", stops_on_test)
-    leaks = auditing.leaks_of_training(data)
-    assert leaks and all(leak.column.startswith("trained model") for leak in leaks)
+    leaks = auditing.leaks_of_training(data, model)
+    assert leaks and all(leak.column.startswith(f"trained {model}") for leak in leaks)
+
+
+@pytest.mark.parametrize("model", ["linear", "tcn"])
+def test_any_family_can_be_tried(prepared, model):
+    assert auditing.leaks_of_training(load_dataset(prepared, "DEMO", 5), model) == []
+
+
+def test_an_unknown_family_is_refused_before_anything_is_built(prepared):
+    with pytest.raises(SettingsError, match="did you mean 'lightgbm'"):
+        pipeline.audit(prepared, "DEMO", cuts=2, models=["lightgbn"])
