@@ -35,7 +35,8 @@ Hashes = dict[str, str]
 
 def settings_of(model: str) -> dict:
     """Small ones, with sampling, dropout and no patience: what makes an inexact resume show."""
-    return (NETWORK if spec_of(model).windowed else TREES) | OWN.get(model, {})
+    trees = {name: value for name, value in TREES.items() if name != "depth" or model != "linear"}
+    return (NETWORK if spec_of(model).windowed else trees) | OWN.get(model, {})
 
 
 def market(root: Path) -> None:
