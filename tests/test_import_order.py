@@ -21,7 +21,7 @@ data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.
 data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.sources
 data.synthetic data.frames
 data.resample data.sampling data.stream
-features.windows features.engine features.momentum features.volatility features.volume features.microstructure
+features.logarithm features.windows features.engine features.momentum features.volatility features.volume features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.custom features.build features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels

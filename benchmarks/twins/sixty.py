@@ -70,7 +70,7 @@ def by_talib(frame: Frame) -> list[tuple[tuple[str, ...], Callable[[], object]]]
     ]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _trend(b, state, out, coarse):
     x = momentum._means(b, state[:_DX])
     momentum.rsi(x[_GAIN_14], x[_LOSS_14], out[0])
@@ -110,7 +110,7 @@ def _trend(b, state, out, coarse):
     mfi(typical * b.volume, typical_trend(typical), 14, b.t0, out[28])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _spread(b, state, out, coarse):
     close, t0 = b.close, b.t0
     for place, n in enumerate((5, 10, 20, 50, 100)):

@@ -25,7 +25,7 @@ def _names(market, coarse):
     return BASE if market.calendar == "24h" else (*BASE, "overnight_gap")
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     if coarse:
         return
@@ -38,7 +38,7 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel, recursions=3, clock=True)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine):
     """The session's progress less 1/2, and the hands of a clock that turns once a session and of one a week."""
     week_sine = week_cosine = 0.0
@@ -54,7 +54,7 @@ def clock(b, out_progress, out_sine, out_cosine, out_week_sine, out_week_cosine)
         out_week_cosine[row] = week_cosine
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
     """The session so far: move from its open and range, both in ATRs of as many bars; place in the range less 1/2.
 
@@ -81,7 +81,7 @@ def so_far(b, state, out_move, out_place, out_range, out_high, out_low):
     state[1, 0], state[1, 1] = high_at, low_at
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def overnight_gap(b, state, out):
     """The session's first open less the close before it, in ATRs; nothing is known in the file's first session."""
     gap = state[0] if b.t0 > 0 else math.nan

@@ -12,6 +12,7 @@ from numba import njit
 
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.features.logarithm import logarithms
 from ml_factory.features.windows import FLOOR, HISTORY, Block, recursive_means
 
 CHUNK = 4096
@@ -129,27 +130,25 @@ def session_progress(start: np.ndarray, known_at: np.ndarray, calendar: str) -> 
     return (known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _derive(series, atr_state):
     """Fill the series that follow from the prices: logs, return, true range and ATR of the rows after the history."""
-    size = series.shape[1]
     for k in range(4):
-        for i in range(HISTORY, size):
-            series[6 + k, i] = np.log(series[k, i])
-    high, low, close, log_close, ret, span = series[1], series[2], series[3], series[9], series[10], series[11]
-    for i in range(HISTORY, size):
-        before = close[i - 1]
-        ret[i] = log_close[i] - log_close[i - 1]
+        logarithms(series[k, HISTORY:], series[6 + k, HISTORY:])
+    high, low, close, before = series[1, HISTORY:], series[2, HISTORY:], series[3, HISTORY:], series[3, HISTORY - 1 :]
+    log_close, log_before = series[9, HISTORY:], series[9, HISTORY - 1 :]
+    ret, span, atr = series[10, HISTORY:], series[11, HISTORY:], series[12, HISTORY:]
+    for i in range(len(ret)):
+        ret[i] = log_close[i] - log_before[i]
         # A missing close before the first bar makes the true range missing too.
-        span[i] = max(high[i], before) - min(low[i], before) + 0.0 * before
-    atr = series[12:13]
-    atr[0, HISTORY:] = span[HISTORY:]
-    recursive_means(atr, np.full(1, _ATR_BARS), np.full(1, 1.0 / _ATR_BARS), atr_state)
-    for i in range(HISTORY, size):
-        atr[0, i] = max(atr[0, i], FLOOR * close[i]) + 0.0 * atr[0, i]
+        span[i] = max(high[i], before[i]) - min(low[i], before[i]) + 0.0 * before[i]
+        atr[i] = span[i]
+    recursive_means(series[12:13], np.full(1, _ATR_BARS), np.full(1, 1.0 / _ATR_BARS), atr_state)
+    for i in range(len(atr)):
+        atr[i] = max(atr[i], FLOOR * close[i]) + 0.0 * atr[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _store(values_FC, out_CF):
     """Rows of columns to rows of the matrix, eight columns at a time so that a line of memory is filled at once."""
     columns, rows = values_FC.shape
@@ -166,7 +165,7 @@ def _store(values_FC, out_CF):
             out_CF[i, f] = values_FC[f, i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def gather_rows(values, rows, out):
     """out[i] = values[rows[i]], a whole row at a time."""
     for i in range(len(rows)):

@@ -29,7 +29,7 @@ def _names(market, coarse):
     return COARSE if coarse else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     table = weights_of_counts(96)
     window_entropy(orders_of_three(b.close), 48, math.log(6.0), table, b.log_close[HISTORY - 49 :], out[0])
@@ -51,7 +51,7 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def weights_of_counts(n):
     """int64[n + 1]: c log c of the counts 0 to n, in units of 1 / _ONE."""
     table = np.zeros(n + 1, np.int64)
@@ -60,7 +60,7 @@ def weights_of_counts(n):
     return table
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_entropy(codes, n, most, table, oldest, out):
     """Plug-in entropy of the last n codes (0 to 63) over `most` nats; NaN where `oldest`, the first row read, is."""
     counts = np.zeros(64, np.int64)
@@ -73,7 +73,7 @@ def window_entropy(codes, n, most, table, oldest, out):
         out[i] = (table[n] - total) / (_ONE * n * most) + 0.0 * oldest[i]
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _put(counts, code, step, table):
     """Count one code more or less; what that adds to the sum of c log c."""
     before = counts[code]
@@ -81,7 +81,7 @@ def _put(counts, code, step, table):
     return table[before + step] - table[before]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def orders_of_three(x):
     """A number for the order of each three successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
@@ -91,7 +91,7 @@ def orders_of_three(x):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def orders_of_four(x):
     """A number for the order of each four successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
@@ -104,7 +104,7 @@ def orders_of_four(x):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def sigma_codes(ret, t0, first):
     """Bin of each return from row `first` on, in widths of SIGMA_WIDTH deviations of the 96 returns before it."""
     out = np.zeros(len(ret), np.int64)
@@ -116,7 +116,7 @@ def sigma_codes(ret, t0, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def sign_words(close, first):
     """int64[M], from row `first` on: the last 64 moves as bits, the newest lowest; 1 where the close rose."""
     out = np.zeros(len(close), np.int64)
@@ -128,13 +128,13 @@ def sign_words(close, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def last_bits(words, n):
     """The last n moves of each row as a number."""
     return words & ((1 << n) - 1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def lempel_ziv(words, n, oldest, out):
     """Lempel and Ziv's (1976) number of new phrases in n signs, over n / log2(n), what a long coin gives.
 
@@ -161,7 +161,7 @@ def lempel_ziv(words, n, oldest, out):
             out[start + i] = scale * found + 0.0 * oldest[start + i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def match_entropy(words, n, mean_of, oldest, out):
     """Mean over `mean_of` rows of log2(n) / L, bits a sign, Kontoyiannis et al. (1998), eq. 6, read backwards in time.
 

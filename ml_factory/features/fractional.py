@@ -19,7 +19,7 @@ def _names(market, coarse):
     return () if coarse else tuple(f"fractional_{round(100 * order)}" for order in ORDERS)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     if coarse:
         return
@@ -33,7 +33,7 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def fractional_weights(order, n):
     """Weights of (1 - L)^order, newest first, cut off after n terms (Hosking 1981, eq. 2.3)."""
     weights = np.ones(n)
@@ -42,7 +42,7 @@ def fractional_weights(order, n):
     return weights
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def return_weights(order, n):
     """Weights of the newest n returns in (1 - L)^order of n + 1 log prices measured from the newest one.
 

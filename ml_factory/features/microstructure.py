@@ -43,7 +43,7 @@ def _names(market, coarse):
     return COARSE + BASE + WITH_VOLUME if market.has_volume else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     body, span = differences(b.close, b.open), differences(b.high, b.low)
     place = differences(differences(b.close, b.low), differences(b.high, b.close))
@@ -70,7 +70,7 @@ def _kernel(b, state, out, coarse):
         _volume_kernel(b, directions(body), before, out[15:])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _volume_kernel(b, side, before, out):
     amihud_ratio(b, 12, 96, out[0])
     correlation(b.ret, products(side, b.volume), 48, b.t0, out[1])
@@ -82,7 +82,7 @@ def _volume_kernel(b, side, before, out):
 FAMILY = Family(names=_names, kernel=_kernel)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def directions(x):
     """1 above 0, -1 below 0, 0 at 0."""
     out = np.empty(len(x))
@@ -91,7 +91,7 @@ def directions(x):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def wicks(b):
     """Upper less lower shadow of each bar."""
     out = np.empty(len(b.close))
@@ -101,7 +101,7 @@ def wicks(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def root_money(b):
     """Square root of the money traded in each bar."""
     out = np.empty(len(b.close))
@@ -110,7 +110,7 @@ def root_money(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def share_of_bar(x, of, out):
     """x over `of`, row by row; 0 where that is 0."""
     x, of = x[HISTORY:], of[HISTORY:]
@@ -118,13 +118,13 @@ def share_of_bar(x, of, out):
         out[i] = ratio(x[i], of[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def share_of(x, total, n, t0, out):
     """Sum of the last n values of x over a total of as many bars; 0 where that is 0."""
     share_of_bar(window_sum(x, n, t0, HISTORY), total, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def roll_spread(ret, before, n, t0, out):
     """Roll (1984): 2 sqrt(-cov of successive log returns), 0 where the covariance is positive; share of price."""
     together = window_covariance(ret, before, n, t0, HISTORY)[HISTORY:]
@@ -132,7 +132,7 @@ def roll_spread(ret, before, n, t0, out):
         out[i] = 2.0 * math.sqrt(0.0 if together[i] > 0.0 else -together[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def corwin_schultz(b, n, out):
     """Corwin and Schultz (2012), eq. 14 and 18, over two bars, negatives set to 0, mean of n; share of price."""
     spread = np.full(len(b.close), np.nan)
@@ -152,7 +152,7 @@ def corwin_schultz(b, n, out):
     mean_of(spread, n, b.t0, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def abdi_ranaldo(b, n, out):
     """Abdi and Ranaldo (2017), the two-day corrected estimator over two bars, mean of n; share of price.
 
@@ -167,7 +167,7 @@ def abdi_ranaldo(b, n, out):
     mean_of(spread, n, b.t0, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def mean_of(x, n, t0, out):
     """Mean of the last n values."""
     x = window_sum(x, n, t0, HISTORY)[HISTORY:]
@@ -175,7 +175,7 @@ def mean_of(x, n, t0, out):
         out[i] = x[i] / n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def signs(ret, n, t0, out_zero, out_persistence):
     """(share of n bars whose close did not move, Lesmond, Ogden and Trzcinka's measure; mean product of successive
     signs: -1 where every move turns back, as between bid and ask, 1 in one long run)."""
@@ -186,7 +186,7 @@ def signs(ret, n, t0, out_zero, out_persistence):
     mean_of(products(side, lag(side)), n, t0, out_persistence)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def outside_share(high, low, n, t0, out):
     """Share of n bars that reached past both ends of the bar before, less the share that stayed inside both."""
     side = np.full(len(high), np.nan)
@@ -198,7 +198,7 @@ def outside_share(high, low, n, t0, out):
     mean_of(side, n, t0, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def amihud_ratio(b, short, long, out):
     """Balance of Amihud's illiquidity, mean |return| over money traded, of the last bars and of many."""
     impact = np.empty(len(b.close))
@@ -210,7 +210,7 @@ def amihud_ratio(b, short, long, out):
         out[i] = balance(impact[i] / short, many[i] / long)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def bulk_sides(b, n, out_vpin, out_imbalance):
     """(VPIN: share of volume on one side of its bar, 0 to 1; the same with its sign, -1 to 1); 0 where nothing traded.
 

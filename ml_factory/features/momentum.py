@@ -16,8 +16,12 @@ from ml_factory.features.windows import (
     HISTORY,
     bars_since_max,
     deviation,
+    differences,
+    doubled,
+    lag,
     ratio,
     recursive_means,
+    sizes,
     window_covariance,
     window_max,
     window_min,
@@ -44,7 +48,7 @@ def _names(market, coarse):
     return COARSE if coarse else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     x = _means(b, state[:_MEANS])
     spread = deviation(b.ret, 48, b.t0, HISTORY)
@@ -56,7 +60,8 @@ def _kernel(b, state, out, coarse):
     out[6] = second[_DX, HISTORY:]  # ADX 14, in points of 100; 0 where nothing moved (TA-Lib ADX)
     directional(x[_PLUS], x[_MINUS], b.atr, out[7])
     cci(b.high, b.low, b.close, 20, b.t0, out[8])
-    out[9] = stochastic(b, 14, HISTORY)[HISTORY:]
+    place_14 = stochastic(b, 14, HISTORY - 8)
+    out[9] = place_14[HISTORY:]
     efficiency(b.close, 24, b.t0, out[10])
     vortex(b, 14, out[11])
     if coarse:
@@ -64,173 +69,195 @@ def _kernel(b, state, out, coarse):
     for place, n in enumerate((2, 24, 48)):
         normal_return(b.log_close, spread, n, out[12 + place])
     rsi(x[_GAIN_5], x[_LOSS_5], out[15])
-    out[16] = window_sum(stochastic(b, 14, HISTORY - 8), 3, b.t0, HISTORY)[HISTORY:] / 3.0
+    out[16] = window_sum(place_14, 3, b.t0, HISTORY)[HISTORY:] / 3.0
     out[17] = stochastic(b, 48, HISTORY)[HISTORY:]
     ultimate(b, out[18])
-    out[19] = (100.0 / 25.0) * (bars_since_max(-b.low, 26, b.t0, HISTORY) - bars_since_max(b.high, 26, b.t0, HISTORY))[
-        HISTORY:
-    ]
+    aroon(b, 25, out[19])
     regression(b, 24, out[20], out[21])
-    for i in range(HISTORY, len(b.close)):
-        out[22, i - HISTORY] = (b.close[i] - x[_EMA_20, i]) / b.atr[i]
-        out[23, i - HISTORY] = (x[_EMA_20, i] - x[_EMA_50, i]) / b.atr[i]
+    close, atr, ema_20, ema_50 = b.close[HISTORY:], b.atr[HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
+    gap, trend = out[22], out[23]
+    for i in range(len(close)):
+        gap[i] = (close[i] - ema_20[i]) / atr[i]
+        trend[i] = (ema_20[i] - ema_50[i]) / atr[i]
     streak(b.close, state[_STREAK], out[24])
 
 
 FAMILY = Family(names=_names, kernel=_kernel, recursions=13)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _means(b, state):
     """float64[_MEANS, M]: Wilder's means of gains, losses and directional moves, and exponential means of the close."""
     x = np.empty((_MEANS, len(b.close)))
-    for i in range(HISTORY, len(b.close)):
-        change = b.close[i] - b.close[i - 1]
-        up, down = b.high[i] - b.high[i - 1], b.low[i - 1] - b.low[i]
+    close, high, low = b.close[HISTORY:], b.high[HISTORY:], b.low[HISTORY:]
+    before, high_before, low_before = b.close[HISTORY - 1 :], b.high[HISTORY - 1 :], b.low[HISTORY - 1 :]
+    gain, loss, plus, minus = x[_GAIN_14, HISTORY:], x[_LOSS_14, HISTORY:], x[_PLUS, HISTORY:], x[_MINUS, HISTORY:]
+    for i in range(len(close)):
+        change = close[i] - before[i]
         started = 0.0 * change  # NaN in the first row
-        x[_GAIN_14, i] = x[_GAIN_5, i] = max(change, 0.0) + started
-        x[_LOSS_14, i] = x[_LOSS_5, i] = max(-change, 0.0) + started
-        x[_PLUS, i] = (up if up > down and up > 0.0 else 0.0) + started
-        x[_MINUS, i] = (down if down > up and down > 0.0 else 0.0) + started
-        x[_EMA_12, i] = x[_EMA_26, i] = x[_EMA_20, i] = x[_EMA_50, i] = b.close[i]
+        gain[i] = max(change, 0.0) + started
+        loss[i] = max(-change, 0.0) + started
+    for i in range(len(close)):
+        up, down, started = high[i] - high_before[i], low_before[i] - low[i], 0.0 * before[i]
+        plus[i] = (up if (up > down) & (up > 0.0) else 0.0) + started
+        minus[i] = (down if (down > up) & (down > 0.0) else 0.0) + started
+    x[_GAIN_5], x[_LOSS_5] = x[_GAIN_14], x[_LOSS_14]
+    x[_EMA_12], x[_EMA_26], x[_EMA_20], x[_EMA_50] = b.close, b.close, b.close, b.close
     n = np.array([14.0, 14.0, 14.0, 14.0, 5.0, 5.0, 12.0, 26.0, 20.0, 50.0])
     alpha = np.append(1.0 / n[:_EMA_12], 2.0 / (n[_EMA_12:] + 1.0))
     recursive_means(x, n, alpha, state)
     return x
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _means_of_means(x, state):
     """float64[2, M]: Wilder's mean of the directional index, and the exponential mean of the MACD line."""
     second = np.empty((2, x.shape[1]))
-    for i in range(HISTORY, x.shape[1]):
-        plus, minus = x[_PLUS, i], x[_MINUS, i]
-        second[_DX, i] = 100.0 * ratio(abs(plus - minus), plus + minus, 0.0)
-        second[_SIGNAL, i] = x[_EMA_12, i] - x[_EMA_26, i]
+    plus, minus, fast, slow = x[_PLUS, HISTORY:], x[_MINUS, HISTORY:], x[_EMA_12, HISTORY:], x[_EMA_26, HISTORY:]
+    index, line = second[_DX, HISTORY:], second[_SIGNAL, HISTORY:]
+    for i in range(len(index)):
+        index[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
+        line[i] = fast[i] - slow[i]
     recursive_means(second, np.array([14.0, 9.0]), np.array([1.0 / 14.0, 0.2]), state)
     return second
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def normal_return(log_close, spread, n, out):
     """Log return over n bars in units of what n bars of the last 48 bars' deviation would give."""
-    scale = math.sqrt(n)
-    for i in range(HISTORY, len(log_close)):
-        out[i - HISTORY] = (log_close[i] - log_close[i - n]) / (spread[i] * scale)
+    scale, now, before, spread = math.sqrt(n), log_close[HISTORY:], log_close[HISTORY - n :], spread[HISTORY:]
+    for i in range(len(out)):
+        out[i] = (now[i] - before[i]) / (spread[i] * scale)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def rsi(gain, loss, out):
     """Relative strength index, 0 to 100, from Wilder's means; 50 where nothing moved (TA-Lib RSI)."""
-    for i in range(HISTORY, len(gain)):
-        out[i - HISTORY] = 100.0 * ratio(gain[i], gain[i] + loss[i], 0.5)
+    gain, loss = gain[HISTORY:], loss[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 100.0 * ratio(gain[i], gain[i] + loss[i], 0.5)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def macd(fast, slow, signal, atr, out_line, out_histogram):
     """(MACD, MACD minus its mean of 9) in ATRs, from the exponential means of 12 and 26 (TA-Lib MACD)."""
-    for i in range(HISTORY, len(fast)):
+    fast, slow, signal, atr = fast[HISTORY:], slow[HISTORY:], signal[HISTORY:], atr[HISTORY:]
+    for i in range(len(fast)):
         line = fast[i] - slow[i]
-        out_line[i - HISTORY] = line / atr[i]
-        out_histogram[i - HISTORY] = (line - signal[i]) / atr[i]
+        out_line[i] = line / atr[i]
+        out_histogram[i] = (line - signal[i]) / atr[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def directional(plus, minus, atr, out):
     """+DI minus -DI in points of 100; 0 where nothing moved (TA-Lib PLUS_DI, MINUS_DI)."""
-    for i in range(HISTORY, len(plus)):
-        out[i - HISTORY] = 100.0 * (plus[i] - minus[i]) / atr[i]
+    plus, minus, atr = plus[HISTORY:], minus[HISTORY:], atr[HISTORY:]
+    for i in range(len(out)):
+        out[i] = 100.0 * (plus[i] - minus[i]) / atr[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def cci(high, low, close, n, t0, out):
-    """Commodity channel index of the typical price; 0 where the last n are all equal (TA-Lib CCI)."""
-    typical = (high + low + close) / 3.0
-    mean = window_sum(typical, n, t0, HISTORY)
-    deviation = np.zeros(len(close))
-    for i in range(HISTORY, len(close)):
+    """Commodity channel index of the typical price, n a multiple of 4; 0 where the last n are equal (TA-Lib CCI)."""
+    typical = np.empty(len(close))
+    for i in range(len(typical)):
+        typical[i] = (high[i] + low[i] + close[i]) / 3.0
+    mean, now = window_sum(typical, n, t0, HISTORY)[HISTORY:], typical[HISTORY:]
+    for i in range(len(mean)):
         mean[i] /= n
-    middle, total = mean[HISTORY:], deviation[HISTORY:]
-    for k in range(n):
-        older = typical[HISTORY - k :]
+    # Rows in parts: their sums stay in the nearest cache while the n older values come by.
+    for begin in range(0, len(mean), 512):
+        middle = mean[begin : begin + 512]
+        total = np.zeros(len(middle))
+        for k in range(0, n, 4):
+            a, b, c, d = (
+                typical[HISTORY - k + begin :], typical[HISTORY - k - 1 + begin :],
+                typical[HISTORY - k - 2 + begin :], typical[HISTORY - k - 3 + begin :],
+            )  # fmt: skip
+            for i in range(len(total)):
+                near, far = abs(a[i] - middle[i]) + abs(b[i] - middle[i]), abs(c[i] - middle[i]) + abs(d[i] - middle[i])
+                total[i] += near + far
+        part, rows = now[begin : begin + 512], out[begin : begin + 512]
         for i in range(len(total)):
-            total[i] += abs(older[i] - middle[i])
-    for i in range(HISTORY, len(close)):
-        moved = deviation[i] / n
-        # A third of a sum is rounded: prices that are equal may deviate by their last bits, and that is no move.
-        still = moved < 1e-12 * typical[i]
-        out[i - HISTORY] = 0.0 if still else (typical[i] - mean[i]) / (0.015 * moved)
+            moved = total[i] / n
+            # A third of a sum is rounded: prices that are equal may deviate by their last bits, and that is no move.
+            still = moved < 1e-12 * part[i]
+            rows[i] = 0.0 if still else (part[i] - middle[i]) / (0.015 * moved)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def stochastic(b, n, first):
     """Place of the close in the last n bars' range, 0 to 100; 50 where there is none (TA-Lib STOCHF %K)."""
     out = window_min(b.low, n, b.t0, first)
-    top = window_max(b.high, n, b.t0, first)
-    for i in range(first, len(out)):
-        out[i] = 100.0 * ratio(b.close[i] - out[i], top[i] - out[i], 0.5)
+    top, rows, close = window_max(b.high, n, b.t0, first)[first:], out[first:], b.close[first:]
+    for i in range(len(rows)):
+        rows[i] = 100.0 * ratio(close[i] - rows[i], top[i] - rows[i], 0.5)
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def efficiency(close, n, t0, out):
     """Kaufman's efficiency ratio with its sign: net move over path length, -1 to 1."""
-    step = np.empty(len(close))
-    step[0] = np.nan
-    step[1:] = np.abs(close[1:] - close[:-1])
-    path = window_sum(step, n, t0, HISTORY)
-    for i in range(HISTORY, len(close)):
-        out[i - HISTORY] = ratio(close[i] - close[i - n], path[i], 0.0)
+    step = sizes(differences(close, lag(close)))
+    path, now, before = window_sum(step, n, t0, HISTORY)[HISTORY:], close[HISTORY:], close[HISTORY - n :]
+    for i in range(len(out)):
+        out[i] = ratio(now[i] - before[i], path[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def vortex(b, n, out):
     """Positive minus negative vortex: (sum |high - low before| - sum |low - high before|) / sum of true ranges."""
-    difference = np.empty(len(b.close))
-    difference[0] = np.nan
-    difference[1:] = np.abs(b.high[1:] - b.low[:-1]) - np.abs(b.low[1:] - b.high[:-1])
-    moved, path = window_sum(difference, n, b.t0, HISTORY), window_sum(b.span, n, b.t0, HISTORY)
-    for i in range(HISTORY, len(moved)):
-        out[i - HISTORY] = ratio(moved[i], path[i], 0.0)
+    moved = np.full(len(b.close), np.nan)
+    high, low, high_before, low_before, rows = b.high[1:], b.low[1:], b.high[:-1], b.low[:-1], moved[1:]
+    for i in range(len(rows)):
+        rows[i] = abs(high[i] - low_before[i]) - abs(low[i] - high_before[i])
+    moved, path = window_sum(moved, n, b.t0, HISTORY)[HISTORY:], window_sum(b.span, n, b.t0, HISTORY)[HISTORY:]
+    for i in range(len(out)):
+        out[i] = ratio(moved[i], path[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def ultimate(b, out):
     """Williams' ultimate oscillator of 7, 14 and 28 bars, 0 to 100 (TA-Lib ULTOSC)."""
-    pressure = np.empty(len(b.close))
-    pressure[0] = np.nan
-    for i in range(1, len(pressure)):
-        pressure[i] = b.close[i] - min(b.low[i], b.close[i - 1]) + 0.0 * b.close[i - 1]
-    out[:] = 0.0
-    for n, weight in ((7, 4.0), (14, 2.0), (28, 1.0)):
-        bought, path = window_sum(pressure, n, b.t0, HISTORY), window_sum(b.span, n, b.t0, HISTORY)
-        for i in range(HISTORY, len(pressure)):
-            out[i - HISTORY] += weight * (100.0 / 7.0) * ratio(bought[i], path[i], 0.5)
+    pressure = np.full(len(b.close), np.nan)
+    close, low, before, rows = b.close[1:], b.low[1:], b.close[:-1], pressure[1:]
+    for i in range(len(rows)):
+        rows[i] = close[i] - min(low[i], before[i]) + 0.0 * before[i]
+    bought_7, path_7 = window_sum(pressure, 7, b.t0, HISTORY - 21), window_sum(b.span, 7, b.t0, HISTORY - 21)
+    bought_14, path_14 = doubled(bought_7, 7, HISTORY - 14), doubled(path_7, 7, HISTORY - 14)
+    bought_28, path_28 = doubled(bought_14, 14, HISTORY)[HISTORY:], doubled(path_14, 14, HISTORY)[HISTORY:]
+    bought_7, path_7, bought_14, path_14 = bought_7[HISTORY:], path_7[HISTORY:], bought_14[HISTORY:], path_14[HISTORY:]
+    for i in range(len(out)):
+        short, middle = ratio(bought_7[i], path_7[i], 0.5), ratio(bought_14[i], path_14[i], 0.5)
+        out[i] = (100.0 / 7.0) * (4.0 * short + 2.0 * middle + ratio(bought_28[i], path_28[i], 0.5))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def aroon(b, n, out):
     """Aroon up minus down over n + 1 bars, -100 to 100 (TA-Lib AROONOSC)."""
-    since_low = bars_since_max(-b.low, n + 1, b.t0, HISTORY)
-    since_high = bars_since_max(b.high, n + 1, b.t0, HISTORY)
-    for i in range(HISTORY, len(since_low)):
-        out[i - HISTORY] = 100.0 * (since_low[i] - since_high[i]) / n
+    since_low = bars_since_max(-b.low, n + 1, b.t0, HISTORY)[HISTORY:]
+    since_high = bars_since_max(b.high, n + 1, b.t0, HISTORY)[HISTORY:]
+    scale = 100.0 / n
+    for i in range(len(out)):
+        out[i] = scale * (since_low[i] - since_high[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def regression(b, n, out_slope, out_fit):
     """(slope per bar in ATRs, signed share of variance explained) of a line through n closes."""
-    time = np.arange(len(b.close)) + 0.0
-    together = window_covariance(b.close, time, n, b.t0, HISTORY)
-    deviation = window_std(b.close, n, b.t0, HISTORY)
+    time = np.empty(len(b.close))
+    for i in range(len(time)):
+        time[i] = i
+    together = window_covariance(b.close, time, n, b.t0, HISTORY)[HISTORY:]
+    deviation, atr = window_std(b.close, n, b.t0, HISTORY)[HISTORY:], b.atr[HISTORY:]
     spread = (n * n - 1) / 12.0  # population variance of n consecutive integers
-    for i in range(HISTORY, len(time)):
-        out_slope[i - HISTORY] = together[i] / (spread * b.atr[i])
+    for i in range(len(atr)):
+        out_slope[i] = together[i] / (spread * atr[i])
         explained = ratio(together[i] * abs(together[i]), spread * deviation[i] * deviation[i], 0.0)
-        out_fit[i - HISTORY] = min(max(explained, -1.0), 1.0)
+        out_fit[i] = min(max(explained, -1.0), 1.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def streak(close, state, out):
     """Closes in a row that rose (positive) or fell (negative); 0 after an unchanged one."""
     run = state[0]

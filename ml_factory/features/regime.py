@@ -37,7 +37,7 @@ def _names(market, coarse):
     return COARSE if coarse else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     surprise = surprises(b)
     wild_probability(surprise, state[0], out[0])
@@ -55,7 +55,7 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel, recursions=3 + RUNS)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def surprises(b):
     """Log returns in deviations of the 96 bars before each."""
     spread = deviation(b.ret, 96, b.t0, HISTORY - 1)
@@ -65,7 +65,7 @@ def surprises(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def variance_ratio(b, q, n, out):
     """Variance of the last n q-bar returns over q times that of the bars they cover, less 1; 0 where nothing moved.
 
@@ -82,7 +82,7 @@ def variance_ratio(b, q, n, out):
         out[i - HISTORY] = 0.0 if still else variance[i] / (q * usual[i]) - 1.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def deviation_place(b, n, window, out):
     """Place of the deviation of n bars between its own lowest and highest of `window` bars, less 1/2."""
     spread = deviation(b.ret, n, b.t0, HISTORY - 2 * window)
@@ -91,7 +91,7 @@ def deviation_place(b, n, window, out):
         out[i - HISTORY] = ratio(spread[i] - bottom[i], top[i] - bottom[i], 0.5) - 0.5
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def drawdown(b, n, out):
     """Depth below the highest high of n bars, in ATRs of as many bars."""
     top = window_max(b.high, n, b.t0, HISTORY)
@@ -99,7 +99,7 @@ def drawdown(b, n, out):
         out[i - HISTORY] = (b.close[i] - top[i]) / (b.atr[i] * math.sqrt(n))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def wild_probability(surprise, state, out):
     """Probability of the wild of two states after each bar, by Hamilton's forward filter.
 
@@ -121,7 +121,7 @@ def wild_probability(surprise, state, out):
     state[0] = probability
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def trend_probability(surprise, state, out):
     """Probability of the rising less that of the falling of three states, by Hamilton's forward filter.
 
@@ -144,7 +144,7 @@ def trend_probability(surprise, state, out):
     state[0], state[1] = up, down
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def cusum(surprise, allowance, limit, state, out):
     """Page's upper minus lower CUSUM of surprises, each held between 0 and `limit`.
 
@@ -161,7 +161,7 @@ def cusum(surprise, allowance, limit, state, out):
     state[0], state[1] = up, down
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def change_point(surprise, state, out_change, out_run):
     """(Probability that the mean surprise changed within the last 2 bars, mean run length as a share of RUNS less 1/2).
 

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
+from ml_factory.features.logarithm import logarithms
 from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
@@ -51,7 +52,7 @@ def _names(market, coarse):
     return COARSE if coarse else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     plain_24, plain_48 = deviation(b.ret, 24, b.t0, HISTORY), deviation(b.ret, 48, b.t0, HISTORY)
     variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), sizes(b.ret)
@@ -91,15 +92,16 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel, recursions=1)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def log_ratio(a, b, out):
     """log(a / b) of two deviations, each at least FLOOR."""
-    a, b = a[HISTORY:], b[HISTORY:]
-    for i in range(len(out)):
-        out[i] = math.log(a[i] / b[i])
+    a, b, share = a[HISTORY:], b[HISTORY:], np.empty(len(out))
+    for i in range(len(share)):
+        share[i] = a[i] / b[i]
+    logarithms(share, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def natr(atr, close, out):
     """ATR in percent of the price (TA-Lib NATR)."""
     atr, close = atr[HISTORY:], close[HISTORY:]
@@ -107,7 +109,7 @@ def natr(atr, close, out):
         out[i] = 100.0 * atr[i] / close[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def bollinger(b, n, spread, out_place, out_width):
     """(%b - 1/2, band width over the middle) for bands of 2 deviations (TA-Lib BBANDS); 0 where the bands meet."""
     total, close, spread = window_sum(b.close, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY:], spread[HISTORY:]
@@ -116,19 +118,20 @@ def bollinger(b, n, spread, out_place, out_width):
         out_width[i] = 4.0 * n * spread[i] / total[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def choppiness(b, n, out):
     """log(sum of true ranges / range of the n bars) / log(n): 0 in one straight move, 1 going nowhere."""
     path, before = window_sum(b.span, n, b.t0, HISTORY)[HISTORY:], b.close[HISTORY - n :]
     top, bottom = window_max(b.high, n, b.t0, HISTORY)[HISTORY:], window_min(b.low, n, b.t0, HISTORY)[HISTORY:]
-    scale = 1.0 / math.log(n)
+    scale, share = 1.0 / math.log(n), np.empty(len(path))
     for i in range(len(path)):
-        out[i] = ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
+        share[i] = ratio(path[i], max(top[i], before[i]) - min(bottom[i], before[i]), 1.0)
+    logarithms(share, out)
     for i in range(len(path)):
-        out[i] = scale * math.log(out[i])
+        out[i] *= scale
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def downside_share(ret, realised, n, t0, out):
     """Share of squared returns that came from falls, less 1/2; 0 where nothing moved.
 
@@ -142,7 +145,7 @@ def downside_share(ret, realised, n, t0, out):
         out[i] = ratio(falls[i], realised[i], 0.5) - 0.5
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def bar_variances(log_open, log_high, log_low, log_close):
     """float64[3, M]: what each bar alone says of the variance of a bar, by the three range estimators.
 
@@ -159,7 +162,7 @@ def bar_variances(log_open, log_high, log_low, log_close):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def root_mean(variance, n, t0):
     """Deviation per bar from n bars' variances, at least FLOOR; rounding may leave a variance a hair below 0."""
     out = window_sum(variance, n, t0, HISTORY)
@@ -169,12 +172,12 @@ def root_mean(variance, n, t0):
     return out
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _root(variance):
     return math.sqrt(FLOOR * FLOOR if variance < FLOOR * FLOOR else variance)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def yang_zhang(b, inner, n):
     """Yang and Zhang (2000), eq. 7: V(open jump) + k V(open to close) + (1 - k) V(Rogers-Satchell), alpha = 1.34."""
     body = window_std(differences(b.log_close, b.log_open), n, b.t0, HISTORY)[HISTORY:]
@@ -187,7 +190,7 @@ def yang_zhang(b, inner, n):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def jump_share(size, realised, n, t0, out):
     """1 - bipower over realised variance: near 0 in a diffusion, near 1 after one jump; 0 where nothing moved."""
     bipower, realised = window_sum(products(size, lag(size)), n - 1, t0, HISTORY)[HISTORY:], realised[HISTORY:]
@@ -195,7 +198,7 @@ def jump_share(size, realised, n, t0, out):
         out[i] = 1.0 - ratio((math.pi / 2.0) * (n / (n - 1.0)) * bipower[i], realised[i], 1.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def median_jump_share(size, realised, n, t0, out):
     """1 - MedRV over realised variance, Andersen, Dobrev and Schaumburg (2012): it bears two jumps in a row."""
     middle = np.full(len(size), np.nan)
@@ -211,7 +214,7 @@ def median_jump_share(size, realised, n, t0, out):
         out[i] = 1.0 - ratio(scale * middle[i], realised[i], 1.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def surprise(b, out):
     """True range over the ATR before it, less 1."""
     span, usual = b.span[HISTORY:], b.atr[HISTORY - 1 :]
@@ -219,7 +222,7 @@ def surprise(b, out):
         out[i] = span[i] / usual[i] - 1.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def dispersion(x, n, t0, out):
     """Deviation over mean of the last n values of what is never negative; 0 where all are 0."""
     spread, total = window_std(x, n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
@@ -227,7 +230,7 @@ def dispersion(x, n, t0, out):
         out[i] = ratio(n * spread[i], total[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def shape(x, n, t0, out_skewness, out_kurtosis):
     """(skewness, excess kurtosis) of the last n values, population moments; 0 where nothing moved."""
     first, second, third, fourth = _power_sums(x, n, t0)
@@ -242,7 +245,7 @@ def shape(x, n, t0, out_skewness, out_kurtosis):
         out_kurtosis[i] = ratio(about4, variance * variance, 3.0) - 3.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _power_sums(x, n, t0):
     """Sums over n values of the first four powers, measured from the aligned block's first, as in `window_std`."""
     out = np.empty((4, len(x)))
@@ -264,7 +267,7 @@ def _power_sums(x, n, t0):
     return out[0, HISTORY:], out[1, HISTORY:], out[2, HISTORY:], out[3, HISTORY:]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def ewma_ratio(squares, plain, n, state, out):
     """log of RiskMetrics' exponential deviation, started at the mean of n squared returns, over the plain one."""
     x = np.empty((1, len(squares)))
@@ -276,7 +279,7 @@ def ewma_ratio(squares, plain, n, state, out):
     log_ratio(x[0], plain, out)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def reach(b, n, spread, out_squeeze, out_channel):
     """(Bollinger over Keltner width less 1, Donchian width over sqrt(bars) ATRs less 1).
 
@@ -289,7 +292,7 @@ def reach(b, n, spread, out_squeeze, out_channel):
         out_channel[i] = (top[i] - bottom[i]) / (path * atr[i]) - 1.0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def range_asymmetry(b, n, out):
     """How much farther n bars went above their opens than below: (sum up - sum down) / sum of ranges, -1 to 1."""
     both, more = differences(b.high, b.low), differences(differences(b.high, b.open), differences(b.open, b.low))
@@ -298,7 +301,7 @@ def range_asymmetry(b, n, out):
         out[i] = ratio(more[i], both[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def correlation(x, y, n, t0, out):
     """Pearson correlation of the last n pairs; 0 where either side is constant."""
     x = window_correlation(x, y, n, t0, HISTORY)[HISTORY:]
@@ -306,7 +309,7 @@ def correlation(x, y, n, t0, out):
         out[i] = x[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def place(x, n, t0, out):
     """Place of x in the range of its last n values, less 1/2; 0 where it did not move."""
     top, bottom = window_max(x, n, t0, HISTORY)[HISTORY:], window_min(x, n, t0, HISTORY)[HISTORY:]

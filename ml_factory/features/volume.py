@@ -41,7 +41,7 @@ def _names(market, coarse):
     return COARSE if coarse else COARSE + BASE
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     if len(out) == 0:
         return
@@ -73,13 +73,13 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel, recursions=9)
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def balance(a, b):
     """(a - b) / (a + b) of two amounts: -1 to 1, and 0 where both are 0."""
     return ratio(a - b, a + b, 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def share_of(x, total, n, t0, out):
     """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
     x, total = window_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
@@ -87,7 +87,7 @@ def share_of(x, total, n, t0, out):
         out[i] = ratio(x[i], total[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def one_sided(x, n, t0, out):
     """Sum of the last n values over the sum of their sizes, -1 to 1; 0 where all are 0."""
     both, x = window_sum(sizes(x), n, t0, HISTORY)[HISTORY:], window_sum(x, n, t0, HISTORY)[HISTORY:]
@@ -95,7 +95,7 @@ def one_sided(x, n, t0, out):
         out[i] = ratio(x[i], both[i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def surprise(traded, usual, n, out):
     """Balance of a bar's volume and the mean of the n bars before it, whose sum is `usual`."""
     traded, usual = traded[HISTORY:], usual[HISTORY - 1 :]
@@ -103,7 +103,7 @@ def surprise(traded, usual, n, out):
         out[i] = balance(traded[i], usual[i] / n)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def volume_trend(short, n, long, m, out):
     """Balance of the mean volumes of n and of m bars, given their sums."""
     short, long = short[HISTORY:], long[HISTORY:]
@@ -111,7 +111,7 @@ def volume_trend(short, n, long, m, out):
         out[i] = balance(short[i] / n, long[i] / m)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def typical_price(b):
     """Mean of high, low and close (TA-Lib TYPPRICE)."""
     out = np.empty(len(b.close))
@@ -120,7 +120,7 @@ def typical_price(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def typical_trend(typical):
     """1 where the typical price rose, -1 where it fell, 0 where it stayed."""
     out = np.full(len(typical), np.nan)
@@ -132,7 +132,7 @@ def typical_trend(typical):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def mfi(flow, trend, n, t0, out):
     """Money flow index, 0 to 100; 50 where no money moved the price (TA-Lib MFI)."""
     up, down = np.empty(len(flow)), np.empty(len(flow))
@@ -144,7 +144,7 @@ def mfi(flow, trend, n, t0, out):
         out[i] = 100.0 * ratio(up[i], up[i] + down[i], 0.5)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def money_volume(b):
     """Volume times the close's place in its bar, -1 to 1: Chaikin's flow, which TA-Lib AD adds up."""
     out = np.empty(len(b.close))
@@ -154,7 +154,7 @@ def money_volume(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def signed_volume(close, traded):
     """Volume with the sign of the close's change: what TA-Lib OBV adds up."""
     out = np.full(len(close), np.nan)
@@ -164,7 +164,7 @@ def signed_volume(close, traded):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def vwap(typical, flow, traded, n, t0):
     """Rows after the history: volume-weighted mean of n typical prices; their plain mean where nothing traded."""
     plain, traded = window_sum(typical, n, t0, HISTORY)[HISTORY:], window_sum(traded, n, t0, HISTORY)[HISTORY:]
@@ -174,7 +174,7 @@ def vwap(typical, flow, traded, n, t0):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def vwap_gap(b, typical, flow, n, out):
     """Close over the VWAP of n bars, in ATRs."""
     mean, close, atr = vwap(typical, flow, b.volume, n, b.t0), b.close[HISTORY:], b.atr[HISTORY:]
@@ -182,7 +182,7 @@ def vwap_gap(b, typical, flow, n, out):
         out[i] = (close[i] - mean[i]) / atr[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def vwap_tilt(b, typical, flow, n, out):
     """VWAP over the plain mean of n typical prices, in ATRs: did volume come at the high prices or the low ones."""
     mean, atr = vwap(typical, flow, b.volume, n, b.t0), b.atr[HISTORY:]
@@ -191,7 +191,7 @@ def vwap_tilt(b, typical, flow, n, out):
         out[i] = (mean[i] - plain[i] / n) / atr[i]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def session(b, flow, usual, n, state, out_gap, out_pace):
     """(close over the session's VWAP in ATRs, balance of the session's mean volume and that of n bars).
 
@@ -208,7 +208,7 @@ def session(b, flow, usual, n, state, out_gap, out_pace):
     state[0], state[1], state[2] = spent, traded, bars
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
     """(force index 13, Chaikin oscillator 3-10, Klinger oscillator 34-55), each over the mean of what it weighs.
 
@@ -232,7 +232,7 @@ def oscillators(b, money, trend, state, out_force, out_chaikin, out_klinger):
         out_klinger[i] = ratio(x[_TREND_34, i] - x[_TREND_55, i], x[_TRADED_55, i], 0.0)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def ease(b):
     """Arms' ease of movement of a bar: move of its middle times its range over its volume; 0 where nothing traded."""
     out = np.full(len(b.close), np.nan)
@@ -244,7 +244,7 @@ def ease(b):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def breakout_volume(b, n):
     """Volume of a bar whose high is the highest of n bars, less that of one whose low is the lowest."""
     out = np.full(len(b.close), np.nan)

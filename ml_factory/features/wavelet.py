@@ -22,7 +22,7 @@ def _names(market, coarse):
     return () if coarse else tuple(f"haar_{what}_{scale}" for scale in SCALES for what in ("share", "detail"))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     if coarse:
         return
@@ -40,7 +40,7 @@ def _kernel(b, state, out, coarse):
 FAMILY = Family(names=_names, kernel=_kernel)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def haar_detail(x, scale, t0, first):
     """Mean of the newest scale / 2 values minus the mean of the scale / 2 before them, halved; `scale` is even.
 

@@ -50,13 +50,13 @@ class Block(NamedTuple):
     atr: np.ndarray
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def ratio(a, b, empty):
     """a / b of two numbers, `empty` where b is 0 (nothing traded, nothing moved); NaN only where a or b is."""
     return a / b if b != 0.0 else (a if math.isnan(a) else empty)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def lag(x):
     """x one row earlier; NaN in the first row."""
     out = np.empty(len(x))
@@ -65,7 +65,7 @@ def lag(x):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def sizes(x):
     """|x|, row by row. Loops of their own, here and below: an array expression takes far longer to compile."""
     out = np.empty(len(x))
@@ -74,7 +74,7 @@ def sizes(x):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def products(x, y):
     """x times y, row by row."""
     out = np.empty(len(x))
@@ -83,7 +83,7 @@ def products(x, y):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def differences(x, y):
     """x less y, row by row."""
     out = np.empty(len(x))
@@ -92,16 +92,27 @@ def differences(x, y):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_sum(x, n, t0, first):
     """Sum of the last n values; n zeros sum to exactly 0."""
-    size = len(x)
+    size, start = len(x), first - (first + t0 - HISTORY) % n
     out = np.empty(size)
-    tail = np.empty(n + 1)
-    tail[n] = 0.0
-    for start in range(first - (first + t0 - HISTORY) % n, size, n):
+    tail, later_tail = np.zeros(n + 1), np.zeros(n + 1)
+    while start + 2 * n <= size:  # two blocks at once: one's additions need not wait for the other's
         # Slices, here and below: an index that might be negative keeps a loop off the vector registers.
-        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+        older, newer, latest = x[start - n : start], x[start : start + n], x[start + n : start + 2 * n]
+        row, later_row = out[start : start + n], out[start + n : start + 2 * n]
+        total, later = 0.0, 0.0
+        for k in range(n - 1, 0, -1):
+            total, later = total + older[k], later + newer[k]
+            tail[k], later_tail[k] = total, later
+        total, later = 0.0, 0.0
+        for k in range(n):
+            total, later = total + newer[k], later + latest[k]
+            row[k], later_row[k] = total + tail[k + 1], later + later_tail[k + 1]
+        start += 2 * n
+    for begin in range(start, size, n):
+        older, newer, row = x[begin - n : begin], x[begin : begin + n], out[begin : begin + n]
         total = 0.0
         for k in range(n - 1, 0, -1):
             total += older[k]
@@ -113,15 +124,36 @@ def window_sum(x, n, t0, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
+def doubled(total, n, first):
+    """Sums of 2 n values from sums of n."""
+    out = np.empty(len(total))
+    rows, newer, older = out[first:], total[first:], total[first - n :]
+    for i in range(len(rows)):
+        rows[i] = newer[i] + older[i]
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_max(x, n, t0, first):
     """Largest of the last n values. Values may be missing before the first bar only: a window is NaN until past it."""
-    size = len(x)
+    size, start = len(x), first - (first + t0 - HISTORY) % n
     out = np.empty(size)
-    tail = np.empty(n + 1)
-    tail[n] = -np.inf
-    for start in range(first - (first + t0 - HISTORY) % n, size, n):
-        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+    tail, later_tail = np.full(n + 1, -np.inf), np.full(n + 1, -np.inf)
+    while start + 2 * n <= size:  # two blocks at once, as in `window_sum`
+        older, newer, latest = x[start - n : start], x[start : start + n], x[start + n : start + 2 * n]
+        row, later_row = out[start : start + n], out[start + n : start + 2 * n]
+        best, later = -np.inf, -np.inf
+        for k in range(n - 1, 0, -1):
+            best, later = max(best, older[k]), max(later, newer[k])
+            tail[k], later_tail[k] = best, later
+        best, later = -np.inf, -np.inf
+        for k in range(n):
+            best, later = max(best, newer[k]), max(later, latest[k])
+            row[k], later_row[k] = max(best, tail[k + 1]), max(later, later_tail[k + 1])
+        start += 2 * n
+    for begin in range(start, size, n):
+        older, newer, row = x[begin - n : begin], x[begin : begin + n], out[begin : begin + n]
         best = -np.inf
         for k in range(n - 1, 0, -1):
             best = max(best, older[k])
@@ -136,13 +168,13 @@ def window_max(x, n, t0, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_min(x, n, t0, first):
     """Smallest of the last n values; missing values as in `window_max`."""
     return -window_max(-x, n, t0, first)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_covariance(x, y, n, t0, first):
     """Population covariance of the last n pairs.
 
@@ -150,11 +182,12 @@ def window_covariance(x, y, n, t0, first):
     multiplied are small differences instead of prices, and a constant window gives exactly 0.
     """
     size = len(x)
-    out = np.empty(size)
+    out, all_x, all_y = np.empty(size), np.empty(size), np.empty(size)
     tail_x, tail_y, tail_xy = np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
         older_x, older_y = x[start - n : start], y[start - n : start]
         newer_x, newer_y, row = x[start : start + n], y[start : start + n], out[start : start + n]
+        row_x, row_y = all_x[start : start + n], all_y[start : start + n]
         x0, y0 = x[start], y[start]
         sx, sy, sxy = 0.0, 0.0, 0.0
         for k in range(n - 1, 0, -1):
@@ -169,18 +202,23 @@ def window_covariance(x, y, n, t0, first):
             sx += dx
             sy += dy
             sxy += dx * dy
-            row[k] = ((sxy + tail_xy[k + 1]) - (sx + tail_x[k + 1]) * (sy + tail_y[k + 1]) / n) / n
+            row[k], row_x[k], row_y[k] = sxy + tail_xy[k + 1], sx + tail_x[k + 1], sy + tail_y[k + 1]
+    out_rows, all_x, all_y = out[first:], all_x[first:], all_y[first:]
+    for i in range(len(out_rows)):
+        out_rows[i] = (out_rows[i] - all_x[i] * all_y[i] / n) / n
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_std(x, n, t0, first):
     """Population standard deviation of the last n values (TA-Lib STDDEV), measured as `window_covariance` does."""
     size = len(x)
-    out = np.empty(size)
+    out, totals = np.empty(size), np.empty(size)
     tail, tail_2 = np.zeros(n + 1), np.zeros(n + 1)
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
-        older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
+        older, newer, row, total = (
+            x[start - n : start], x[start : start + n], out[start : start + n], totals[start : start + n]
+        )  # fmt: skip
         x0 = x[start]
         s1, s2 = 0.0, 0.0
         for k in range(n - 1, 0, -1):
@@ -193,37 +231,40 @@ def window_std(x, n, t0, first):
             d = newer[k] - x0
             s1 += d
             s2 += d * d
-            total = s1 + tail[k + 1]
-            row[k] = (s2 + tail_2[k + 1] - total * total / n) / n
-    rows = out[first:]
-    for i in range(len(rows)):
-        rows[i] = math.sqrt(0.0 if rows[i] < 0.0 else rows[i])
+            total[k], row[k] = s1 + tail[k + 1], s2 + tail_2[k + 1]
+    rows, totals = out[first:], totals[first:]
+    for i in range(len(rows)):  # apart from the sums: divisions and roots run on vector registers
+        variance = (rows[i] - totals[i] * totals[i] / n) / n
+        rows[i] = math.sqrt(0.0 if variance < 0.0 else variance)
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def deviation(ret, n, t0, first):
     """Population standard deviation of the last n log returns, at least FLOOR."""
     out = window_std(ret, n, t0, first)
-    for i in range(first, len(out)):
-        out[i] = FLOOR if out[i] < FLOOR else out[i]
+    rows = out[first:]
+    for i in range(len(rows)):
+        rows[i] = FLOOR if rows[i] < FLOOR else rows[i]
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def window_correlation(x, y, n, t0, first):
     """Pearson correlation of the last n pairs, within [-1, 1]; 0 where either side is constant.
 
     Sums are measured as in `window_covariance`.
     """
     size = len(x)
-    out, spread = np.empty(size), np.empty(n)
+    out, sums = np.empty(size), np.empty((4, size))
     tail_x, tail_y, tail_xy, tail_xx, tail_yy = (
         np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1), np.zeros(n + 1)
     )  # fmt: skip
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
         older_x, older_y = x[start - n : start], y[start - n : start]
         newer_x, newer_y, row = x[start : start + n], y[start : start + n], out[start : start + n]
+        rows = sums[:, start : start + n]
+        row_x, row_y, row_xx, row_yy = rows[0], rows[1], rows[2], rows[3]
         x0, y0 = x[start], y[start]
         sx, sy, sxy, sxx, syy = 0.0, 0.0, 0.0, 0.0, 0.0
         for k in range(n - 1, 0, -1):
@@ -234,17 +275,24 @@ def window_correlation(x, y, n, t0, first):
         for k in range(len(row)):
             dx, dy = newer_x[k] - x0, newer_y[k] - y0
             sx, sy, sxy, sxx, syy = sx + dx, sy + dy, sxy + dx * dy, sxx + dx * dx, syy + dy * dy
-            all_x, all_y = sx + tail_x[k + 1], sy + tail_y[k + 1]
-            row[k] = (sxy + tail_xy[k + 1]) - all_x * all_y / n
-            spread_x = (sxx + tail_xx[k + 1]) - all_x * all_x / n
-            spread_y = (syy + tail_yy[k + 1]) - all_y * all_y / n
-            spread[k] = (0.0 if spread_x < 0.0 else spread_x) * (0.0 if spread_y < 0.0 else spread_y)
-        for k in range(len(row)):
-            row[k] = min(max(ratio(row[k], math.sqrt(spread[k]), 0.0), -1.0), 1.0)
+            row[k], row_x[k], row_y[k] = sxy + tail_xy[k + 1], sx + tail_x[k + 1], sy + tail_y[k + 1]
+            row_xx[k], row_yy[k] = sxx + tail_xx[k + 1], syy + tail_yy[k + 1]
+    _correlate(out[first:], sums[0, first:], sums[1, first:], sums[2, first:], sums[3, first:], n)
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
+def _correlate(out, sum_x, sum_y, sum_xx, sum_yy, n):
+    """The sum of products in `out` becomes the correlation."""
+    for i in range(len(out)):
+        spread_x, spread_y = sum_xx[i] - sum_x[i] * sum_x[i] / n, sum_yy[i] - sum_y[i] * sum_y[i] / n
+        sum_xx[i] = (0.0 if spread_x < 0.0 else spread_x) * (0.0 if spread_y < 0.0 else spread_y)
+    for i in range(len(out)):
+        together = ratio(out[i] - sum_x[i] * sum_y[i] / n, math.sqrt(sum_xx[i]), 0.0)
+        out[i] = min(max(together, -1.0), 1.0)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def weighted_sum(x, weights, first):
     """Sum of weights[k] * x k rows ago: a fixed causal filter, by the definition (an FFT would mix in the future).
 
@@ -261,7 +309,7 @@ def weighted_sum(x, weights, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def bars_since_max(x, n, t0, first):
     """How many rows ago the largest of the last n values stood, the latest of equals (TA-Lib AROON)."""
     size = len(x)
@@ -286,7 +334,7 @@ def bars_since_max(x, n, t0, first):
     return out
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def recursive_means(x_KM, n_K, alpha_K, state_KS):
     """Exponential means of K series side by side, in place; each starts at the mean of its first n values.
 
@@ -304,17 +352,34 @@ def recursive_means(x_KM, n_K, alpha_K, state_KS):
         for k in range(count):
             x_KM[k, i] = _slow_step(x_KM[k, i], n_K[k], alpha_K[k], state_KS[k])
         i += 1
-    for row in range(i, size):
-        for k in range(count):
-            x = x_KM[k, row]
-            mean = state_KS[k, 0]
-            if x == x:
-                mean += alpha_K[k] * (x - mean)
-                state_KS[k, 0] = mean
-            x_KM[k, row] = mean
+    spare = np.zeros(size - i)  # for the places of four that no series takes
+    for k in range(0, count, 4):
+        b = x_KM[k + 1, i:] if k + 1 < count else spare
+        c = x_KM[k + 2, i:] if k + 2 < count else spare
+        d = x_KM[k + 3, i:] if k + 3 < count else spare
+        means, alphas = np.zeros(4), np.zeros(4)
+        for j in range(min(4, count - k)):
+            means[j], alphas[j] = state_KS[k + j, 0], alpha_K[k + j]
+        _four_means(x_KM[k, i:], b, c, d, means, alphas)
+        for j in range(min(4, count - k)):
+            state_KS[k + j, 0] = means[j]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
+def _four_means(a, b, c, d, means, alphas):
+    """Exponential means of four series in place; they stay in registers from row to row."""
+    mean_a, mean_b, mean_c, mean_d = means[0], means[1], means[2], means[3]
+    alpha_a, alpha_b, alpha_c, alpha_d = alphas[0], alphas[1], alphas[2], alphas[3]
+    for i in range(len(a)):
+        mean_a = mean_a + alpha_a * (a[i] - mean_a) if a[i] == a[i] else mean_a
+        mean_b = mean_b + alpha_b * (b[i] - mean_b) if b[i] == b[i] else mean_b
+        mean_c = mean_c + alpha_c * (c[i] - mean_c) if c[i] == c[i] else mean_c
+        mean_d = mean_d + alpha_d * (d[i] - mean_d) if d[i] == d[i] else mean_d
+        a[i], b[i], c[i], d[i] = mean_a, mean_b, mean_c, mean_d
+    means[0], means[1], means[2], means[3] = mean_a, mean_b, mean_c, mean_d
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def _slow_step(x, n, alpha, state):
     if math.isnan(x):
         pass
