@@ -25,6 +25,7 @@ from ml_factory.models.registry import available_models
 from ml_factory.progress import Phase, watch
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
+from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.units.folds import SCHEMES
 from ml_factory.units.preparation import DEMO
@@ -94,11 +95,14 @@ def prepare(
     strict: Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")] = False,
     searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Look for barriers, then prepare with them.")] = False,
+    target: Annotated[str, typer.Option(help="What is asked: " + ", ".join(KINDS) + ".")] = KINDS[0],
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
-    settings = DataSpec(bars=bars, calendar=calendar, tick=tick)
+    settings = DataSpec(bars=bars, calendar=calendar, tick=tick, labels=LabelSpec(kind=target))
+    if search and target != KINDS[0]:
+        raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=KINDS[0])
     rolled = _roll_of(roll, adjust, roll_at, roll_first, roll_months, expiry)
     place, horizons, found = Workspace(workspace), tuple(horizon or DEFAULT_HORIZONS), []
     if search and searched:

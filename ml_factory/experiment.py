@@ -60,6 +60,11 @@ class DataSpec:
                     wanted="SearchedLabels", next_step="give names and files to prepare(searched=…) instead",
                 )  # fmt: skip
         object.__setattr__(self, "searched", tuple(sorted(found, key=lambda one: one.labels.horizon)))
+        if self.searched and self.labels.kind != "triple_barrier":
+            raise SettingsError(
+                "Only barriers are searched for", where="DataSpec.searched", got=f"labels of kind {self.labels.kind}",
+                wanted="triple_barrier", next_step="leave the search or the kind out",
+            )  # fmt: skip
         horizons = [one.labels.horizon for one in self.searched]
         if len(set(horizons)) < len(horizons):
             raise SettingsError(

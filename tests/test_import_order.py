@@ -25,6 +25,7 @@ features.logarithm features.windows features.engine features.momentum features.v
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.custom features.build features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
+targets.kinds
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial

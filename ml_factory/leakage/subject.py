@@ -16,7 +16,8 @@ from ml_factory.features.multi_timeframe import frame_name
 from ml_factory.leakage.feed import table_of_feed
 from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.combinatorial import combinatorial_purged
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.kinds import make_labels
+from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, training_weights
@@ -127,7 +128,7 @@ class StandardPipeline:
         market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
         base = base_frame(bars, market, minutes)
         fine = base_frame(bars, market, 1) if minutes > 1 else None
-        made = {f"h{spec.horizon}": triple_barrier(base, fine, spec, market) for spec in self.label_specs}
+        made = {f"h{spec.horizon}": make_labels(base, fine, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:

@@ -12,11 +12,13 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
 from ml_factory.targets.outcomes import SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
 
-__all__ = ["BARRIERS", "LabelSpec", "average_uniqueness", "barriers_of", "triple_barrier"]
+KINDS = ("triple_barrier", "direction", "trend_scanning")
+
+__all__ = ["BARRIERS", "KINDS", "LabelSpec", "average_uniqueness", "barriers_of", "triple_barrier"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class LabelSpec:
         "drop" leaves out every row with fewer than `horizon` bars left there, touched or not.
     round_to_tick : barriers go outwards to the tick on rows whose own bar stands on it, which a back-adjusted one
         does not; False: never. The tick is the market's stored one; no other bar is asked.
+    kind : what is asked, one of KINDS (`targets.kinds.make_labels`); of the others some fields above are not read.
     """
 
     horizon: int = 20
@@ -40,8 +43,17 @@ class LabelSpec:
     cost_ticks: float = 2.0
     session_end: str = "session"
     round_to_tick: bool = True
+    kind: str = "triple_barrier"
 
     def __post_init__(self):
+        if self.kind not in KINDS:
+            step = did_you_mean(self.kind, KINDS) if isinstance(self.kind, str) else ""
+            if self.kind == "forward_return":
+                step = "a return is a number and models take three classes: use direction, its sign"
+            raise SettingsError(
+                "A label cannot be asked like this", where="LabelSpec.kind", got=repr(self.kind),
+                wanted=", ".join(KINDS), next_step=step or "use triple_barrier",
+            )  # fmt: skip
         whole = {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}
         for name, (least, most) in whole.items():
             value = getattr(self, name)

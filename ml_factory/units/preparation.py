@@ -28,7 +28,7 @@ from ml_factory.provenance import source_hash
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
-from ml_factory.targets.labels import triple_barrier
+from ml_factory.targets.kinds import make_labels
 from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from, state_after
@@ -284,7 +284,7 @@ class _Rows:
 def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     with phase(f"labels {horizon}", len(base)):
-        labels = triple_barrier(base, fine, settings.labels_for(horizon), market)
+        labels = make_labels(base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
     if found := settings.searched_for(horizon):
