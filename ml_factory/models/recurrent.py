@@ -9,9 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
 
 
-class LSTM(nn.LSTM):
+class LSTM(kernels.LSTM):
     """`nn.LSTM` with the time in the middle: the same weights by the same names, and the same outputs everywhere."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
@@ -21,7 +22,7 @@ class LSTM(nn.LSTM):
         return scanned(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
 
 
-class GRU(nn.GRU):
+class GRU(kernels.GRU):
     """`nn.GRU`, likewise."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
@@ -50,13 +51,13 @@ def gru_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
     return (h_BH, weight_GH, bias_G), h_BH
 
 
-def scanned(rnn: nn.LSTM | nn.GRU, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-    """What `rnn(x_BTF, state)` gives (batch first, one direction), by its own weights, as a scan.
+def scanned(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
+    """What the LSTM's or GRU's `rnn(x_BTF, state)` gives (batch first, one direction), by its own weights, as a scan.
 
     All inputs' products come first, as one large one; the scan holds what depends on the step before. Weights travel
     in the carry, since a scan gives no gradient to what its step merely sees.
     """
-    lstm = isinstance(rnn, nn.LSTM)
+    lstm = isinstance(rnn, kernels.LSTM)
     scan = xla_scan if x_BTF.device.type == "xla" else plain_scan
     if state is None:
         zeros_LBH = x_BTF.new_zeros(rnn.num_layers, x_BTF.shape[0], rnn.hidden_size)
