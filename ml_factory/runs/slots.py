@@ -66,12 +66,17 @@ class Slots:
 
         Raises WorkspaceError when there is nothing and the disk refused a slot that may be the unit's.
         """
+        return self._told(unit)[0]
+
+    def _told(self, unit: Unit) -> tuple[list[dict], list[str]]:
+        """(as `told`, which slots said nothing and why)."""
         mine = self._readable(unit)
         infos = [{**slot.look.info, "hash": slot.look.hash, "path": str(slot.path)} for slot in mine if not slot.fault]
         refused = [slot.error for slot in mine if slot.error]
         if refused and not infos:
             raise refused[0]
-        return sorted(infos, key=_order, reverse=True)
+        reasons = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
+        return sorted(infos, key=lambda info: -info["sequence"]), reasons
 
     def _readable(self, unit: Unit) -> list[Slot]:
         """The unit's slots, and those of which the disk would not say whose they are."""
@@ -82,8 +87,9 @@ class Slots:
 
         Raises WorkspaceError where the disk refuses all of them.
         """
-        skipped, refused = [], []
-        for told in self.told(unit):
+        infos, skipped = self._told(unit)
+        refused = []
+        for told in infos:
             try:
                 Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, told["path"], self.pool.disk)
                 return skipped
