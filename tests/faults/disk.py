@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.runs.storage import Disk
@@ -77,13 +78,14 @@ class DriveDisk(Disk):
         """What hung is carried out now."""
         late, self.late = self.late, []
         for call, args, handle in late:
-            if handle is None:
-                call(*args)
-                continue
-            number = max(self.drive.handles, default=0) + 1_000_000  # who called has closed its own
-            self.drive.handles[number] = handle
-            call(number, *args[1:])
-            self.drive.forget(number)
+            with suppress(OSError):
+                if handle is None:
+                    call(*args)
+                    continue
+                number = max(self.drive.handles, default=0) + 1_000_000  # who called has closed its own
+                self.drive.handles[number] = handle
+                call(number, *args[1:])
+                self.drive.forget(number)
 
     def _call(self, call, *args):
         if self._silent:

@@ -3,13 +3,12 @@
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.disk import Killed
 from tests.faults.rules import Rule
-from tests.faults.world import KEEP, World, check_goes_on, check_load, quiet
+from tests.faults.world import KEEP, Carried, World, check_goes_on, check_load, quiet
 
 ERRORS = ("ENOTCONN", "EIO", "ETIMEDOUT", "ESTALE", "EDQUOT", "ENOSPC")
 FULL = ("EDQUOT", "ENOSPC")
@@ -19,6 +18,7 @@ FULL = ("EDQUOT", "ENOSPC")
 class Fault:
     """One column of the matrix.
 
+    one_file : strikes every operation on slot number `index` and its manifest.
     rule, ops : what strikes, and which operations it can strike (all when empty).  lasting : from there on until the
     action is over.  after : what becomes of the machine then ("", "late", "process", "machine").  upload : a fault that
     strikes one upload of this machine's, drawn by lot.
@@ -30,11 +30,13 @@ class Fault:
     lasting: bool = False
     after: str = ""
     upload: str = ""
+    one_file: bool = False
 
 
 FAULTS = (
     *(Fault(name, name) for name in ERRORS),
     *(Fault(f"{name} from here on", name, lasting=True) for name in ERRORS),
+    Fault("EIO for one slot", "EIO", lasting=True, one_file=True),
     Fault("hang", "hang"),
     Fault("hang, done late", "hang", after="late"),
     Fault("short", "short", ("read", "write")),
@@ -46,11 +48,23 @@ FAULTS = (
     Fault("lost, upload torn", "die", after="machine", upload="torn"),
     Fault("lost, two of one name", "die", after="machine", upload="duplicate"),
 )
-# action -> (saves before it, what it does)
-ACTIONS: dict[str, tuple[int, Callable[[World], object]]] = {
-    "save": (2, World.save),
-    "rotate": (KEEP + 4, World.save),
-    "load": (KEEP + 4, lambda world: check_load(world, faulty=True)),
+
+
+@dataclass(frozen=True)
+class Action:
+    """One group of rows: so many saves, then `do` under a fault."""
+
+    world: type[World]
+    before: int
+    do: Callable[[World], object]
+
+
+ACTIONS = {
+    "save": Action(World, 2, World.save),
+    "rotate": Action(World, KEEP + 4, World.save),
+    "load": Action(World, KEEP + 4, lambda world: check_load(world, faulty=True)),
+    "carry": Action(Carried, KEEP + 4, Carried.save),
+    "fetch": Action(Carried, KEEP + 4, lambda world: check_load(world, True, world.fetch)),
 }
 
 
@@ -67,18 +81,18 @@ def run(table: Table, action: str, fault: Fault, index: int) -> None:
     """The action with the fault at its operation number `index`; everything that must hold afterwards is checked."""
     with tempfile.TemporaryDirectory() as folder, quiet():
         seed = index if fault.after == "machine" else 0
-        world = World(Path(folder), {"seed": seed, "uploads": 0.3 if fault.after == "machine" else 0.0})
+        chosen, lossy = ACTIONS[action], fault.after == "machine"
+        world = chosen.world(Path(folder), {"seed": seed, "uploads": 0.3 if lossy else 0.0})
         try:
-            before, do = ACTIONS[action]
-            for _ in range(before):
+            for _ in range(chosen.before):
                 assert world.save()
-            kind = strike(world, fault, do, index)
+            kind = strike(world, fault, chosen.do, index)
             if kind is None:
                 return
             cell = (action, kind, fault.name)
             table.struck[cell] += 1
             try:
-                check(world, fault)
+                check(world, fault, loading=chosen.do not in (World.save, Carried.save))
                 table.survived[cell] += 1
             except Exception as error:  # noqa: BLE001 - whatever went wrong is the finding
                 table.failures.append(f"{action}, {fault.name} at operation {index} ({kind}): {error!r}"[:300])
@@ -89,10 +103,15 @@ def run(table: Table, action: str, fault: Fault, index: int) -> None:
 def strike(world: World, fault: Fault, do: Callable[[World], object], index: int) -> str | None:
     """Do the action under the fault; the kind of the operation that was struck, None for one it cannot strike."""
     drive, done = world.drive, len(world.drive.calls)
-    drive.faults.add(Rule(fault.rule, after=index, times=None if fault.lasting else 1))
+    if fault.one_file:
+        names = sorted(path for path in drive.files if path.endswith(".ckpt"))
+        if index >= len(names):
+            return None
+        drive.faults.add(Rule(fault.rule, path=f"{names[index].removesuffix('.ckpt')}.*"))
+    else:
+        drive.faults.add(Rule(fault.rule, after=index, times=None if fault.lasting else 1))
     if fault.upload:
         drive.faults.add(Rule(fault.upload, ("upload",), after=index % 3, times=1))
-    world.step_before = world.step
     world.escaped = None
     try:
         do(world)
@@ -102,11 +121,11 @@ def strike(world: World, fault: Fault, do: Callable[[World], object], index: int
         world.escaped = error
     if len(drive.calls) <= done + index:
         return None
-    kind = drive.calls[done + index].split()[0]
+    kind = "any" if fault.one_file else drive.calls[done + index].split()[0]
     return kind if not fault.ops or kind in fault.ops else None
 
 
-def check(world: World, fault: Fault) -> None:
+def check(world: World, fault: Fault, loading: bool) -> None:
     """The newest verified checkpoint loads, nothing verified was lost, training goes on."""
     if world.escaped is not None:
         raise world.escaped
@@ -118,6 +137,8 @@ def check(world: World, fault: Fault) -> None:
         world.new_process()
     world.disk.heal()
     if fault.after == "late":
+        if loading:
+            world.resume()
         world.save()
         kept = sorted(world.told)[-KEEP:]
         world.disk.wake()
@@ -132,13 +153,12 @@ def check(world: World, fault: Fault) -> None:
 def operations(action: str) -> int:
     """How many file operations the action makes when nothing fails."""
     with tempfile.TemporaryDirectory() as folder, quiet():
-        world = World(Path(folder))
-        before, do = ACTIONS[action]
-        for _ in range(before):
+        chosen = ACTIONS[action]
+        world = chosen.world(Path(folder))
+        for _ in range(chosen.before):
             world.save()
         done = len(world.drive.calls)
-        with suppress(AssertionError):
-            do(world)
+        chosen.do(world)
         world.end()
         return len(world.drive.calls) - done
 

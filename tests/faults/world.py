@@ -2,7 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -15,6 +16,9 @@ import numpy as np
 from ml_factory.errors import FactoryError
 from ml_factory.runs import pool
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.pool import Lease, Pool, Unit
+from ml_factory.runs.slots import Slots
+from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.seeding import generator
 from tests.faults.cloud import Cloud
 from tests.faults.disk import DriveDisk
@@ -80,10 +84,12 @@ class World:
         """Train one step and save; whether it was acknowledged."""
         self.step += 1
         info = self.manager.save_checkpoint(PHASE, state_at(self.step), force=True)
-        if info is not None:
-            path = f"/{Path(info['path']).relative_to(self.local).as_posix()}"
-            self.told[info["sequence"]] = (bytes(self.drive.files[path].data), self.step)
-        return info is not None
+        return info is not None and self.acknowledged(info)
+
+    def acknowledged(self, info: dict) -> bool:
+        path = f"/{Path(info['path']).relative_to(self.local).as_posix()}"
+        self.told[info["sequence"]] = (bytes(self.drive.files[path].data), self.step)
+        return True
 
     def load(self) -> dict | None:
         return self.manager.load_latest_checkpoint(PHASE)
@@ -99,12 +105,50 @@ class World:
         return {number: step for number, (data, step) in self.told.items() if data in contents}
 
 
-def check_load(world: World, faulty: bool) -> None:
+class Carried(World):
+    """The same with the drive as a mount: a save lands in a pool on the local disk and is carried over; a machine that
+    finds nothing there fetches from the mount. Acknowledged is what the mount was told to hold."""
+
+    unit = Unit("run", PHASE)
+
+    def new_process(self) -> None:
+        super().new_process()
+        lease = Lease(f"session-{len(self.drive.calls)}")
+        self.mount = Slots(Pool(self.local / "checkpoints", self.disk, lock=self.local / "mount.lock"), lease)
+        self.home = getattr(self, "home", None) or Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), lease)
+
+    def new_machine(self) -> None:
+        self.home = None
+        super().new_machine()
+
+    def save(self) -> bool:
+        self.step += 1
+        here = self.home.write(self.unit, KEEP, {"saved_at": "", "metrics": {}}, encode_state(state_at(self.step)))
+        try:
+            return self.acknowledged(self.mount.copy_in(self.unit, KEEP, here["path"]))
+        except FactoryError:
+            return False
+
+    def fetch(self) -> dict | None:
+        """Load on a machine whose local disk is empty."""
+        self.home = Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), Lease("fresh"))
+        return self.load()
+
+    def load(self) -> dict | None:
+        here, passed = self.home.told(self.unit), []
+        there = self.mount.told(self.unit)
+        if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
+            passed = self.mount.copy_out(self.unit, KEEP, str(self.home.pool.folder))
+        info, state, skipped = self.home.newest(self.unit, decode_state)
+        return info and {"state": state, **info, "skipped": passed + skipped}
+
+
+def check_load(world: World, faulty: bool, load: Callable[[], dict | None] | None = None) -> None:
     """What a load may answer: the newest, or, while the disk fails, an older one with a reason, or an error; a training
     that has a checkpoint is never told to begin anew."""
     alive = world.alive()
     try:
-        found = world.load()
+        found = (load or world.load)()
     except FactoryError:
         assert faulty, "a healthy disk refused to load"
         return
