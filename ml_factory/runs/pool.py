@@ -23,7 +23,8 @@ from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import Disk, disk_errors
 
 HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
-_SLOT = re.compile(r"slot-[0-9a-f]{6}\.ckpt")
+# Drive may hold two files of one name and shows the second as "slot-3fa41c (1).ckpt": it is a slot like any other.
+_SLOT = re.compile(r"slot-[0-9a-f]{6}( \(\d+\))?\.ckpt")
 
 
 @dataclass(frozen=True)
