@@ -176,10 +176,11 @@ class Xla(Device):
         self.watchdog.after(program, self._compiled() - before, inputs)
 
     def free_bytes(self) -> int:
-        if self.chips > 1:  # the virtual device of SPMD has no memory of its own to ask about
+        try:
+            memory = _xla("core.xla_model").get_memory_info(_xla().device())
+        except RuntimeError:  # neither several chips as one nor the CPU client tell; no TPU has less
             return 4 << 30
-        memory = _xla("core.xla_model").get_memory_info()
-        return memory["bytes_limit"] - memory["bytes_used"] if memory.get("bytes_limit") else 1 << 62
+        return memory["bytes_limit"] - memory["bytes_used"]
 
     def keep_programs(self, folder: Path) -> None:
         # The CPU client writes files that it cannot read back.

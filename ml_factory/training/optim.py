@@ -58,13 +58,10 @@ class AdamW:
                 parameter.grad = torch.zeros_like(parameter)
         return [parameter.grad for parameter in self.parameters]
 
-    def clear(self, keep: bool) -> None:
-        """Forget the gradients. keep : hold them as zeros, so that adding a first part is like adding any other."""
-        if keep:
-            torch._foreach_zero_(self.gradients())
-        else:
-            for parameter in self.parameters:
-                parameter.grad = None
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
     @torch.no_grad()
     def update(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:

@@ -45,8 +45,8 @@ class Run:
     """One network in training.
 
     forward : the network as a step calls it (compiled, or averaging gradients over processes). micro : rows of a
-    process that go through it at once. totals : [sum of w * loss, sum of w] of the epoch so far, and first_bad the
-    first step that was not finite (-1: none), both on the device, where nothing waits for them.
+    process that go through it at once. totals : [sum of w * loss, sum of w] of the epoch so far; flag : [first step
+    that was not finite (-1: none), step]; both on the device, where nothing waits for them.
     """
 
     def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
@@ -64,7 +64,6 @@ class Run:
         self.memory = Memory()
         self.step, self.done = 0, False
         self.clear_totals()
-        self.optimizer.clear(self.parts > 1)
         device.flush("start")
         self.keep_copy()
 
@@ -89,9 +88,8 @@ class Run:
     def clear_totals(self) -> None:
         # float64 is exact enough to add any number of batches.
         self.totals = self.device.place(torch.zeros(2, dtype=torch.float64))
-        self.first_bad = self.device.place(torch.tensor(-1, dtype=torch.int32))
-        # The step's number, counted on the device: as a number of the program it would compile each step anew.
-        self.counter = self.device.place(torch.tensor(self.step, dtype=torch.int32))
+        # The step's number is counted on the device: as a number of the program it would make each step another one.
+        self.flag = self.device.place(torch.tensor([-1, self.step], dtype=torch.int32))
 
     @contextmanager
     def judged(self) -> Iterator[None]:
@@ -169,7 +167,7 @@ class Run:
     # ---------------------------------------------------------------------- when it fails
     def check_finite(self) -> bool:
         """Look at the flag. True when the run had to turn back (once, with half the rate); a second time it ends."""
-        bad = int(self.first_bad)
+        bad = int(self.flag[0])
         if bad < 0:
             return False
         if self.memory.slower == 1.0:
@@ -204,14 +202,13 @@ class Run:
         self.clear_totals()
         self.totals = self.device.place(state["totals"].clone())
         self.memory = Memory(**state["memory"])
-        self.optimizer.clear(self.parts > 1)
+        self.optimizer.clear()
         self.device.flush("restore")
 
     def _cut(self, micro: int) -> None:
         """From here on, micro-batches of this size."""
         if micro != self.micro:
             self.micro = micro
-            self.optimizer.clear(self.parts > 1)
             self.device.watchdog.forget()
 
     def _parts_of(self, most: int) -> int:

@@ -28,7 +28,7 @@ def take_step(run: Run, batch: Batch, loss: Loss) -> None:
         if not last:
             run.device.flush("accumulate", data, (totals, *run.optimizer.gradients()))
     _descend(run, numbers, run.device.processes.total(totals))
-    run.optimizer.clear(run.parts > 1)
+    run.optimizer.clear()
     run.device.flush("train", data, (run.totals, *run.optimizer.parameters))
     run.step += 1
 
@@ -67,5 +67,5 @@ def _descend(run: Run, numbers: Tensor, totals: Tensor) -> None:
         # A scale that was too large is found in this way: not the network's fault, unless none is left to try.
         bad = ~loss_finite | (~finite & run.scale.exhausted())
         run.scale.adapt(finite)
-    run.first_bad = torch.where(bad & (run.first_bad < 0), run.counter, run.first_bad)
-    run.counter = run.counter + 1
+    first_bad, counter = run.flag.unbind()
+    run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])

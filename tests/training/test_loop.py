@@ -184,7 +184,7 @@ def test_a_skipped_step_leaves_every_number_as_it_was():
     for part in ("network", "totals"):
         assert encode_state({"": after[part]}) == encode_state({"": before[part]})
     assert encode_state(after["optimizer"]) == encode_state(before["optimizer"])
-    assert int(run.first_bad) == 1
+    assert int(run.flag[0]) == 1
 
 
 def test_the_step_asks_the_device_for_nothing(monkeypatch):

@@ -49,7 +49,7 @@ def test_it_is_torchs_adamw_over_a_whole_schedule(first):
             net(x).square().mean().backward()
         optimizer.update(controls(first + step, lr, spec), ONE, YES)
         twin.step()
-        optimizer.clear(keep=False)
+        optimizer.clear()
         twin.zero_grad()
     for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-7)
@@ -96,7 +96,7 @@ def test_moments_travel_by_name():
     def step(which, count):
         nets[which](x).square().mean().backward()
         optimizers[which].update(controls(count, 0.1, TrainSpec()), ONE, YES)
-        optimizers[which].clear(keep=which == 1)
+        optimizers[which].clear()
 
     step(0, 0)
     assert sorted(optimizers[0].state()) == sorted(name for name, _ in nets[0].named_parameters())

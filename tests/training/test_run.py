@@ -238,7 +238,7 @@ def test_half_precision_scales_its_loss_and_passes_over_what_overflows():
     run = Run(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), device, IDENTITY)
     for _ in range(40):
         take_step(run, batch, steep)
-    assert int(run.first_bad) == -1 and scale[-1] < scale[0]
+    assert int(run.flag[0]) == -1 and scale[-1] < scale[0]
     assert torch.isfinite(flat(network)).all()
     first, last = (float(t[0] / t[1]) for t in (_loss_of(small()[0]), _loss_of(network)))
     assert last < 0.8 * first

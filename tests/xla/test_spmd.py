@@ -1,0 +1,68 @@
+"""Four virtual devices that share every batch's rows (SPMD): the numbers of one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.models.registry import available_models, spec_of
+from ml_factory.training.loop import fit
+from ml_factory.training.spec import TrainSpec
+from tests.xla.side_by_side import BY_ID, IDENTITY, Rows, device_of
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [f"{name}-classes" for name in available_models() if spec_of(name).windowed] + ["itransformer-quantiles"]
+
+
+def trained(name: str, kind: str, accumulate: int = 1) -> dict:
+    """Three epochs of two batches on all devices of that kind."""
+    device = device_of(kind)
+    network, rows = BY_ID[name].build(dropout=0.0), Rows(BY_ID[name], device, 32)
+
+    def spread(positions):
+        inputs, target, weight = rows(positions)
+        names, parts = zip(*inputs.items(), strict=True)
+        *parts, target, weight = device.spread((*parts, target, weight))
+        return dict(zip(names, parts, strict=True)), target, weight
+
+    spec = TrainSpec(epochs=3, batch=16, accumulate=accumulate, lr=1e-3)
+    result = fit(network, 32, spread, rows.loss, spec, device, identity=IDENTITY)
+    return {
+        "chips": device.chips,
+        "losses": [row["train_loss"] for row in result.history],
+        "weights": torch.cat([p.detach().cpu().flatten() for p in network.parameters()]).tolist(),
+        "compiles": result.compiles,
+        "complaints": device.watchdog.complaints,
+    }
+
+
+@pytest.fixture(scope="module")
+def on_four(tmp_path_factory):
+    """What each network ends with on four devices, from a process that has them."""
+    out = tmp_path_factory.mktemp("spmd") / "told.json"
+    calls = "{name: trained(name, 'xla') for name in NAMES} | {'parts': trained('tcn-classes', 'xla', 2)}"
+    text = f"import json\nfrom tests.xla.test_spmd import NAMES, trained\njson.dump({calls}, open({str(out)!r}, 'w'))"
+    four = {**os.environ, "CPU_NUM_DEVICES": "4", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env=four, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_four_devices_give_the_numbers_of_one(on_four, name):
+    told, one = on_four[name], trained(name, "cpu")
+    assert told["chips"] == 4 and device_of("xla").chips == 1
+    np.testing.assert_allclose(told["losses"], one["losses"], rtol=1e-6)
+    expected = np.array(one["weights"])
+    assert np.linalg.norm(np.array(told["weights"]) - expected) <= 1e-4 * np.linalg.norm(expected)
+    assert told["compiles"]["train"] <= 2 and told["complaints"] == []
+
+
+def test_in_parts_too(on_four):
+    np.testing.assert_allclose(on_four["parts"]["losses"], trained("tcn-classes", "cpu")["losses"], rtol=1e-6)
+    assert on_four["parts"]["compiles"]["accumulate"] <= 2

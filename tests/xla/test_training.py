@@ -1,0 +1,254 @@
+"""The loop on XLA: a few programs for a whole training, random numbers by the step, and a run that changes devices."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.runs.state import decode_state, encode_state
+from ml_factory.training.device import pick, pinned
+from ml_factory.training.feed import Feed
+from ml_factory.training.judging import mean_loss
+from ml_factory.training.loop import fit
+from ml_factory.training.losses import weighted_mse
+from ml_factory.training.run import Run
+from ml_factory.training.spec import TrainSpec
+from ml_factory.training.step import take_step
+from tests.models.cases import SMALL
+from tests.training.test_run import Kept, flat, small, weighted
+from tests.xla.side_by_side import IDENTITY, device_of
+
+NETWORKS = [name for name in available_models() if spec_of(name).windowed]
+T, F = 16, 6
+
+
+def market(rows: int):
+    rng = np.random.default_rng(0)
+    x_NTF = rng.normal(size=(rows, T, F)).astype(np.float32)
+    return x_NTF, np.digitize(x_NTF[:, -1, 0], [-0.4, 0.4]) - 1, rng.uniform(0.1, 2, rows)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_two_epochs_of_eight_batches_train_in_a_few_programs(name, caplog):
+    """Epochs, evaluations and saves: two compiles of each program at most, none after the first cycle."""
+    x, y, w = market(160)
+    settings = {**SMALL[name], "lookback": T, "epochs": 2, "batch": 16, "eval_batch": 16, "lr": 5e-3, "device": "xla"}
+    model, kept = build_model(name, **settings, precision="fp32", dropout=0.2), Kept()
+    result = model.fit(x[:128], y[:128], w[:128], validation=(x[128:], y[128:], w[128:]), checkpoints=kept)
+    assert kept.steps == [8, 16]
+    assert result.history[1]["train_loss"] < result.history[0]["train_loss"]
+    programs = {name: result.compiles[name] for name in ("train", "evaluate")}
+    assert all(1 <= count <= 2 for count in programs.values()), result.compiles
+    assert "Compiled in mid-run" not in caplog.text
+    # The same weights predict the same on the CPU.
+    there = model.predict_proba(x)
+    here = build_model(name, **{**settings, "device": "cpu"}, precision="fp32").load_state(
+        {**model.get_state(), "settings": {**model.get_state()["settings"], "device": "cpu"}}
+    )
+    np.testing.assert_allclose(there, here.predict_proba(x), atol=1e-5)
+
+
+def trained(kind: str, spec: dict, loss=weighted, dropout: float = 0.0, **more):
+    device = pick(TrainSpec(device=kind, threads=1, precision=spec.get("precision", "fp32")))
+    network, batch, _ = small(dropout)
+
+    def there(positions):
+        return tuple(device.place(part) for part in batch(positions))
+
+    chosen = TrainSpec(**{"epochs": 6, "batch": 16, "threads": 1, **spec})
+    result = fit(network, 48, there, loss, chosen, device, identity=IDENTITY, **more)
+    return flat(network).cpu(), result, device
+
+
+def test_a_whole_schedule_from_warm_up_to_zero_is_two_programs():
+    """150 steps to a rate of almost 0, with averaged weights; numbers that become 0 or 1 make no program."""
+    weights, result, device = trained("xla", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
+    assert result.compiles["train"] <= 2 and device.watchdog.complaints == []
+    expected, _, _ = trained("cpu", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
+    assert (weights - expected).norm() <= 1e-4 * expected.norm()
+
+
+def test_the_step_counter_crosses_36300_without_a_program():
+    device = device_of("xla")
+    network, batch, _ = small()
+    run = Run(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
+    run.step = 36_295
+    run.clear_totals()
+    for _ in range(12):
+        take_step(run, lambda rows: tuple(map(device.place, batch(rows))), weighted)
+    assert device.watchdog.counts["train"] <= 2 and not device.watchdog.complaints
+    assert run.step == 36_307 and int(run.flag[1]) == 36_307
+
+
+def test_parts_are_one_program_more():
+    weights, result, device = trained("xla", {"accumulate": 4})
+    assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.watchdog.complaints
+    expected, _, _ = trained("cpu", {})
+    assert (weights - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_dropout_keeps_the_right_share_and_follows_the_seed():
+    device, layer, drawn = device_of("xla"), nn.Dropout(0.3), []
+    with pinned(device):
+        for seed in (7, 7, 8):
+            device.seed_step(seed)
+            kept = layer(device.place(torch.ones(200, 200)))
+            device.flush("train")
+            drawn.append(kept.cpu())
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    share = (drawn[0] > 0).float().mean().item()
+    assert share == pytest.approx(0.7, abs=5 * (0.21 / 40_000) ** 0.5)
+    assert torch.equal(drawn[0].unique(), torch.tensor([0.0, 1 / 0.7]))
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+    runs = [trained("xla", {"seed": seed}, dropout=0.5)[0] for seed in (0, 0, 1)]
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_a_killed_run_goes_on_to_the_bit():
+    expected, _, _ = trained("xla", {"accumulate": 2, "ema": 0.9}, dropout=0.3)
+    kept, calls = Kept(), []
+
+    def killing(net, batch):
+        calls.append(1)
+        if len(calls) > 10:
+            raise KeyboardInterrupt
+        return weighted(net, batch)
+
+    fast = {"accumulate": 2, "ema": 0.9, "save_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        trained("xla", fast, killing, 0.3, checkpoints=kept)
+    weights, result, _ = trained("xla", fast, dropout=0.3, checkpoints=kept)
+    assert result.resumed_step == 5 and result.exact
+    assert torch.equal(weights, expected)
+
+
+@pytest.mark.parametrize(("first", "second"), [("xla", "cpu"), ("cpu", "xla")])
+def test_a_run_goes_on_on_another_device(first, second):
+    """Its state makes the journey to the bit; its end is the one of a run that stayed, but for rounding."""
+    kept, calls = Kept(), []
+
+    def killing(net, batch):
+        calls.append(1)
+        if len(calls) > 8:
+            raise KeyboardInterrupt
+        return weighted(net, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(first, {"save_seconds": 0.0}, killing, checkpoints=kept)
+    before = kept.load()["state"]
+    device = device_of(second)
+    run = Run(device.place(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
+    run.restore(before)
+    after = decode_state(encode_state(run.state()))
+    for part in ("network", "optimizer", "totals", "step", "micro"):
+        assert encode_state({"": after[part]}) == encode_state({"": before[part]}), part
+    weights, result, _ = trained(second, {}, checkpoints=kept)
+    expected, whole, _ = trained("cpu", {})
+    assert result.resumed_step == 8 and not result.exact
+    assert any(why.startswith("device: began with") for why in result.inexact)
+    assert (weights - expected).norm() <= 1e-5 * expected.norm()
+    assert result.history[-1]["train_loss"] == pytest.approx(whole.history[-1]["train_loss"], rel=1e-5)
+
+
+def test_the_watchdog_names_a_shape_that_changed(caplog):
+    sizes = []
+    network, batch, _ = small()
+    device = device_of("xla")
+
+    def there(positions):
+        sizes.append(1)
+        parts = batch(positions[:9] if len(sizes) == 15 else positions)
+        return tuple(map(device.place, parts))
+
+    fit(network, 48, there, weighted, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
+    assert len(device.watchdog.complaints) == 1
+    assert "float32[16, 3] became float32[9, 3]" in device.watchdog.complaints[0]
+    assert "Compiled in mid-run: train was compiled again" in caplog.text
+
+
+def test_the_watchdog_shows_a_number_that_became_part_of_the_program():
+    """XLA writes 0 and 1 into its programs: a factor of 1 is another program than one of 0.5."""
+    device, calls = device_of("xla"), []
+    network, batch, _ = small()
+
+    def scaled(net, data):
+        calls.append(1)
+        total, weight = weighted(net, data)
+        return total * (0.5 if len(calls) < 10 else 1.0), weight
+
+    def there(positions):
+        return tuple(map(device.place, batch(positions)))
+
+    fit(network, 48, there, scaled, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
+    first, *rest = device.watchdog.complaints
+    assert "no shape changed, so a Python number is part of the program" in first
+    assert rest and "the program train now holds:" in rest[0]
+
+
+def test_bf16_is_what_xla_computes_in_unless_told():
+    assert pick(TrainSpec(device="xla")).precision == "bf16"
+    weights, result, _ = trained("xla", {"precision": "bf16", "lr": 0.02})
+    full, whole, _ = trained("xla", {"lr": 0.02})
+    assert weights.dtype == torch.float32 and not torch.equal(weights, full)
+    assert result.history[-1]["train_loss"] == pytest.approx(whole.history[-1]["train_loss"], rel=0.05)
+
+
+def test_recomputed_blocks_give_the_same_numbers():
+    x, y, w = market(32)
+    losses = []
+    for recompute in (False, True):
+        settings = {**SMALL["patchtst"], "lookback": T, "epochs": 2, "batch": 16, "device": "xla", "dropout": 0.3}
+        model = build_model("patchtst", **settings, precision="fp32", recompute=recompute)
+        losses.append([row["train_loss"] for row in model.fit(x, y, w).history])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_windows_are_gathered_on_the_device():
+    device = device_of("xla")
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(40, F)).astype(np.float32)
+    windows = Windows(x_NF, np.arange(4, 40), 5)
+    feed, at = Feed(device, [windows, np.arange(36.0, dtype=np.float32)]), np.array([35, 0, 7])
+    x_BTF, column_B = feed(at)
+    assert feed.resident and x_BTF.device.type == "xla"
+    np.testing.assert_array_equal(x_BTF.cpu(), windows[at])
+    np.testing.assert_array_equal(column_B.cpu(), at)
+
+
+def test_padded_and_masked_evaluation_is_the_mean_over_all_rows():
+    device, network = device_of("xla"), nn.Linear(2, 1)
+    rng = np.random.default_rng(0)
+    x, y, w = (rng.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
+
+    def loss(net, batch):
+        return weighted_mse(net(batch[0]).unsqueeze(-1), *batch[1:])
+
+    with torch.no_grad():
+        error = (network(torch.from_numpy(x)).numpy()[:, 0] - y[:, 0, 0]) ** 2
+    found = mean_loss(network, Feed(device, [x, y, np.abs(w)]), loss, device, 4)
+    assert found == pytest.approx(np.average(error, weights=np.abs(w)), rel=1e-6)
+    assert device.watchdog.counts["evaluate"] <= 2
+
+
+def test_a_cpu_training_first_does_not_break_xla():
+    """The adapter starts XLA's client whatever the device: in a process of its own, CPU first."""
+    text = "\n".join(
+        [
+            "from ml_factory.models.registry import build_model",
+            "import numpy as np",
+            "x, y = np.random.default_rng(0).normal(size=(40, 8, 3)).astype('f'), np.arange(40) % 3 - 1",
+            "for device in ('cpu', 'xla', 'cpu'):",
+            "    settings = dict(lookback=8, hidden=4, epochs=1, batch=20, device=device, precision='fp32')",
+            "    build_model('lstm', **settings).fit(x, y)",
+            "print('both')",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("both\n"), done.stderr[-1500:]
