@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 BENCH ?= resample barriers weights scaling features pipeline
 
-.PHONY: help setup run test lint format notebooks bench chaos matrix badges clean
+.PHONY: help setup run test lint format notebooks bench chaos matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -51,6 +51,9 @@ peers:  ## the networks beside public implementations with the same weights, in 
 	@test -n "$(PYTHON)" || { echo "make peers: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
 	@.venv-peers/bin/python -m pytest tests/models/test_peers.py --confcutdir tests/models -p no:cacheprovider $(ARGS)
+
+faults: setup  ## every fault at every file operation of checkpoints, with the table of survivors; ARGS='--every 10'
+	@$(PY) -m tests.faults $(ARGS)
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
 	@ROWS="$(ROWS)" sh .ci/matrix

@@ -21,7 +21,7 @@ class Fault:
     one_file : strikes every operation on slot number `index` and its manifest.
     rule, ops : what strikes, and which operations it can strike (all when empty).  lasting : from there on until the
     action is over.  after : what becomes of the machine then ("", "late", "process", "machine").  upload : a fault that
-    strikes one upload of this machine's, drawn by lot.
+    strikes uploads from two saves before on.
     """
 
     name: str
@@ -84,7 +84,10 @@ def run(table: Table, action: str, fault: Fault, index: int) -> None:
         chosen, lossy = ACTIONS[action], fault.after == "machine"
         world = chosen.world(Path(folder), {"seed": seed, "uploads": 0.3 if lossy else 0.0})
         try:
-            for _ in range(chosen.before):
+            for number in range(chosen.before):
+                if fault.upload and number == chosen.before - 2:
+                    path = "*.ckpt" if index % 2 else "*"
+                    world.drive.faults.add(Rule(fault.upload, ("upload",), path, after=index % 3))
                 assert world.save()
             kind = strike(world, fault, chosen.do, index)
             if kind is None:
@@ -110,8 +113,6 @@ def strike(world: World, fault: Fault, do: Callable[[World], object], index: int
         drive.faults.add(Rule(fault.rule, path=f"{names[index].removesuffix('.ckpt')}.*"))
     else:
         drive.faults.add(Rule(fault.rule, after=index, times=None if fault.lasting else 1))
-    if fault.upload:
-        drive.faults.add(Rule(fault.upload, ("upload",), after=index % 3, times=1))
     world.escaped = None
     try:
         do(world)
@@ -132,6 +133,7 @@ def check(world: World, fault: Fault, loading: bool) -> None:
     kept = sorted(world.told)[-(2 if fault.rule in FULL else KEEP) :]
     if fault.after == "machine":
         world.new_machine()
+        world.told = {number: world.told[number] for number in world.alive()}  # what the cloud never had is gone
         kept = []
     elif fault.after == "process":
         world.new_process()

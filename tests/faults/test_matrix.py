@@ -1,0 +1,60 @@
+"""A fixed part of the fault matrix, and that the matrix can fail."""
+
+from unittest import mock
+
+import pytest
+
+from ml_factory.runs import slots
+from tests.faults.matrix import ACTIONS, FAULTS, Fault, Table, cells, operations, run
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_fixed_part_of_the_matrix(action):
+    table = Table()
+    for chosen, fault, index in cells(every=23):
+        if chosen == action:
+            run(table, chosen, fault, index)
+    assert not table.failures
+    assert sum(table.struck.values()) > 25
+    assert table.struck == table.survived
+
+
+def test_every_kind_of_operation_is_met():
+    kinds, table = set(), Table()
+    eio = Fault("EIO", "EIO")
+    for action in ACTIONS:
+        for index in range(0, operations(action), 3):
+            run(table, action, eio, index)
+    kinds = {kind for _, kind, _ in table.struck}
+    assert kinds >= {"names", "open", "stat", "read", "write", "truncate", "sync", "close", "free"}
+    assert not table.failures
+
+
+def broken_read_container(disk, path, into=None):
+    """No look at the hash."""
+    found = slots.look_at(disk, path)
+    if found.fault:
+        raise found.fault
+    if into is not None:
+        file = disk.open(path)
+        data = bytearray(found.size)
+        disk.read(file, memoryview(data), 0)
+        disk.close(file)
+        into += data[found.start : found.start + found.payload]
+    return {**found.info, "bytes": found.size, "hash": found.hash}
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement", "fault", "action"),
+    [
+        ("read_container", broken_read_container, "write dropped", "rotate"),
+        ("kept_slots", lambda good, keep: (set(list(good)[:-1]), None), "killed", "rotate"),
+    ],
+)
+def test_the_matrix_sees_a_product_that_is_broken(name, replacement, fault, action):
+    [fault] = [one for one in FAULTS if one.name == fault]
+    table = Table()
+    with mock.patch.object(slots, name, replacement):
+        for index in range(operations(action)):
+            run(table, action, fault, index)
+    assert table.failures
