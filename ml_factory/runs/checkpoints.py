@@ -9,7 +9,6 @@ import atexit
 import logging
 import math
 import os
-import secrets
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.runs.courier import Clerk, Courier, Now, State
+from ml_factory.runs.leases import Heartbeat, session_id
 from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.phases import PhaseCheckpoints, check_name
 from ml_factory.runs.pool import Lease, Pool
@@ -93,11 +93,12 @@ class CheckpointManager:
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
         self.mean_life, self.on_saved, self.save_seconds = mean_life_seconds, on_saved, 0.0
-        self.lease, self.deadline = lease or Lease(secrets.token_hex(8)), deadline_seconds
+        self.lease, self.deadline = lease or Lease(session_id()), deadline_seconds
         self.staging, self._process = Staging(), os.getpid()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._open_tiers(None if local is None else Path(local), quota_bytes, disk)
         self._clerk = Clerk("checkpoint") if background else Now()
+        self.heartbeat = Heartbeat(lambda: [phase.tenure for phase in list(self._phases.values())])
         _open.add(self)
 
     def _open_tiers(self, local: Path | None, quota: int | None, disk: Disk | None) -> None:
@@ -200,6 +201,7 @@ class CheckpointManager:
         """Finish the writes and let another process have this run. What a mount does not take in time (its deadline
         unless said otherwise) stays on the local disk, and the next session carries it over."""
         self._wait_home(seconds)
+        self.heartbeat.stop()
         for phase in self._phases.values():
             phase.done()
         if self.courier is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.pool import Unit
 from ml_factory.runs.slots import loss_of
 
@@ -110,7 +111,7 @@ class Courier:
 
     def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60):
         self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
-        self._behind: dict[Unit, Callable[[], None]] = {}
+        self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None]]] = {}
         self._next_try, self._told = 0.0, False
 
     @property
@@ -118,9 +119,13 @@ class Courier:
         """Whether something that was saved locally is not on the mount."""
         return bool(self._behind)
 
-    def carry(self, unit: Unit, then: Callable[[], None] = lambda: None) -> None:
-        """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there."""
-        self._behind[unit] = then
+    def carry(
+        self, unit: Unit, then: Callable[[], None] = lambda: None,
+        lost: Callable[[TakenOverError], None] = lambda error: None,
+    ) -> None:  # fmt: skip
+        """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there, `lost` when the
+        mount tells that another session has taken the unit over."""
+        self._behind[unit] = then, lost
         if not self._told:
             self._clerk.do(self.catch_up)
         self.poke()
@@ -133,21 +138,29 @@ class Courier:
 
     def catch_up(self) -> None:
         """Try all that is behind."""
-        for unit, then in list(self._behind.items()):
+        for unit, (then, lost) in list(self._behind.items()):
             try:
                 self._copy(unit)
+            except TakenOverError as error:
+                del self._behind[unit]
+                lost(error)
+                continue
             except (WorkspaceError, CheckpointError) as error:
                 self._next_try = time.monotonic() + self._retry
                 if not self._told:
                     _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
                 self._told = True
                 return
-            if self._behind.get(unit) is then:
+            if self._behind.get(unit) == (then, lost):
                 del self._behind[unit]
             then()
         if self._told:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
         self._told = False
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Something small on the mount, when its turn comes."""
+        self._clerk.do(job)
 
     def give_back(self, unit: Unit) -> None:
         """The unit's artifact is where it belongs: its slots on the mount serve others."""

@@ -19,9 +19,11 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
 from ml_factory.runs.storage import Disk
@@ -29,7 +31,7 @@ from ml_factory.runs.storage import Disk
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from ml_factory.runs.mount_io import serve; serve(*sys.argv[2:])"
 _TELL_EVERY = 0.2  # seconds
-_ERRORS = {"CheckpointError": CheckpointError, "WorkspaceError": WorkspaceError}
+_ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
 _abandoned: list[subprocess.Popen] = []
 
 
@@ -68,6 +70,12 @@ class ChildSlots:
 
     def units(self, run: str) -> list[str]:
         return self._call("units", run)
+
+    def lease_of(self, unit: Unit) -> dict:
+        return self._call("lease_of", unit)
+
+    def renew(self, unit: Unit, told: dict) -> None:
+        return self._call("renew", unit, told)
 
     def give_back(self, unit: Unit) -> int:
         return self._call("give_back", unit)
@@ -216,11 +224,17 @@ def _do(slots: Slots, method: str, args: list, memory: int):
     unit, *rest = Unit(*args[0]), *args[1:]
     if method == "write":
         keep, info, size = rest
-        return slots.write(unit, keep, info, memoryview(mmap.mmap(memory, size, access=mmap.ACCESS_READ)))
+        return slots.write(unit, keep, info, _mapped(memory, os.fstat(memory).st_size)[:size])
     if method == "survey":
         good, bad = slots.survey(unit)
         return list(good.values()), {str(path): str(error) for path, error in bad.items()}
     return getattr(slots, method)(unit, *rest)
+
+
+@lru_cache(maxsize=1)
+def _mapped(memory: int, size: int) -> memoryview:
+    """The staging buffer, mapped once: its pages need not be found again for the next save."""
+    return memoryview(mmap.mmap(memory, size, access=mmap.ACCESS_READ))
 
 
 def _facts(error: Exception) -> dict:
@@ -229,7 +243,7 @@ def _facts(error: Exception) -> dict:
         return {"kind": "WorkspaceError", "what": f"The disk refused: {error}"}
     names = ("what", "where", "got", "wanted", "next_step")
     facts = {name: str(getattr(error, name)) for name in names if getattr(error, name) not in (None, "")}
-    return {"kind": "CheckpointError" if isinstance(error, CheckpointError) else "WorkspaceError", **facts}
+    return {"kind": next(name for name, kind in _ERRORS.items() if isinstance(error, kind)), **facts}
 
 
 def _die_with(channel: int, parent: int) -> None:

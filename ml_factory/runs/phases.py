@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, State, show
 from ml_factory.runs.layout import Layout
+from ml_factory.runs.leases import TakenOverError, Tenure
 from ml_factory.runs.ownership import claim, release
 from ml_factory.runs.pool import Unit
 from ml_factory.runs.signals import stop
@@ -33,12 +34,15 @@ class PhaseCheckpoints:
             manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
         )
         self._claimed = self._warned = self._listening = False
+        later = manager.courier.do if manager.courier is not None else None
+        self.tenure = Tenure(self.unit, manager.lease.session, manager.home, manager.mount, later)
+        self._lost: TakenOverError | None = None
 
     def due(self) -> bool:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
         if self.manager.courier is not None:
             self.manager.courier.poke()
-        return self.stopping() or self._timer.due()
+        return self._lost is not None or self.stopping() or self._timer.due()
 
     def stopping(self) -> bool:
         """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
@@ -48,15 +52,19 @@ class PhaseCheckpoints:
         """As `CheckpointManager.save_checkpoint`."""
         if not force and not self.due():
             return None
+        if self._lost is not None:
+            raise self._lost
         metrics = {key: _plain(key, value) for key, value in (metrics or {}).items()}
         layout = lay_out(state, finite=True)
-        self.claim()
+        self.claim(wait=False)
         must = force or self.stopping()
         if not self.manager._wait_home(self.manager.deadline if must else _PATIENCE):
             self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
             return None  # still due: the next step asks again
-        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
+        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.tenure.lease.to_dict()}
         saved = self._hand_over(layout, info)
+        if self._lost is not None:
+            raise self._lost
         self._timer.saved()
         if self.stopping():
             self.manager._wait_home(self.manager.deadline)
@@ -75,14 +83,18 @@ class PhaseCheckpoints:
         self._listen()
         return self.latest()
 
-    def claim(self) -> None:
-        """Own this phase until `done`, `CheckpointManager.close` or the end of the process."""
+    def claim(self, wait: bool = True) -> None:
+        """Own this phase until `done`, `CheckpointManager.close` or the end of the process. Raises CheckpointError when
+        another living process does, here or on another machine; without `wait` a mount is not asked."""
         if not self._claimed:
             try:
                 claim(self._lock, f"run {self.manager.run}, phase {self.name}")
                 self._claimed = True
             except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
                 self._warn(error)
+        if not self.tenure.taken:
+            self.tenure.take(ask_mount=wait)
+            self.manager.heartbeat.start()
 
     @contextmanager
     def claimed(self) -> Iterator["PhaseCheckpoints"]:
@@ -97,6 +109,7 @@ class PhaseCheckpoints:
     def done(self) -> None:
         """Let go of this phase. The checkpoints stay."""
         self.manager._wait_home()
+        self.tenure.renew(released=True)
         if self._claimed:
             self._claimed = False
             release(self._lock)
@@ -182,7 +195,7 @@ class PhaseCheckpoints:
             state.where = SAVED if manager.courier is None else LOCAL
             saved.update(_shown(done), status=state.where)
             if manager.courier is not None:
-                manager.courier.carry(self.unit, lambda: self._copied(state, saved))
+                manager.courier.carry(self.unit, lambda: self._copied(state, saved), self._lose)
 
         manager._clerk.do(write)
         return None if saved["status"] == REFUSED else saved
@@ -194,11 +207,18 @@ class PhaseCheckpoints:
         manager = self.manager
         try:
             saved = manager.writer_of(payload).write(self.unit, manager.keep_last, info, payload)
+        except TakenOverError as error:
+            self._lose(error)
+            return None
         except (WorkspaceError, CheckpointError) as error:
             self._warn(error)
             return None
         self._warned = False
         return saved
+
+    def _lose(self, error: TakenOverError) -> None:
+        """The next step ends the work: another session does it now."""
+        self._lost = error
 
     def _listen(self) -> None:
         if not self._listening:

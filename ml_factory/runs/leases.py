@@ -1,0 +1,181 @@
+"""Who works on a unit of work, told to sessions on other machines, and a number that grows with each takeover.
+
+    checkpoints/leases/{unit}.json     {"session", "fence", "host", "seen", "released"}
+
+A lock of the operating system ends at the machine. So a living session renews its lease every minute; another one that
+finds a lease watches it for a while, is refused when it is renewed, and takes over when it is not. A mount may show
+leases late or never: then both may live for a time. Every checkpoint carries its session's fence; who finds a higher
+one beside its own writes no more (Gray and Cheriton 1989; the fencing tokens of Kleppmann 2016).
+"""
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.runs.containers import read_small, write_small
+from ml_factory.runs.pool import Lease, Unit
+from ml_factory.runs.storage import Disk, disk_errors, fingerprint
+
+RENEW_SECONDS, SILENCE_SECONDS, LOOK_SECONDS = 60.0, 180.0, 5.0
+_log = logging.getLogger("ml_factory")
+_ids: dict[int, str] = {}
+
+
+def session_id() -> str:
+    """The name of this process among all that share the workspace; a child made by fork has its own."""
+    if os.getpid() not in _ids:
+        _ids[os.getpid()] = secrets.token_hex(8)
+    return _ids[os.getpid()]
+
+
+class TakenOverError(CheckpointError):
+    """A later session works on this unit: this one must write no more."""
+
+
+def read_lease(disk: Disk, folder: Path, unit: Unit) -> dict:
+    """What the unit's lease says; {} where there is none that can be read."""
+    with suppress(WorkspaceError, ValueError, RecursionError):
+        told = json.loads(read_small(disk, _path(folder, unit)))
+        if type(told.get("fence")) is int and isinstance(told.get("seen"), int | float):
+            return told
+    return {}
+
+
+def write_lease(disk: Disk, folder: Path, unit: Unit, told: dict) -> None:
+    """Write it over; a torn one counts as none, since fences stand in the checkpoints too."""
+    path = _path(folder, unit)
+    with disk_errors(path):
+        disk.make_folder(path.parent)
+    write_small(disk, path, json.dumps({"run": unit.run, "phase": unit.phase, **told}).encode())
+
+
+def check_fence(unit: Unit, fence: int, told: Iterable[dict], lease: dict) -> None:
+    """Raise TakenOverError when a checkpoint or the lease of this unit has a higher fence."""
+    highest = max([fence_of(one) for one in told] + [lease.get("fence", 0)], default=0)
+    if highest > fence:
+        raise TakenOverError(
+            "A later session has taken this work over; this one writes no more",
+            where=f"run {unit.run}, phase {unit.phase}", got=f"fence {fence}", wanted=f"{highest}",
+            next_step="stop this session, or open a run of its own with FRESH",
+        )  # fmt: skip
+
+
+def fence_of(info: dict) -> int:
+    """The fence that a checkpoint's description carries; 0 where it carries none."""
+    lease = info.get("lease")
+    fence = lease.get("fence") if isinstance(lease, dict) else 0
+    return fence if type(fence) is int else 0
+
+
+class Tenure:
+    """This session's hold on one unit of work.
+
+    here, mount : whoever answers `lease_of`, `renew` and `told` for the unit: the pool on this disk, and one on a mount
+    or None; one that does not answer is passed over.  later : does a job on the mount without anybody waiting.
+    now, sleep : seconds since 1970, for tests.
+    """
+
+    def __init__(
+        self, unit: Unit, session: str, here, mount=None, later: Callable | None = None, *,
+        now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep,
+    ):  # fmt: skip
+        self.unit, self.lease, self._here, self._mount, self._later = unit, Lease(session), here, mount, later
+        self._now, self._sleep = now, sleep
+        self.taken, self._asked = False, []
+
+    def take(self, ask_mount: bool = True) -> None:
+        """Hold the unit from here on. Raises CheckpointError when a session on another machine does.
+
+        ask_mount : False for who must not wait, in the middle of a training that never loaded: the mount's word then
+        comes with the first copy.
+        """
+        self._asked = [self._here, *([self._mount] if ask_mount and self._mount is not None else [])]
+        found = self._newest()
+        mine = found.get("session") == self.lease.session
+        if found and not mine and not found.get("released") and found.get("host") != socket.gethostname():
+            self._watch(found)
+        fence = max([found.get("fence", 0), *(fence_of(one) for one in self._ask("told"))])
+        self.lease = replace(self.lease, fence=fence if mine else fence + 1)
+        self.taken = True
+        self.renew()
+
+    def renew(self, released: bool = False) -> None:
+        """Tell the others that this session lives, or that it has let go."""
+        if not self.taken:
+            return
+        self.taken = not released
+        told = {**self.lease.to_dict(), "host": socket.gethostname(), "seen": self._now(), "released": released}
+        self._tell(self._here, told)
+        if self._mount is not None:
+            self._later(lambda: self._tell(self._mount, told))
+
+    def _tell(self, tier, told: dict) -> None:
+        with suppress(WorkspaceError):  # who cannot be told finds the fence in the checkpoints
+            if tier.lease_of(self.unit).get("fence", 0) <= told["fence"]:
+                tier.renew(self.unit, told)
+
+    def _newest(self) -> dict:
+        return max(self._ask("lease_of"), key=lambda told: (told["fence"], told["seen"]), default={})
+
+    def _ask(self, method: str) -> list[dict]:
+        answers = []
+        for tier in self._asked:
+            with suppress(WorkspaceError):
+                answer = getattr(tier, method)(self.unit)
+                answers += answer if isinstance(answer, list) else [answer] if answer else []
+        return answers
+
+    def _watch(self, found: dict) -> None:
+        """Return when the lease is stale. On this machine's disk the lock has told already that nobody lives here."""
+        left = SILENCE_SECONDS - (self._now() - found["seen"])
+        if left > 0:
+            _log.warning(
+                "Another session, on %s, was seen at %s %.0f s ago: waiting up to %.0f s to see whether it lives",
+                found.get("host"), self.unit.phase, self._now() - found["seen"], left,
+            )  # fmt: skip
+        while (left := SILENCE_SECONDS - (self._now() - found["seen"])) > 0:
+            self._sleep(min(LOOK_SECONDS, left))
+            later = self._newest()
+            if later.get("released"):
+                return
+            if (later.get("session"), later.get("seen")) != (found["session"], found["seen"]):
+                raise CheckpointError(
+                    f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
+                    where=f"on {later.get('host')}", got="a lease that is being renewed",
+                    next_step="wait for it or stop it, or open a new run beside it with FRESH",
+                )  # fmt: skip
+
+
+class Heartbeat:
+    """One daemon thread that renews what this process holds."""
+
+    def __init__(self, held: Callable[[], Iterable[Tenure]], seconds: float = RENEW_SECONDS):
+        self._held, self._seconds, self._stop = held, seconds, threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._seconds):
+            for tenure in list(self._held()):
+                with suppress(FactoryError):
+                    tenure.renew()
+
+
+def _path(folder: Path, unit: Unit) -> Path:
+    return folder / "leases" / f"{fingerprint([unit.run, unit.phase])[:16]}.json"
