@@ -16,6 +16,8 @@ def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds
                 failures.append(f"sabotage not seen: {outcome['plan']} {outcome['trouble']}".strip())
             continue
         wrong = bool(outcome["mismatches"] or outcome["trouble"])
+        if not outcome["kills"]:
+            failures.append(f"{outcome['plan']}: no kill of it happened")
         for name, event, resumed in outcome["kills"]:
             row = places.setdefault(
                 name, {"kills": 0, "disk_lost": 0, "from_nothing": 0, "resumed": [], "mismatches": 0}

@@ -1,0 +1,65 @@
+"""A small fixed set of `make chaos`: real processes, SIGKILL, some with the disk lost; and the campaign can fail."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.chain import Plan
+from tests.chaos.hooks import Kill
+from tests.chaos.plans import campaign, places
+from tests.chaos.sabotage import SABOTAGE
+from tests.chaos.table import facts_of, words_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_killed_everywhere_and_the_same_bits(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.chaos", "--small", "--json", tmp_path / "told.json"],
+        cwd=ROOT, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["total"]["mismatches"] == 0 and told["total"]["kills"] >= 8 and told["total"]["disk_lost"] >= 4
+    assert not [row for row in told["places"].values() if row["from_nothing"]]
+    assert told["sabotage"] == {"sampler position": True, "a block's seed": True}
+    print(done.stdout)
+
+
+def test_the_whole_campaign_is_as_large_as_it_is_said_to_be():
+    plans = list(campaign(0))
+    count = {}
+    for plan in plans:
+        for name, _ in plan.kills:
+            count[name] = count.get(name, 0) + 1
+    assert {*places()} <= {*count} and all(count[name] >= 5 for name in places())
+    assert (count["in a save"], count["during a resume"], count["twice in a row"]) == (10, 5, 5)
+    lost = sum(len(plan.kills) for plan in plans if plan.lossy)
+    assert 0.4 < lost / sum(count.values()) < 0.6
+    assert (
+        [plan.words() for plan in campaign(0)]
+        == [plan.words() for plan in plans]
+        != [plan.words() for plan in campaign(1)]
+    )
+
+
+def test_a_table_that_tells_of_failures():
+    plan = Plan("lstm", (("lstm", Kill("step", 3)),), 7, False)
+    broken = Plan("lstm", (("sabotage", Kill("step", 3)),), 7, False, next(iter(SABOTAGE)))
+    fine = {
+        "kills": [["lstm", "step#3", "step 3 of train_lstm"]],
+        "mismatches": [],
+        "trouble": "",
+        "plan": plan.words(),
+    }
+    assert not facts_of([plan], [fine], 0, 1.0)["failures"]
+    assert facts_of([broken], [fine], 0, 1.0)["failures"]  # sabotage that makes no difference
+    for wrong in ({"mismatches": ["weights"]}, {"trouble": "it died"}, {"kills": []}):
+        told = facts_of([plan], [fine | wrong], 0, 1.0)
+        assert told["failures"] and "FAILURE lstm seed 7" in words_of(told)
+    assert not facts_of([broken], [fine | {"mismatches": ["weights"]}], 0, 1.0)["failures"]

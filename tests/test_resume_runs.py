@@ -1,0 +1,238 @@
+"""Runs taken up again: what identifies them, what is told of them, and the mark of those continued elsewhere."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ml_factory import pipeline, provenance
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.runs.workspace import Workspace
+
+ROOT = Path(__file__).resolve().parents[1]
+TREES = {"rounds": 30, "block": 5, "depth": 3, "threads": 1}
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing on the way may catch it."""
+
+
+def train(workspace: Workspace, until: int = 0, model: str = "xgboost", **how):
+    """The result and the lines told; killed after `until` blocks where that is above 0."""
+    lines = []
+
+    def kill(epoch, metrics):
+        if epoch == until:
+            raise Killed
+
+    how = {"model_settings": TREES, "mirror": "off", "tell": lines.append, "callbacks": (kill,)} | how
+    try:
+        return pipeline.train(workspace, "DEMO", 5, model, **how), lines
+    except Killed:
+        return None, lines
+
+
+def reached(workspace: Workspace, run_id: str, phase: str = "train_xgboost") -> str:
+    with open_checkpoints(workspace.checkpoints, Run(run_id, workspace.results)) as manager:
+        return manager.list_checkpoints(phase)[-1]["metrics"]["reached"]
+
+
+@pytest.fixture
+def often(prepared, tmp_path, monkeypatch) -> Workspace:
+    """A prepared workspace in which every block is saved, and caches of its own."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return prepared
+
+
+# ---- the line ------------------------------------------------------------------------------------------------------
+
+
+def test_one_line_says_what_was_found_and_what_is_done(often):
+    _, (line,) = train(often, 2)
+    assert line.startswith("Found nothing of xgboost on DEMO, horizon 5. Starts from the beginning, as train-xgboost-")
+    result, (line,) = train(often)
+    assert "unfinished at round 10" in line and line.endswith("Goes on from there.")
+    assert result.found == line and result.resumed_from == 2 and result.exact
+    again, (line,) = train(often)
+    assert "finished before" in line and again.reused
+    table = result.origin()["value"]
+    assert table["gone on from"] == "2" and table["bits"] == "as uninterrupted" and table["found"] == result.found
+    assert again.origin()["value"]["gone on from"] == "the end: it was finished before"
+
+
+def test_other_settings_open_a_run_beside(often):
+    train(often, 3)
+    result, (line,) = train(often, model_settings=TREES | {"depth": 2})
+    assert "1 of other settings. Opens a new run beside" in line
+    _, (line,) = train(often)
+    assert "unfinished at round 15" in line  # the first one stands where it stood
+    assert result.resumed_from is None
+
+
+# ---- changed code --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """The library's sources in a repository of their own; run ids are computed from them."""
+    place = tmp_path / "checkout"
+    shutil.copytree(provenance.PACKAGE, place / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "all"]):
+        subprocess.run(["git", "-C", place, *words], check=True, capture_output=True)
+    monkeypatch.setattr(provenance, "PACKAGE", place / "ml_factory")
+    return place
+
+
+def test_changed_code_offers_the_commit_and_starts_anew(often, checkout):
+    train(often, 4)
+    first = next((often.results / "DEMO").glob("train-*/run.json"))
+    told = json.loads(first.read_text())
+    commit = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert told["commit"] == commit and "models/tabular_xgboost.py" in told["sources"]
+    source = checkout / "ml_factory" / "seeding.py"
+    before = source.read_text()
+    source.write_text(before + "\n\nCHANGED = 1\n")
+    result, (line,) = train(often)
+    assert "was begun with other code (seeding.py changed)" in line
+    assert f"git checkout {commit[:12]}" in line and "Starts anew beside it" in line
+    assert result.resumed_from is None and result.run_id != told["run_id"]
+    assert reached(often, told["run_id"]) == "round 20"  # nothing of it was touched
+    with pytest.raises(SettingsError, match=r"cannot be gone on from.*other code \(seeding.py changed\).*git checkout"):
+        train(often, run=told["run_id"])
+    source.write_text(before)
+    result, (line,) = train(often, run=told["run_id"])
+    assert result.resumed_from == 4 and result.run_id == told["run_id"]
+
+
+def test_a_named_run_is_refused_only_where_it_is_another(often):
+    train(often, 2)
+    name = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
+    with pytest.raises(SettingsError, match="other settings"):
+        train(often, run=name, model_settings=TREES | {"depth": 2})
+    with pytest.raises(SettingsError, match=rf"no such run.*{name}"):
+        train(often, run="train-xgboost-of-nobody")
+    assert train(often, run=name)[0].resumed_from == 2
+
+
+# ---- restarted from the top ----------------------------------------------------------------------------------------
+
+
+def test_a_notebook_restarted_from_the_top_never_overwrites_a_longer_run(often):
+    """FRESH left on: each restart opens a run beside, and the one that had come furthest is still there."""
+    train(often, 5, fresh=True)
+    longest = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
+    for _ in range(3):
+        train(often, 1, fresh=True)
+        assert reached(often, longest) == "round 25"
+    assert len(list((often.results / "DEMO").glob("train-*/run.json"))) == 4
+    result, _ = train(often, run=longest)
+    assert result.resumed_from == 5
+    whole, _ = train(often, fresh=True)
+    assert result.predictions_hash == whole.predictions_hash
+
+
+def test_without_fresh_a_restart_goes_on(often):
+    train(often, 4)
+    train(often, 0, callbacks=())
+    assert len(list((often.results / "DEMO").glob("train-*/run.json"))) == 1
+
+
+# ---- other machines ------------------------------------------------------------------------------------------------
+
+LIVES = """
+import os, signal, sys
+from ml_factory import pipeline
+if sys.argv[2]:
+    os.sched_setaffinity(0, {int(sys.argv[2])})
+at = int(sys.argv[3])
+def kill(epoch, metrics):
+    if epoch == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+result = pipeline.train(
+    sys.argv[1], "DEMO", 5, sys.argv[4], mirror="off", callbacks=(kill,), tell=print,
+    model_settings={"epochs": 3, "lookback": 8, "hidden": 8, "save_seconds": 0.0, "device": "cpu"}
+    if sys.argv[4] == "lstm" else {"rounds": 30, "block": 5, "depth": 3},
+)
+print(result.summary())
+print(result.origin().to_string())
+"""
+
+
+def live(root: Path, home: Path, *, core: int | None, until: int, model: str) -> subprocess.CompletedProcess:
+    """A training in a process and a home of its own, on one core or on all; killed after `until` epochs."""
+    home.mkdir(exist_ok=True)
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("ML_FACTORY", "XDG", "PYTEST"))}
+    return subprocess.run(
+        [sys.executable, "-c", LIVES, root, "" if core is None else str(core), str(until), model], cwd=ROOT,
+        env=clean | {"HOME": str(home), "ML_FACTORY_SAVE_MINUTES": "0", "ML_FACTORY_WANDB": "off"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["lstm", "xgboost"])
+def test_one_thread_against_two_is_marked_everywhere(prepared, tmp_path, model):
+    """Begun on one core, continued on all, on a machine with an empty home: only the workspace went along."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core only: nothing to differ")
+    first = live(prepared.root, tmp_path / "one", core=cores[0], until=2 if model == "lstm" else 4, model=model)
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    second = live(prepared.root, tmp_path / "two", core=None, until=0, model=model)
+    assert second.returncode == 0, second.stderr
+    reason = f"threads: began with 1, now {len(cores)}"
+    line, *summary = second.stdout.splitlines()
+    assert "unfinished at" in line and f"on another machine ({reason}): continued, not bit-exact" in line
+    assert any(f"continued, not bit-exact: {reason}" in one for one in summary)  # the summary
+    assert any(one.startswith("bits") and "continued, not bit-exact" in one for one in summary)  # the notebooks' table
+    page = next((prepared.results / "DEMO").glob(f"train-{model}-*/report.html")).read_text()
+    assert "Continued, not bit-exact" in page and reason in page  # the report
+    facts = json.loads(next((prepared.models / "DEMO").glob(f"model-{model}-*/artifact.json")).read_text())["facts"]
+    assert facts["inexact"] == [reason] and not facts["exact"]
+
+
+def test_the_same_machine_is_not_marked(prepared, tmp_path):
+    first = live(prepared.root, tmp_path / "one", core=None, until=4, model="xgboost")
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    second = live(prepared.root, tmp_path / "two", core=None, until=0, model="xgboost")
+    assert "Goes on from there." in second.stdout and "bit-exact" not in second.stdout, second.stdout + second.stderr
+
+
+def test_another_library_is_named(often, monkeypatch):
+    from ml_factory import experiment
+
+    version = experiment._version
+    train(often, 2)
+    monkeypatch.setattr(experiment, "_version", lambda name: "9.9" if name == "numpy" else version(name))
+    result, (line,) = train(often)
+    assert result.inexact_because == [f"numpy: began with {version('numpy')}, now 9.9"] and not result.exact
+    assert "numpy: began with" in line
+
+
+# ---- what a kill left undone ---------------------------------------------------------------------------------------
+
+
+def test_a_record_without_its_end_gets_one(often):
+    """Killed between the registration of the model and the end of the record; and a cloud that lost segments."""
+    result, _ = train(often)
+    log = result.report_path.parent / "log"
+    whole, steps = (log / "summary.json").read_text(), list(result.history["epoch"])
+    (log / "summary.json").unlink()
+    lost = sorted(log.glob("segment-*.jsonl"))[1:3]
+    for path in lost:
+        path.unlink()
+    shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "ml_factory" / "runs")
+    again, _ = train(often)
+    assert again.reused
+    told = json.loads((log / "summary.json").read_text())
+    assert (told["status"], told["summary"]) == ("finished", json.loads(whole)["summary"])
+    from ml_factory.runs.tracking import read_log
+
+    assert list(read_log(log)["step"]) == steps
