@@ -3,9 +3,10 @@
     python -m benchmarks.edge                      # every model, 3 seeds, the planted and the null market
     python -m benchmarks.edge --models gru tft --seeds 0 --kinds planted --set hidden=32
 
-One JSON line a model, market and seed. On the planted market `share` is the part of the oracle's gain in log loss
-over the class prior that the model recovers on test rows (the oracle knows every setting of the market and all bars
-so far, no label). On the null market no class can be told: `errors` is the gain over the prior in standard errors.
+One JSON line a model, market and seed; gains in log loss over the class prior, a test row, in nats. On the planted
+market `share` is the part of the oracle's gain that the model recovers. The oracle knows every setting of the market
+and all bars so far, no label; both gains are expectations under what it says, so luck in the outcomes is not in them.
+On the null market no class can be told: `errors` is the gain on what happened, in standard errors.
 """
 
 import argparse
@@ -27,11 +28,12 @@ from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
-LOOKBACK, PATHS = 32, 400
-COLUMNS = FeatureSpec(families=("momentum", "volatility", "volume"), frames=(60,))
+LOOKBACK = 32
+PATHS, EVERY = 1600, 4  # the oracle's paths, and of which rows it is asked: neighbours' labels overlap
+COLUMNS = FeatureSpec(families=("momentum", "volume"), frames=())
 # Volatility is constant, barriers hardly move and no label is cut short: so on the null market not even the moment of
 # a touch can be told.
-CALM = {"shape": 0.0, "weather": 0.0}
+MARKET = {"shape": 0.0, "weather": 0.0, "edge": 0.2}
 LABELS = LabelSpec(horizon=20, sigma_span=2000, session_end="drop")
 
 
@@ -54,7 +56,7 @@ class Rows:
 
 def rows_of(kind: str, seed: int, days: int) -> Rows:
     """The made-up market, its features, labels and chronological split."""
-    market = synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, **CALM))
+    market = synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, **MARKET))
     stored = market_for("DEMO", market.bars)
     matrix = build_features(market.bars, stored, COLUMNS)
     labels = triple_barrier(matrix.base, None, LABELS, stored)
@@ -68,21 +70,22 @@ def rows_of(kind: str, seed: int, days: int) -> Rows:
 
 
 def judged(rows: Rows, model: Estimator) -> dict[str, float]:
-    """The model, fitted, beside class prior and oracle on test rows; gains a row in nats."""
+    """The model, fitted, beside class prior and oracle on test rows."""
     result = model.fit(*rows.take(model, "train"), validation=rows.take(model, "validation"))
     x, y = rows.take(model, "test")
-    prior = row_log_loss(y, prior_probabilities(rows.take(model, "train")[1], None, len(y)))
-    mean, error, _ = mean_with_error(prior - row_log_loss(y, model.predict_proba(x)), horizon=LABELS.horizon)
-    oracle = (prior - row_log_loss(y, oracle_of(rows))).mean()
-    return {
-        "rows": len(y), "gain": digits(mean), "errors": digits(mean / error, 3), "oracle": digits(oracle),
-        "share": digits(mean / oracle, 3), "epochs": len(result.history),
-    }  # fmt: skip
+    p, prior = model.predict_proba(x), prior_probabilities(rows.take(model, "train")[1], None, len(y))
+    mean, error, _ = mean_with_error(row_log_loss(y, prior) - row_log_loss(y, p), horizon=LABELS.horizon)
+    facts = {"rows": len(y), "gain": digits(mean), "errors": digits(mean / error, 3), "epochs": len(result.history)}
+    if rows.market.spec.kind == "null":
+        return facts
+    truth, asked = oracle_of(rows), slice(None, None, EVERY)
+    said, known = (float((truth * np.log(q / prior[asked])).sum(1).mean()) for q in (p[asked], truth))
+    return facts | {"expected": digits(said), "oracle": digits(known), "share": digits(said / known, 3)}
 
 
 def oracle_of(rows: Rows) -> np.ndarray:
-    """What can be known of the test rows, (N, 3); one path more than were simulated ends anywhere, so no share is 0."""
-    labels = rows.labels.iloc[rows.splits["test"]]
+    """What can be known of every `EVERY`-th test row, (N, 3); one path more than were simulated ends anywhere."""
+    labels = rows.labels.iloc[rows.splits["test"][::EVERY]]
     at, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
     truth = oracle_probabilities(rows.market, at, up, down, 5 * LABELS.horizon, paths=PATHS)
     return (PATHS * truth + 1 / 3) / (PATHS + 1)

@@ -1,0 +1,98 @@
+"""A network of one's own: registered in a cell, held to the contract, trained and loaded like the others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.errors import SettingsError
+from ml_factory.models import registry
+from ml_factory.models.registry import available_models, build_model, check_model, load_model, register_model, spec_of
+
+
+@dataclass(frozen=True)
+class Spec:
+    width: int = 16
+
+
+class Mine(nn.Module):
+    Spec = Spec
+
+    def __init__(self, features, lookback, classes, spec):
+        super().__init__()
+        self.read = nn.Linear(features * lookback, spec.width)
+        self.head = nn.Linear(spec.width, classes)
+
+    def forward(self, x_BTF):
+        return self.head(torch.relu(self.read(x_BTF.flatten(1))))
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch):
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+
+
+def test_it_is_a_model_like_the_others(tmp_path):
+    spec = register_model("mine", Mine, family="sequence")
+    assert available_models()[-1] == "mine" and spec_of("mine") is spec and spec.notebook == "03_train_sequence"
+    x_NTF, y = np.random.default_rng(0).normal(size=(64, 8, 3)).astype(np.float32), np.arange(64) % 3 - 1
+    model = build_model("mine", lookback=8, width=4, epochs=2, device="cpu", threads=1)
+    model.fit(x_NTF, y)
+    again = load_model(model.get_state())
+    np.testing.assert_array_equal(again.predict_proba(x_NTF), model.predict_proba(x_NTF))
+
+
+def test_a_decorator_does_the_same_and_gives_the_class_back():
+    assert register_model("mine", check=False)(Mine) is Mine and spec_of("mine").family == "advanced"
+
+
+def test_every_shipped_model_kind_passes():
+    """A booster and a network; the others are held to more in test_model_contract and test_networks."""
+    assert len(check_model("xgboost")) == 3 and len(check_model("tcn")) == 7
+
+
+BROKEN = {
+    "The gradient reaches every parameter: none at unused": {
+        "__init__": lambda self, *a: (Mine.__init__(self, *a), setattr(self, "unused", nn.Parameter(torch.ones(1))))[0]
+    },
+    "A row is answered alone as in company: its logits differ": {
+        "forward": lambda self, x: (lambda y: y - y.mean(0))(Mine.forward(self, x))
+    },
+    "x_BTF gives finite logits_BC and is left as it was: got shape": {
+        "forward": lambda self, x: Mine.forward(self, x)[:, :2]
+    },
+    "left as it was: the inputs were changed in place": {"forward": lambda self, x: Mine.forward(self, x.mul_(0.5))},
+    "One batch can be learnt by heart: after 300 steps": {"forward": lambda self, x: Mine.forward(self, 1e-4 * x)},
+    "two trainings from one seed differ": {
+        "forward": lambda self, x: Mine.forward(self, x) + 1e-3 * float(np.random.default_rng().normal())
+    },
+    "AttributeError: 'list' object": {"forward": lambda self, x: [1]},
+}
+
+
+@pytest.mark.parametrize("complaint", BROKEN)
+def test_what_breaks_the_contract_is_told_and_not_registered(complaint):
+    broken = type("Broken", (Mine,), BROKEN[complaint])
+    with pytest.raises(SettingsError, match="does not keep the contract") as told:
+        register_model("mine", broken)
+    assert complaint in str(told.value) and "mine" not in available_models()
+
+
+def test_another_network_of_the_same_name_is_another_run():
+    first = register_model("mine", Mine, check=False).signature
+    assert register_model("mine", Mine, check=False).signature == first != ""
+    other = type("Mine", (Mine,), {"forward": lambda self, x_BTF: Mine.forward(self, 2 * x_BTF)})
+    assert register_model("mine", other, check=False).signature != first
+    assert registry.signature_of("lstm") == "" == registry.signature_of("stack")
+
+
+def test_names_that_cannot_be_are_refused():
+    for name in ("xgboost", "Mine", "", "a b"):
+        with pytest.raises(SettingsError, match=r"\[name\]"):
+            register_model(name, Mine, check=False)
+    with pytest.raises(SettingsError, match="did you mean 'advanced'"):
+        register_model("mine", Mine, family="advance", check=False)
+    with pytest.raises(SettingsError, match=r"\[network\]"):
+        register_model("mine", nn.Linear, check=False)
