@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 BENCH ?= resample barriers weights scaling features pipeline
 
-.PHONY: help setup run test lint format notebooks bench chaos matrix badges faults clean
+.PHONY: help setup run test test-xla lint format notebooks bench chaos matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,6 +29,11 @@ test: setup  ## every test; ARGS='-k splits' goes to pytest
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
+
+test-xla:  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
+	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
+	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla $(ARGS)
 
 lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff check .

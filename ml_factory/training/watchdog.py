@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-ALLOWED = 2
+PROGRAMS, ALLOWED = ("train", "accumulate", "evaluate"), 2
 _log = logging.getLogger("ml_factory.training")
 
 
@@ -26,6 +26,7 @@ class Watchdog:
     def forget(self) -> None:
         """Programs change from here on (another micro-batch): each may be compiled anew."""
         self._seen, self._since, self._texts, self._alarmed, self.settled = {}, Counter(), {}, set(), False
+        self._before = Counter(self.counts)
 
     def settle(self) -> None:
         """The first full cycle is over."""
@@ -47,7 +48,8 @@ class Watchdog:
         first = self._seen.setdefault(program, now)
         self.counts[program] += compiled
         self._since[program] = 0 if not compiled else self._since[program] + compiled
-        if compiled and (self.settled or self.counts[program] > ALLOWED):
+        again = self.settled or self.counts[program] - self._before[program] > ALLOWED
+        if compiled and again and program in PROGRAMS:
             changed = [f"{old} became {new}" for old, new in zip(first, now, strict=False) if old != new]
             if len(first) != len(now):
                 changed.append(f"{len(first)} inputs became {len(now)}")

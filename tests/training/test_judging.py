@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.training.device import Device
+from ml_factory.training.feed import Feed
+from ml_factory.training.judging import mean_loss, outputs
+from ml_factory.training.losses import weighted_mse
+
+RNG = np.random.default_rng(0)
+X, Y, W = (RNG.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
+
+
+class Noting(nn.Linear):
+    """Notes the shape of what it is given."""
+
+    def forward(self, x):
+        self.__dict__.setdefault("shapes", []).append(tuple(x.shape))
+        return super().forward(x)
+
+
+def loss(network, batch):
+    return weighted_mse(network(batch[0]).unsqueeze(-1), *batch[1:])
+
+
+@pytest.mark.parametrize("size", [3, 4, 10, 99])
+@pytest.mark.parametrize("chips", [1, 4])
+def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
+    device, network = Device("cpu", 1, chips=chips), Noting(2, 1)
+    found = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, size)
+    every = outputs(network, Feed(device, [X]), device, size)
+    assert len(set(network.shapes)) == 1 and network.shapes[0][0] % chips == 0
+    with torch.no_grad():
+        expected = nn.Linear.forward(network, torch.from_numpy(X))
+    torch.testing.assert_close(every, expected)
+    error = (expected.numpy()[:, 0] - Y[:, 0, 0]) ** 2
+    assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
