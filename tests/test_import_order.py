@@ -39,7 +39,7 @@ models.heads models.layers models.recurrent models.sequence models.transformer m
 models.checks models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
 training.watchdog training.device training.recompute training.feed training.run training.step training.judging
-training.meter training.loop training.estimator
+training.meter training.loop training.neural training.estimator training.forecaster
 evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment

@@ -1,6 +1,6 @@
 """A network, windows and the loop as one estimator. B batch, T time steps, F features, C = 3 classes."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.errors import FactoryError
 from ml_factory.models.contract import (
     CLASSES,
     Estimator,
@@ -17,13 +17,12 @@ from ml_factory.models.contract import (
     check_rows,
     data_signature,
 )
-from ml_factory.seeding import derive_seed
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
-from ml_factory.training.spec import TrainSpec
+from ml_factory.training.neural import fresh, split_settings
 
 
 class NeuralClassifier(Estimator):
@@ -36,16 +35,7 @@ class NeuralClassifier(Estimator):
 
     def __init__(self, name: str, network: type[nn.Module], *, lookback: int = 32, **settings: Any):
         self.name, self.kind, self.lookback = name, network, lookback
-        mine, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
-        for unknown in set(settings) - mine - theirs:
-            known = mine | theirs | {"lookback"}
-            raise SettingsError(
-                "Unknown setting", where=name, got=repr(unknown), next_step=did_you_mean(unknown, known)
-            )
-        if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
-            raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 1")
-        self.settings = TrainSpec(**{key: value for key, value in settings.items() if key in mine})
-        self.network_spec = network.Spec(**{key: value for key, value in settings.items() if key in theirs})
+        self.settings, self.network_spec = split_settings(name, network, lookback, settings)
         self.features = 0
         self.network: nn.Module | None = None
 
@@ -113,9 +103,9 @@ class NeuralClassifier(Estimator):
     def _build(self, features: int) -> None:
         """A fresh network whose weights depend on the seed alone."""
         self.features = features
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(derive_seed(self.settings.seed, self.name, "init"))
-            self.network = self.kind(features, self.lookback, len(CLASSES), self.network_spec)
+        self.network = fresh(
+            self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
+        )
 
     def _parts(self, x, y, weight, where: str) -> tuple[Windows, np.ndarray, np.ndarray]:
         """Windows, classes int64 (N,) and weights float32 (N,), checked."""

@@ -30,7 +30,8 @@ class Feed:
         self.device, self.parts = device, parts
         size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
         self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
-        self._there = [_place(part, device) for part in parts] if self.resident else []
+        placed: dict[int, Tensor] = {}
+        self._there = [_place(part, device, placed) for part in parts] if self.resident else []
         self._worker = None if self.resident else ThreadPoolExecutor(1, "gather")
         self._ahead: tuple[np.ndarray, Future] | None = None
 
@@ -68,17 +69,18 @@ class Feed:
         return [part.pin_memory() for part in found] if self.device.kind == "cuda" else found
 
 
-def _place(part: Part, device: Device):
-    """index_B -> the part's rows, from memory on the device."""
+def _place(part: Part, device: Device, placed: dict[int, Tensor]):
+    """index_B -> the part's rows, from memory on the device. placed : arrays there by their address on the host, so
+    that one of which several parts are windows is there once."""
     if not isinstance(part, Windows):
         rows_N = device.place(torch.from_numpy(part))
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
         return part.gather
     # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
-    x_NF, last_N, back_T = map(
-        device.place, (part.x_NF, torch.from_numpy(part.rows), torch.arange(part.lookback).flip(0))
-    )
+    address = part.x_NF.data_ptr()
+    x_NF = placed[address] = placed[address] if address in placed else device.place(part.x_NF)
+    last_N, back_T = map(device.place, (torch.from_numpy(part.rows), torch.arange(part.lookback).flip(0)))
 
     def gather(index_B: Tensor) -> Tensor:
         rows_BT = last_N.index_select(0, index_B)[:, None] - back_T

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.models.heads import Forecast
+from ml_factory.models.transformer import ITransformer
+from ml_factory.training.forecaster import NeuralForecaster
+
+SMALL = {"lookback": 12, "width": 16, "inner": 16, "dropout": 0.0, "device": "cpu", "threads": 1, "precision": "fp32"}
+ROWS, HELD = np.arange(11, 300), np.arange(311, 380)
+
+
+def waves() -> np.ndarray:
+    """Two sines that say the next steps exactly, and noise that says nothing."""
+    t, rng = np.arange(400), np.random.default_rng(0)
+    return np.stack([np.sin(t / 3), np.cos(t / 5), rng.normal(size=400)], axis=1).astype(np.float32)
+
+
+def test_it_learns_what_follows_and_is_judged_on_the_rows_held_back():
+    x_NF = waves()
+    model = NeuralForecaster("waves", ITransformer, Forecast(4, channels=2), epochs=20, batch=32, lr=0.01, **SMALL)
+    result = model.fit(x_NF, ROWS, validation=HELD)
+    y_BSC = model.predict(x_NF, HELD)
+    after_BSC = np.stack([x_NF[row + 1 : row + 5, :2] for row in HELD])
+    error = np.mean((y_BSC - after_BSC) ** 2)
+    assert y_BSC.shape == after_BSC.shape and y_BSC.dtype == np.float32
+    assert error == pytest.approx(min(row["val_loss"] for row in result.history), rel=1e-5)
+    assert error < 0.1 * after_BSC.var()
+
+
+def test_quantiles_hold_their_share():
+    x_NF = waves()[:, ::-1].copy()
+    forecast = Forecast(1, channels=1, quantiles=(0.1, 0.5, 0.9))
+    model = NeuralForecaster("noise", ITransformer, forecast, epochs=12, batch=32, lr=0.01, **SMALL)
+    model.fit(x_NF, ROWS, validation=HELD)
+    y_BQ = model.predict(x_NF, HELD)[:, 0, 0]
+    below = (x_NF[HELD + 1, :1] < y_BQ).mean(axis=0)
+    assert (np.diff(below) > 0.15).all() and abs(below[1] - 0.5) < 0.2
+
+
+def test_nothing_after_the_targets_is_read():
+    x_NF, p = waves(), []
+    for disturbed in (x_NF, np.r_[x_NF[:384], 9 + x_NF[384:]].astype(np.float32)):
+        model = NeuralForecaster("waves", ITransformer, Forecast(4), epochs=1, batch=32, **SMALL)
+        model.fit(disturbed, ROWS, validation=HELD)
+        p.append(model.predict(disturbed, HELD))
+    np.testing.assert_array_equal(*p)
+
+
+def test_mistakes_are_told():
+    with pytest.raises(SettingsError, match="did you mean 'width'"):
+        NeuralForecaster("waves", ITransformer, Forecast(4), lookback=12, widht=3)
+    model = NeuralForecaster("waves", ITransformer, Forecast(4), epochs=1, **SMALL)
+    with pytest.raises(FactoryError, match="not fitted"):
+        model.predict(waves(), HELD)
+    with pytest.raises(SettingsError, match="reach outside the data"):
+        model.fit(waves(), np.arange(11, 398), validation=HELD)
