@@ -21,7 +21,7 @@ from ml_factory.runs.pool import Lease, Unit
 from ml_factory.runs.storage import on_mount
 
 UNIT = Unit("r", "p")
-LONG = 600.0  # seconds no test waits
+LONG = 90.0  # seconds no test waits
 
 
 @pytest.fixture
