@@ -127,7 +127,7 @@ class Courier:
         mount tells that another session has taken the unit over."""
         self._behind[unit] = then, lost
         if not self._told:
-            self._clerk.do(self.catch_up)
+            self._clerk.do(self._turn)
         self.poke()
 
     def poke(self) -> None:
@@ -135,6 +135,11 @@ class Courier:
         if self._told and self._behind and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
             self._clerk.do(self.catch_up)
+
+    def _turn(self) -> None:
+        """What was queued before the mount fell silent does not ask it again, one deadline after the other."""
+        if not self._told:
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Try all that is behind."""
