@@ -4,7 +4,6 @@ import errno
 import os
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -93,7 +92,7 @@ class Faults:
             self.hang(release)
         for rule in rules:
             if rule.fault == "slow":
-                time.sleep(size / rule.rate)
+                release.wait(size / rule.rate)
             elif rule.fault not in HABITS:
                 code = getattr(errno, rule.fault)
                 raise OSError(code, os.strerror(code), path)

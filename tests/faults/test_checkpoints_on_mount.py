@@ -1,0 +1,241 @@
+"""The real CheckpointManager, its children included, on a real mount that fails."""
+
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.courier import COPIED
+from ml_factory.runs.pool import Unit
+from ml_factory.runs.state import decode_state
+from tests.faults.mount import ROOT, Mount
+from tests.faults.world import KEEP, PHASE, check_state, state_at
+
+ERRORS = ("ENOTCONN", "EIO", "ETIMEDOUT", "ESTALE", "EDQUOT")
+
+
+class Training:
+    """Steps of the toy training on a mount, with a save after each.
+
+    told : step -> the bytes of its slot, for every save that is on the mount and was read back there.
+    """
+
+    unit = Unit("run", PHASE)
+
+    def __init__(self, mount: Mount, home: Path, deadline: float = 20):
+        self.mount, self.home, self.step = mount, home, 0
+        self.told: dict[int, bytes] = {}
+        self.manager = CheckpointManager(
+            mount.path / "checkpoints", run="run", keep_last=KEEP, local=home, deadline_seconds=deadline
+        )
+
+    def save(self) -> dict:
+        self.step += 1
+        return self.manager.save_checkpoint(PHASE, state_at(self.step), force=True)
+
+    def carried(self) -> bool:
+        """Whether the newest save is on the mount; then it is remembered."""
+        if not self.manager.wait():
+            return False
+        [state] = self.manager.status()
+        assert state.where == COPIED
+        newest = self.manager.list_checkpoints(PHASE)[-1]
+        self.told[self.step] = Path(newest["path"]).read_bytes()
+        return True
+
+    def alive(self) -> list[int]:
+        """Steps of which the cloud has every byte."""
+        contents = {file.read_bytes() for file in self.mount.cloud.rglob("*") if file.is_file()}
+        return [step for step, data in self.told.items() if data in contents]
+
+    def another_machine(self) -> "Training":
+        """The machine is gone with its disk; a fresh one has what the cloud had received, and goes on from there."""
+        self.manager.close(0)
+        shutil.rmtree(self.home)
+        self.mount.remount()
+        other = Training(self.mount, self.home)
+        found = other.manager.load_latest_checkpoint(PHASE)
+        other.step = check_state(found["state"]) if found else 0
+        return other
+
+
+@pytest.fixture
+def training(mount, tmp_path, caplog):
+    """training(**settings of the drive) -> Training; all are closed, after their mounts are dead."""
+    caplog.set_level(logging.CRITICAL, "ml_factory")
+    made = []
+
+    def make(deadline: float = 20, **settings) -> Training:
+        made.append(Training(mount(**settings), tmp_path / f"home-{len(made)}", deadline))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.mount.unmount()
+        one.manager.close(0)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_mount_that_refuses_stops_nothing_and_is_caught_up_with(training, error):
+    work = training()
+    work.save()
+    assert work.carried()
+    work.mount.fault(error, path="/checkpoints*")
+    for _ in range(3):
+        work.save()
+        assert not work.carried()
+    assert check_state(work.manager.load_latest_checkpoint(PHASE)["state"]) == work.step
+    work.mount.heal()
+    work.save()
+    assert work.carried()
+    work.mount.upload()
+    assert work.another_machine().step == 5
+
+
+@pytest.mark.parametrize("fault", ["drop", "torn"])
+def test_a_write_that_only_says_yes_is_not_believed(training, fault):
+    work = training()
+    work.save()
+    assert work.carried()
+    work.mount.fault(fault, "write", path="*.ckpt")
+    work.save()
+    assert not work.carried()
+    work.mount.heal()
+    assert work.carried()
+    work.mount.upload()
+    assert work.another_machine().step == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_death_with_any_mix_of_versions_in_the_cloud(training, seed):
+    work = training(seed=seed, uploads=0.08)
+    for _ in range(KEEP + 3):
+        work.save()
+        assert work.carried()
+    work.mount.kill()
+    alive = work.alive()
+    other = work.another_machine()
+    assert other.step >= max(alive, default=0)
+    other.save()
+    assert other.carried()
+
+
+def test_uploads_that_never_come_or_come_in_half_or_twice(training):
+    work = training()
+    for fault in ("drop", "torn", "duplicate"):
+        for _ in range(2):
+            work.save()
+            assert work.carried()
+        work.mount.upload()
+        work.mount.fault(fault, "upload", path="*.ckpt", times=2)
+        work.mount.fault("scramble", "stat")
+        work.save()
+        assert work.carried()
+        work.mount.upload()
+        alive = max(work.alive())
+        other = work.another_machine()
+        assert other.step >= alive >= work.step - 1
+        other.told, work = work.told, other
+        work.told = {step: data for step, data in work.told.items() if step <= work.step}
+
+
+def test_the_daemon_is_killed_and_the_mount_comes_back_with_less(training):
+    work = training()
+    work.save()
+    assert work.carried()
+    work.mount.upload()
+    work.save()
+    assert work.carried()
+    work.mount.kill()
+    work.save()
+    assert not work.carried()
+    work.mount.remount()  # the second save never reached the cloud
+    work.save()
+    assert work.carried()
+    work.mount.upload()
+    assert work.another_machine().step == 4
+
+
+def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
+    work = training()
+    work.mount.fault("slow", "read", "write", rate=50_000)
+    ballast = np.zeros(500_000)  # 4 MB: 80 seconds on its way, and more until it is read back
+    work.manager.save_checkpoint(PHASE, {**state_at(1), "ballast": ballast}, force=True)
+    work.mount.wait_struck("slow")
+    for step in range(2, 12):  # ten steps with a save each, while the first is still on its way
+        assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
+        assert work.manager._wait_home()
+        assert work.manager.courier.behind
+        assert check_state(work.manager.home.newest(work.unit, decode_state)[1]) == step
+    assert not work.alive(), "it had arrived: nothing was shown"
+    work.mount.heal()
+    work.step = 11
+    assert work.carried()
+    work.mount.upload()
+    assert work.another_machine().step == 11
+
+
+def test_training_goes_on_while_the_mount_hangs(training):
+    work = training(deadline=2)
+    work.save()
+    assert work.carried()
+    work.mount.fault("hang", path="/checkpoints*")
+    work.save()
+    work.mount.wait_struck("hang")
+    for _ in range(5):
+        assert work.save() is not None
+        assert work.manager._wait_home()
+    assert not work.manager.wait()
+    stopped = work.manager.safe_stop(1)
+    assert not stopped.safe and "Not confirmed" in stopped.text
+    assert check_state(work.manager.load_latest_checkpoint(PHASE)["state"]) == 7
+    work.mount.heal()  # what hung is carried out now, late
+    work.save()
+    assert work.carried()
+    work.mount.upload()
+    assert work.another_machine().step == 8
+
+
+def test_a_full_drive_is_never_filled_by_rotation(training):
+    work = training(quota=150_000)
+    size = 0
+    for _ in range(12):
+        work.save()
+        assert work.carried()
+        size = max(size, len(work.told[work.step]))
+    facts = work.mount.facts()
+    assert facts["trash"] == 0
+    assert facts["peak"] < (KEEP + 3) * (size + 2000)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from ml_factory.runs.checkpoints import CheckpointManager
+from tests.faults.world import state_at
+
+manager = CheckpointManager(Path(sys.argv[1]) / "checkpoints", run="run", local=sys.argv[2], deadline_seconds=2)
+for step in range(1, 4):
+    manager.save_checkpoint("toy", state_at(step), force=True)
+if sys.argv[3] == "close":
+    manager.close()
+print("trained", flush=True)
+"""
+
+
+@pytest.mark.parametrize("ending", ["close", "just end"])
+def test_a_hang_never_keeps_a_process_from_ending(mount, tmp_path, ending):
+    drive = mount()
+    (drive.path / "checkpoints").mkdir()
+    drive.fault("hang", path="/checkpoints*")
+    words = [sys.executable, "-c", SCRIPT, drive.path, tmp_path / "home", ending]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "trained"), done.stderr
+    manager = CheckpointManager(tmp_path / "nowhere", run="run", local=tmp_path / "home")
+    assert check_state(manager.load_latest_checkpoint(PHASE)["state"]) == 3
+    manager.close()
