@@ -45,7 +45,7 @@ def read_lease(disk: Disk, folder: Path, unit: Unit) -> dict:
     """What the unit's lease says; {} where there is none that can be read."""
     with suppress(WorkspaceError, ValueError, RecursionError):
         told = json.loads(read_small(disk, _path(folder, unit)))
-        if type(told.get("fence")) is int and isinstance(told.get("seen"), int | float):
+        if isinstance(told, dict) and type(told.get("fence")) is int and isinstance(told.get("seen"), int | float):
             return told
     return {}
 

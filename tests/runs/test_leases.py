@@ -1,0 +1,163 @@
+"""Sessions on two machines and one workspace: the living is left alone, the dead is followed, the zombie is fenced."""
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.runs import leases
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.leases import SILENCE_SECONDS, TakenOverError, Tenure
+from ml_factory.runs.pool import Lease, Pool, Unit
+from ml_factory.runs.slots import Slots
+
+UNIT = Unit("run", "train_lstm")
+
+
+class Machine:
+    """One machine's clock, name and way to the shared folder."""
+
+    def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
+        self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
+        self.while_waiting = lambda: None
+        self.slots = Slots(Pool(folder), Lease(name))
+
+    def tenure(self) -> Tenure:
+        self.patch.setattr(leases.socket, "gethostname", lambda: self.name)
+        return Tenure(UNIT, self.name, self.slots, now=lambda: self.now, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.while_waiting()
+        self.patch.setattr(leases.socket, "gethostname", lambda: self.name)
+
+
+@pytest.fixture
+def machines(monkeypatch, tmp_path):
+    return [Machine(monkeypatch, tmp_path, name) for name in ("one", "two")]
+
+
+def test_the_first_comes_with_fence_one_and_again_with_the_same(machines):
+    one, _ = machines
+    tenure = one.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("one", 1)
+    again = one.tenure()
+    again.take()
+    assert again.lease == Lease("one", 1)
+
+
+def test_a_living_session_elsewhere_is_left_alone(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+
+    def renews():
+        one.now = two.now
+        one.patch.setattr(leases.socket, "gethostname", lambda: "one")
+        held.renew()
+
+    two.while_waiting = renews
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+    assert two.now - 1000 <= leases.LOOK_SECONDS
+
+
+def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(machines):
+    one, two = machines
+    one.tenure().take()
+    two.now = 1000 + SILENCE_SECONDS + 1
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("two", 2) and two.now == 1000 + SILENCE_SECONDS + 1
+
+
+def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_enough(machines, caplog):
+    one, two = machines
+    one.tenure().take()
+    two.now = 1040.0
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+    assert "waiting up to 140 s" in caplog.text
+
+
+def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+    held.renew(released=True)
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == 1000
+    here = Tenure(
+        UNIT, "two, another process", two.slots, now=lambda: 1000.0, sleep=lambda seconds: pytest.fail("waits")
+    )
+    here.take()
+    assert here.lease.fence == 3
+
+
+def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(machines):
+    one, two = machines
+    zombie = one.tenure()
+    zombie.take()
+    one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"1")
+    two.now = 5000.0
+    tenure = two.tenure()
+    tenure.take()
+    # before the new session has saved anything the lease alone tells
+    with pytest.raises(TakenOverError, match="taken this work over"):
+        one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"2")
+    two.slots.write(UNIT, 3, {"lease": tenure.lease.to_dict(), "metrics": {}}, b"3")
+    zombie.renew()
+    assert two.slots.lease_of(UNIT)["session"] == "two"
+    for path in (one.folder / "leases").iterdir():
+        path.unlink()  # where leases are lost, the checkpoints tell
+    with pytest.raises(TakenOverError, match="fence 1, wanted 2"):
+        one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"4")
+
+
+def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
+    one, two = machines
+    for number in range(4):
+        one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
+    elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), Lease("two"))
+    saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, b"new")
+    assert saved["sequence"] == 1
+    one.slots.copy_in(UNIT, 3, saved["path"])
+    info, payload, _ = one.slots.newest(UNIT, bytes)
+    assert payload == b"new" and info["lease"]["fence"] == 2
+
+
+def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):
+    state = {"weights": np.zeros(1000)}
+    with CheckpointManager(tmp_path, run="run", lease=Lease("first"), background=False) as first:
+        assert first.phase("p").load() is None
+        first.save_checkpoint("p", state, force=True)
+        with CheckpointManager(tmp_path, run="run", lease=Lease("second"), background=False) as second:
+            second.phase("p").tenure.take()
+            assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
+            with pytest.raises(TakenOverError):
+                first.save_checkpoint("p", state, force=True)
+            assert first.phase("p").due()
+            assert first.save_checkpoint("q", state, force=True)["lease"]["fence"] == 1  # other work goes on in peace
+
+
+def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):
+    one, _ = machines
+
+    def refuse(*given):
+        raise WorkspaceError("full")
+
+    monkeypatch.setattr(one.slots, "renew", refuse)
+    monkeypatch.setattr(one.slots, "lease_of", refuse)
+    tenure = one.tenure()
+    tenure.take()
+    assert tenure.taken and tenure.lease.fence == 1
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"fence": "7", "seen": 1}', b'{"fence": 7}', b"\xff"])
+def test_a_torn_lease_counts_as_none(machines, text):
+    one, _ = machines
+    one.tenure().take()
+    next((one.folder / "leases").iterdir()).write_bytes(text)
+    assert one.slots.lease_of(UNIT) == {}
