@@ -58,7 +58,7 @@ MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # no side is to wait
 TRAIN = 0.7
 FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
 BLOCK = 65_536
-PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_batch_size": BLOCK}
 FEW = 60_000  # rows that warm a side up
 # Where running sums lose digits (a correlation above 0.9999 is asked as well): variances of prices, powers of returns.
 LOOSER = {
@@ -84,7 +84,7 @@ def sides(market: MarketSpec, first: int) -> dict[str, Side]:
         "ours": Side(
             lambda bars: bars,
             lambda bars: build_features(bars, market, SPEC, threads=THREADS),
-            lambda made, _, stop: RobustScaler.fit(made.values, np.arange(stop - first)),
+            lambda made, _, stop: RobustScaler.fit(made.values[: stop - first]),
             lambda made, path: write_parquet(made.values, made.names, path),
         ),
         "joined": Side(

@@ -13,7 +13,6 @@ from ml_factory.features.volume import mfi, typical_trend
 from ml_factory.features.windows import (
     HISTORY,
     ratio,
-    recursive_means,
     window_correlation,
     window_covariance,
     window_max,
@@ -75,22 +74,20 @@ def _trend(b, state, out, coarse):
     x = momentum._means(b, state[:_DX])
     momentum.rsi(x[_GAIN_14], x[_LOSS_14], out[0])
     momentum.rsi(x[_GAIN_5], x[_LOSS_5], out[1])
-    line, dx = np.empty((1, x.shape[1])), np.empty((1, x.shape[1]))
-    line[0, HISTORY:] = x[_EMA_12, HISTORY:] - x[_EMA_26, HISTORY:]
-    out[2] = line[0, HISTORY:]
-    recursive_means(line, np.full(1, 9.0), np.full(1, 0.2), state[_SIGNAL : _SIGNAL + 1])
-    out[3] = line[0, HISTORY:]
+    second = momentum._means_of_means(x, state[_DX : _SIGNAL + 1])
+    fast, slow, signal = x[_EMA_12, HISTORY:], x[_EMA_26, HISTORY:], second[1, HISTORY:]
     plus, minus, atr, close = x[_PLUS, HISTORY:], x[_MINUS, HISTORY:], b.atr[HISTORY:], b.close[HISTORY:]
     high, low, opened = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:]
-    trend = dx[0, HISTORY:]
+    line, histogram, index, up, down, body = out[2], out[4], out[8], out[6], out[7], out[29]
     for i in range(len(close)):
-        trend[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
-        out[4, i] = out[2, i] - out[3, i]
-        out[6, i], out[7, i] = 100.0 * plus[i] / atr[i], 100.0 * minus[i] / atr[i]
-        out[29, i] = ratio(close[i] - opened[i], high[i] - low[i], 0.0)
-    out[8] = trend
-    recursive_means(dx, np.full(1, 14.0), np.full(1, 1.0 / 14.0), state[_DX:_SIGNAL])
-    out[5] = trend
+        line[i] = fast[i] - slow[i]
+        histogram[i] = line[i] - signal[i]
+    for i in range(len(close)):
+        up[i], down[i] = 100.0 * plus[i] / atr[i], 100.0 * minus[i] / atr[i]
+    for i in range(len(close)):
+        index[i] = 100.0 * ratio(abs(plus[i] - minus[i]), plus[i] + minus[i], 0.0)
+        body[i] = ratio(close[i] - opened[i], high[i] - low[i], 0.0)
+    out[3], out[5] = signal, second[0, HISTORY:]
     out[9], out[10], out[11] = atr, 100.0 * atr / close, b.span[HISTORY:]
     out[12], out[13], out[14], out[15] = (
         x[_EMA_12, HISTORY:], x[_EMA_26, HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
@@ -135,14 +132,18 @@ def _spread(b, state, out, coarse):
     out[22] = window_correlation(b.high, b.low, 30, t0, HISTORY)[HISTORY:]
     out[24] = window_sum(b.volume, 50, t0, HISTORY)[HISTORY:] / 50.0
     out[25] = window_std(b.volume, 20, t0, HISTORY)[HISTORY:]
+    middle, williams, top_14, bottom_14, top_48, bottom_48 = out[17], out[18], out[11], out[14], out[12], out[15]
     for i in range(len(close)):
-        out[17, i] = 0.5 * (out[11, i] + out[14, i])
-        out[18, i] = -100.0 * ratio(out[12, i] - close[i], out[12, i] - out[15, i], 0.0)
-        out[23, i] = volume[i]
-        out[26, i] = (high[i] + low[i] + close[i]) / 3.0
-        out[27, i] = 0.5 * (high[i] + low[i])
-        out[28, i] = 0.25 * (high[i] + low[i] + 2.0 * close[i])
-        out[29, i] = 0.25 * (opened[i] + high[i] + low[i] + close[i])
+        middle[i] = 0.5 * (top_14[i] + bottom_14[i])
+        williams[i] = -100.0 * ratio(top_48[i] - close[i], top_48[i] - bottom_48[i], 0.0)
+    out[23] = volume
+    typical, median, weighted, average = out[26], out[27], out[28], out[29]
+    for i in range(len(close)):
+        typical[i] = (high[i] + low[i] + close[i]) / 3.0
+        median[i] = 0.5 * (high[i] + low[i])
+    for i in range(len(close)):
+        weighted[i] = 0.25 * (high[i] + low[i] + 2.0 * close[i])
+        average[i] = 0.25 * (opened[i] + high[i] + low[i] + close[i])
 
 
 FAMILIES = {
