@@ -52,4 +52,6 @@ def test_twenty_steps_are_eagers(name):
     ours, found = twenty_steps(BY_ID[name], "xla")
     np.testing.assert_allclose(ours, losses, rtol=1e-5)
     assert losses[-1] < losses[0]
-    assert (found - weights).norm() <= 1e-5 * weights.norm()
+    # Batch norm makes many gradients 0 but for rounding, and Adam walks as far along those as along any other.
+    limit = 1e-3 if name.startswith("patchtst-batch") else 1e-5
+    assert (found - weights).norm() <= limit * weights.norm()
