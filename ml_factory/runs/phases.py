@@ -117,6 +117,11 @@ class PhaseCheckpoints:
             self._listening = False
             stop.unlisten()
 
+    def kept(self) -> bool:
+        """Whether the last save is on the disk, after waiting for it."""
+        self.manager._wait_home()
+        return self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
+
     def finish(self) -> None:
         """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
         unit writes over it."""

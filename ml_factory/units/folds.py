@@ -201,6 +201,8 @@ def forecast_folds(
         return lambda positions: take(plan.rows[positions])
 
     def options(fold: int) -> dict:
+        if fold - 1 in inner and outer.kept():  # the fold before is in the outer checkpoint: its slots serve this one
+            manager.phase(f"{folds_phase(model)}_{fold - 1}").finish()
         inner[fold] = Kept(manager.phase(f"{folds_phase(model)}_{fold}"), here, reached_by_fit)
         return {"checkpoints": inner[fold]}
 

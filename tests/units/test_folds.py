@@ -1,5 +1,6 @@
 """Schemes of folds end to end: who trains on what, what a path is made of, and folds that have nothing to learn."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -143,6 +144,19 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     else:
         assert result.paths is None and result.paths_path is None
     assert result.plot().axes
+
+
+def test_folds_pass_their_slots_on(prepared, monkeypatch):
+    """The outer record and one fold's fit hold slots at a time, and none when the folds are done."""
+    workspace = prepared[0]
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    before = set(workspace.checkpoints.glob("slot-*.ckpt"))
+    settings = {**SMALL, "rounds": 50, "block": 5}
+    pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", folds=5, model_settings=settings, seed=77)
+    made = set(workspace.checkpoints.glob("slot-*.ckpt")) - before
+    assert len(made) <= 10  # two units, each the last three, the best and one being written
+    notes = [json.loads(path.with_suffix(".json").read_text()) for path in made]
+    assert {note["status"] for note in notes} <= {"returned"}
 
 
 def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
