@@ -151,7 +151,10 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, there, Path(source))
 
-        return self._write(unit, keep, store, look.size, fence_of(look.info))
+        fence = fence_of(look.info)
+        if source_disk is not None:  # fetched by whoever holds the work now: the one who saved it may be long gone
+            fence = max(fence, self.lease_of(unit).get("fence", 0))
+        return self._write(unit, keep, store, look.size, fence)
 
     def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, fence: int) -> dict:
         with self.pool.locked():
