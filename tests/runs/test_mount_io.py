@@ -18,7 +18,7 @@ from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.courier import COPIED, LOCAL
 from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.pool import Lease, Unit
-from ml_factory.runs.storage import on_mount
+from ml_factory.runs.storage import Disk, on_mount
 
 UNIT = Unit("r", "p")
 LONG = 90.0  # seconds no test waits
@@ -254,3 +254,21 @@ def test_what_counts_as_a_mount(tmp_path, monkeypatch):
         assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.courier is not None
         save(manager, 1)
     assert list((tmp_path / "drive").glob("slot-*.ckpt"))
+
+
+def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(drive, caplog):
+    """With what fits for two checkpoints on the drive: the newest two there stand, all newer ones lie here."""
+    state = {"a": np.zeros(2000)}
+    with manager_of(drive, disk=Disk(), background=False) as manager:
+        size = manager.save_checkpoint("p", state, force=True)["bytes"]
+        manager.save_checkpoint("p", state, force=True)
+        assert manager.wait(LONG)
+        before = {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")}
+    with manager_of(drive, disk=Disk(), quota_bytes=2 * size + 500) as manager:
+        saved = [manager.save_checkpoint("p", state, force=True) for _ in range(3)]
+        assert not manager.wait(LONG)
+        assert [one["status"] for one in saved] == [LOCAL] * 3 and caplog.text.count("No room") == 1
+        assert {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")} == before
+        manager.mount.pool.quota = None  # somebody emptied the Trash
+        assert manager.wait(LONG) and saved[-1]["status"] == COPIED
+        assert manager.mount.told(UNIT)[0]["sequence"] == 5
