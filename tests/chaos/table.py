@@ -25,6 +25,8 @@ def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds
             row["kills"] += 1
             row["disk_lost"] += plan.lossy
             row["from_nothing"] += resumed == "nothing"
+            if resumed == "nothing":  # there was a checkpoint, secured before the kill counted
+                failures.append(f"{outcome['plan']}: {event} went on from nothing")
             row["resumed"].append(f"{event} -> {resumed}")
             row["mismatches"] += wrong
         if wrong:
