@@ -50,6 +50,7 @@ Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(availa
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run beside the old one.")]
+Named = Annotated[str, typer.Option("--run", help="Go on with the very run of this id, or be told why not.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Data = Annotated[Path | None, typer.Option("--data", help="Parquet or CSV with 1-minute bars.")]
 Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
@@ -150,6 +151,7 @@ def train(
     quick: Quick = False,
     fresh: Fresh = False,
     uncertified: Uncertified = False,
+    named: Named = "",
     as_json: Json = False,
 ) -> None:
     """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
@@ -157,6 +159,7 @@ def train(
     with _working(f"training {model}", as_json) as status:
         result = pipeline.train(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            run=named, tell=_found_line(as_json),
             callbacks=(lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics)),),
         )  # fmt: skip
     _tell(result, as_json)
@@ -178,6 +181,7 @@ def cross_validate(
     quick: Quick = False,
     fresh: Fresh = False,
     uncertified: Uncertified = False,
+    named: Named = "",
     as_json: Json = False,
 ) -> None:
     """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
@@ -186,6 +190,7 @@ def cross_validate(
         result = pipeline.cross_validate(
             Workspace(workspace), symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
             window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            run=named, tell=_found_line(as_json),
             search=SearchSpec(trials=trials) if search else None,
         )  # fmt: skip
     _tell(result, as_json)
@@ -333,6 +338,11 @@ class _Said(logging.Handler):
 def _working(what: str, as_json: bool):
     """A spinner while something takes long, where the output is a terminal and not for a machine."""
     return Console(stderr=True, quiet=as_json, highlight=False).status(what)
+
+
+def _found_line(as_json: bool):
+    """Where the line goes that says what was found of a run: nowhere for a machine, whose facts hold it."""
+    return (lambda line: None) if as_json else said.print
 
 
 def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
