@@ -17,6 +17,7 @@ from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Po
 from ml_factory.runs.storage import FULL, Disk
 
 FEWEST = 2
+_LARGEST_SEQUENCE = 1 << 62  # the footer's has 64 bits
 T = TypeVar("T")
 
 
@@ -243,8 +244,9 @@ def _order(info: dict) -> tuple[int, int]:
 
 
 def _number(told: dict) -> int:
-    """The sequence number a container or a manifest tells; 0 when it tells none."""
-    return told["sequence"] if type(told.get("sequence")) is int else 0
+    """The sequence number a container or a manifest tells; 0 when it tells none that a save could have had."""
+    number = told.get("sequence")
+    return number if type(number) is int and 0 <= number < _LARGEST_SEQUENCE else 0
 
 
 def kept_slots(good: dict[Path, dict], keep: int) -> tuple[set[Path], Path | None]:
