@@ -46,7 +46,7 @@ class ChildSlots:
 
     def __init__(
         self, folder: Path, lock: Path, lease: Lease, *, memory: int = -1, quota: int | None = None,
-        deadline: float = 60, niceness: int = 10,
+        deadline: float = 60, niceness: int = 14,
     ):  # fmt: skip
         self.folder, self.deadline, self._memory = Path(folder), deadline, memory
         told = {"folder": str(folder), "lock": str(lock), "quota": quota, "lease": lease.to_dict()}
