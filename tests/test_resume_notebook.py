@@ -19,6 +19,7 @@ from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.tracking import read_log
 from ml_factory.runs.workspace import Workspace
+from ml_factory.units.keeping import history_of
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,26 +36,31 @@ def market(tmp_path_factory) -> Path:
     return workspace.root
 
 
-def start(notebook: str, model: str, root: Path, out: Path) -> subprocess.Popen:
-    """papermill, as typed; every finished epoch or block is saved, for a machine that may vanish at any moment."""
+def start(notebook: str, model: str, root: Path, out: Path, home: Path) -> subprocess.Popen:
+    """papermill, as typed, on a machine with a home of its own; every finished epoch or block is saved, for a machine
+    that may vanish at any moment."""
+    home.mkdir()
     words = ["-p", "HORIZON", str(HORIZON), "-p", "MODEL", model, "--no-progress-bar"]
     settings = {"ML_FACTORY_ROOT": str(root), "ML_FACTORY_WANDB": "off", "ML_FACTORY_SAVE_MINUTES": "0"}
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY", "PYTEST"))}
+    settings |= {"HOME": str(home)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY", "PYTEST", "XDG"))}
     return subprocess.Popen(
         [sys.executable, "-m", "papermill", f"{notebook}.ipynb", str(out), *words],
         cwd=FOLDER, env=clean | settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def newest_epoch(root: Path, model: str) -> int:
-    """The epoch or block of the newest whole checkpoint of the run under way; 0 before there is one."""
-    checkpoints = Workspace(root).checkpoints
-    for run in (path.name for path in checkpoints.iterdir() if path.is_dir()):
-        found = CheckpointManager(checkpoints, run=run).load_latest_checkpoint(f"train_{model}")
+def newest(root: Path, model: str) -> tuple[int, str]:
+    """The epoch, block or fold of the newest whole checkpoint of the run under way, and what is told of it; 0 before
+    there is one."""
+    phase = f"folds_{model}" if list((root / "results").glob("*/folds-*")) else f"train_{model}"
+    for path in (root / "results").glob("*/*/run.json"):
+        with CheckpointManager(root / "checkpoints", run=path.parent.name) as manager:
+            found = manager.load_latest_checkpoint(phase)
         if found is not None:
-            state = found["state"]
-            return len(state["history"] if "history" in state else state["memory"]["history"])
-    return 0
+            count = len(found["state"]["p"]) if "p" in found["state"] else len(history_of(found["state"]))
+            return count, found["metrics"]["reached"]
+    return 0, ""
 
 
 def kill(process: subprocess.Popen) -> None:
@@ -73,27 +79,37 @@ def texts(notebook: Path) -> str:
 
 @pytest.mark.parametrize(
     ("notebook", "model"),
-    [("02_train_tabular", "xgboost"), ("03_train_sequence", "lstm"), ("04_train_advanced", "patchtst")],
+    [
+        ("02_train_tabular", "xgboost"),
+        ("03_train_sequence", "lstm"),
+        ("04_train_advanced", "patchtst"),
+        ("06_cross_validation", "xgboost"),
+    ],
 )
 def test_killed_after_the_second_epoch_and_run_again(notebook, model, market, tmp_path):
     shutil.copytree(market, tmp_path / "killed")
-    process = start(notebook, model, tmp_path / "killed", tmp_path / "first.ipynb")
+    process = start(notebook, model, tmp_path / "killed", tmp_path / "first.ipynb", tmp_path / "first home")
     deadline = time.monotonic() + 300
-    while newest_epoch(tmp_path / "killed", model) < 2:
+    while newest(tmp_path / "killed", model)[0] < 2:
         assert process.poll() is None, process.communicate()[1][-3000:]
         assert time.monotonic() < deadline, "no second epoch in five minutes"
         time.sleep(0.02)
     kill(process)
     assert not list((tmp_path / "killed" / "models").rglob("artifact.json")), "it had finished: nothing was interrupted"
-    reached = newest_epoch(tmp_path / "killed", model)
+    reached, told = newest(tmp_path / "killed", model)
     assert reached >= 2
 
-    again = start(notebook, model, tmp_path / "killed", tmp_path / "second.ipynb")
+    again = start(notebook, model, tmp_path / "killed", tmp_path / "second.ipynb", tmp_path / "second home")
     assert again.wait(timeout=600) == 0, again.communicate()[1][-3000:]
     again.stderr.close()
     said = texts(tmp_path / "second.ipynb")
-    assert f"resumed after {reached}" in said, said
     assert re.search(r"found as prepared before", said)
+    assert f"Found {model} on DEMO, horizon {HORIZON}: unfinished at {told}" in said, said
+    assert "Goes on from there." in said and "bit-exact" not in said
+    if notebook.startswith("06"):
+        assert f"{reached} folds found done" in said
+        return
+    assert f"resumed after {reached}" in said, said
 
     shutil.copytree(market, tmp_path / "whole")
     whole = pipeline.train(tmp_path / "whole", "DEMO", HORIZON, model, mirror="off")

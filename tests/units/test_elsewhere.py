@@ -6,7 +6,7 @@ from ml_factory import experiment, pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import nested, pages
+from ml_factory.units import folds, pages
 
 SMALL = {"rounds": 10, "depth": 3}
 
@@ -20,16 +20,23 @@ def workspace(tmp_path_factory) -> Workspace:
 
 
 def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
-    def killed(*_, **__):
-        raise KeyboardInterrupt
+    asked = []
 
+    def killed_in_the_second_fold(*_):
+        asked.append(weigh(*_))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return asked[-1]
+
+    weigh = folds.weights_of
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "cores", lambda: 64)
-        patch.setattr(nested, "out_of_fold_predictions", killed)
+        patch.setattr(folds, "weights_of", killed_in_the_second_fold)
         with pytest.raises(KeyboardInterrupt):
             pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
     result = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
-    assert not result.exact and any("threads" in reason for reason in result.inexact_because)
+    assert result.resumed_from == 1 and "unfinished at fold 1 of 2" in result.found
+    assert not result.exact and any("threads: began with 64" in reason for reason in result.inexact_because)
     assert "continued, not bit-exact" in result.summary()
     straight = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, seed=1, model_settings=SMALL)
     assert straight.exact and "bit-exact" not in straight.summary()
