@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import StrEnum
@@ -21,7 +21,7 @@ from ml_factory.data.contracts import RollSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
-from ml_factory.models.registry import available_models
+from ml_factory.models.registry import available_models, spec_of
 from ml_factory.progress import Phase, watch
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
@@ -156,11 +156,11 @@ def train(
 ) -> None:
     """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     quick = quick_from_environment(quick)
-    with _working(f"training {model}", as_json) as status:
+    with _training(model, as_json) as told:
         result = pipeline.train(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
             run=named, tell=_found_line(as_json),
-            callbacks=(lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics)),),
+            callbacks=(told,),
         )  # fmt: skip
     _tell(result, as_json)
 
@@ -292,6 +292,7 @@ def suite(
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_Said()])
+    logging.getLogger("ml_factory.training").setLevel(logging.INFO)  # the progress line
     try:
         app()
     except SettingsError as error:
@@ -338,6 +339,17 @@ class _Said(logging.Handler):
 def _working(what: str, as_json: bool):
     """A spinner while something takes long, where the output is a terminal and not for a machine."""
     return Console(stderr=True, quiet=as_json, highlight=False).status(what)
+
+
+@contextmanager
+def _training(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
+    """What hears every epoch: a line above a network's bar, the words beside a booster's spinner."""
+    if spec_of(model).windowed:
+        with _phases(as_json):
+            yield lambda epoch, metrics: None if as_json else said.print(_epoch_line(model, epoch, metrics))
+    else:
+        with _working(f"training {model}", as_json) as status:
+            yield lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics))
 
 
 def _found_line(as_json: bool):

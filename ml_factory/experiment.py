@@ -255,6 +255,8 @@ def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str 
 def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     """The checkpoints of this run, saved as often as the environment asks, and before this session ends."""
     session = Session(folder.parent / "results" / "sessions")
+    # Where training/device.py keeps what a GPU's or TPU's compiler has made.
+    os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / "compiled"))
     return CheckpointManager(
         folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, ending=session.ending,
         mean_life_seconds=session.mean_life, on_saved=session.seen,

@@ -24,6 +24,8 @@ from ml_factory.training.processes import Processes, join
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.watchdog import Watchdog
 
+# Names the folder of compiled programs, set where a run's workspace is known.
+PROGRAMS = "ML_FACTORY_PROGRAMS"
 # A host that cannot give memory has no error class of its own.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 
@@ -183,8 +185,8 @@ class Xla(Device):
         return memory["bytes_limit"] - memory["bytes_used"]
 
     def keep_programs(self, folder: Path) -> None:
-        # The CPU client writes files that it cannot read back.
-        if _xla("runtime").device_type() == "TPU":
+        # The CPU client writes files that it cannot read back; a cache that is open stays.
+        if _xla("runtime").device_type() == "TPU" and not _xla()._XLAC._xla_computation_cache_is_initialized():
             _xla("runtime").initialize_cache(str(folder / "xla"))
 
     def _capability(self) -> str:
@@ -212,13 +214,16 @@ def pick(spec: TrainSpec) -> Device:
         # Read when cuBLAS starts: without it matrix products may add in another order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.cuda.set_device(processes.local)
-    return {"cpu": Device, "cuda": Cuda, "xla": Xla}[kind](
+    device = {"cpu": Device, "cuda": Cuda, "xla": Xla}[kind](
         kind,
         spec.threads or cores(),
         native_precision(kind) if spec.precision == "auto" else spec.precision,
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
+    if PROGRAMS in os.environ:
+        device.keep_programs(Path(os.environ[PROGRAMS]))
+    return device
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The loop on XLA: a few programs for a whole training, random numbers by the step, and a run that changes devices."""
 
+import os
 import subprocess
 import sys
 
@@ -252,3 +253,17 @@ def test_a_cpu_training_first_does_not_break_xla():
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.endswith("both\n"), done.stderr[-1500:]
+
+
+def test_a_tpus_programs_are_kept_in_the_workspace(tmp_path):
+    """Configured, in a process of its own that believes it has a TPU: the CPU client cannot read its own files back."""
+    text = (
+        "import os, torch_xla.runtime as runtime\n"
+        "from ml_factory.training.device import pick\n"
+        "from ml_factory.training.spec import TrainSpec\n"
+        "runtime.device_type = lambda: 'TPU'\n"
+        "print([pick(TrainSpec()).kind for _ in range(2)], os.environ['XLA_PERSISTENT_CACHE_PATH'])\n"
+    )
+    there = {**os.environ, "ML_FACTORY_PROGRAMS": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=there, check=False)
+    assert done.stdout == f"['xla', 'xla'] {tmp_path / 'xla'}\n", done.stderr[-1500:]
