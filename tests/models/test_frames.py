@@ -41,7 +41,9 @@ def test_any_network_behind_it_is_a_model_like_the_others():
         rng = np.random.default_rng(0)
         x_NF, rows = rng.normal(size=(300, 4)).astype(np.float32), np.arange(30, 300)
         y = np.sign(x_NF[rows - 9, 3]).astype(int)  # 9 rows ago, which a window of 4 base rows cannot see
-        model = build_model("lstm_frames", lookback=10, hidden=16, epochs=20, batch=32, lr=0.01, device="cpu", threads=1)
+        model = build_model(
+            "lstm_frames", lookback=10, hidden=16, epochs=20, batch=32, lr=0.01, device="cpu", threads=1
+        )
         model.fit(Windows(x_NF, rows, 10), y)
         assert model.network.network.rnn.input_size == 4 and model.network.frames.steps == 4
         assert (model.predict_proba(Windows(x_NF, rows, 10)).argmax(1) - 1 == y).mean() > 0.9
