@@ -20,7 +20,6 @@ from ml_factory.runs.storage import Disk
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 
-
 # Whole files of something else: left to their owner, never written over.
 STRANGERS = {"pickle 2", "pickle 5", "torch.save", "zip-slip", "tar-slip", "gzipped pickle", "a later version"}
 
