@@ -1,0 +1,52 @@
+"""Artifacts are written aside and renamed; on a mount whose renames copy, and whose uploads come in any order."""
+
+import logging
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import FactoryError
+from ml_factory.runs.registry import Registry
+
+SIZES = {"old": 10, "new": 30_000}  # the new state is copied in four pieces
+
+
+def register(registry: Registry, which: str) -> None:
+    registry.register("DEMO", "model", "toy", {"weights": np.full(SIZES[which], 1.5)}, {"which": which})
+
+
+@pytest.mark.parametrize("pieces", range(6))
+def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, caplog):
+    caplog.set_level(logging.CRITICAL, "ml_factory")
+    drive = mount(seed=pieces, uploads=0.5)
+    registry = Registry(drive.path / "models")
+    register(registry, "old")
+    drive.upload()
+    drive.fault("copy", "rename")
+    drive.fault("die", "copy", after=pieces)
+    try:
+        register(registry, "new")
+        died = False
+    except (FactoryError, OSError):
+        died = True
+    assert died == (pieces < 5)  # four pieces of the state, one of its description
+    drive.remount()
+    seen = {}
+    for artifact in registry.list("DEMO"):
+        try:
+            seen[artifact.facts["which"]] = len(artifact.load_state()["weights"])
+        except FactoryError:
+            assert not artifact.whole()  # told as torn; whoever can makes it again
+    assert seen["old"] == SIZES["old"]
+    assert seen.get("new", SIZES["new"]) == SIZES["new"]
+    register(registry, "new")
+    assert registry.find("DEMO", which="new").whole()
+
+
+def test_each_rename_over_an_old_file_fills_the_trash_and_a_new_one_does_not(mount):
+    drive = mount()
+    registry = Registry(drive.path / "models")
+    register(registry, "old")
+    assert drive.facts()["trash"] == 0
+    register(registry, "old")  # the same content again: its files are replaced
+    assert 0 < drive.facts()["trash"] < 2000
