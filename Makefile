@@ -7,7 +7,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
 JOBS ?= 2
-BENCH ?= resample barriers weights scaling features pipeline
+BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 .PHONY: help setup run test test-xla lint format notebooks bench chaos matrix badges faults clean
 .DEFAULT_GOAL := help

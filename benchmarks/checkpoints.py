@@ -123,7 +123,7 @@ def compare(rounds: Round, repeats: int) -> dict[str, dict[str, dict[str, float]
             if turn:
                 runs[name].append(taken)
             elif name == "ours":
-                tell(benchmark="checkpoints", what="first save, its pages new", side=name, **_short(taken))
+                tell(bench="checkpoints", what="first save, its pages new", side=name, **_short(taken))
     found = {}
     for name, taken in runs.items():
         found[name] = {
@@ -131,7 +131,7 @@ def compare(rounds: Round, repeats: int) -> dict[str, dict[str, dict[str, float]
             for kind, of in (("best", min), ("median", statistics.median))
         }
         tell(
-            benchmark="checkpoints", side=name, rounds=repeats, **_short(found[name]["best"]),
+            bench="checkpoints", side=name, rounds=repeats, **_short(found[name]["best"]),
             median=_short(found[name]["median"]),
         )  # fmt: skip
     return found
@@ -145,7 +145,7 @@ def verdict(runs: dict[str, dict[str, dict[str, float]]]) -> float:
     ):  # fmt: skip
         best, median = (runs["ours"][kind][name] / runs[base][kind][key] for kind in ("best", "median"))
         tell(
-            benchmark="checkpoints", ratio=name, times=digits(best, 3), times_median=digits(median, 3),
+            bench="checkpoints", ratio=name, times=digits(best, 3), times_median=digits(median, 3),
             limit=LIMITS[name],
         )  # fmt: skip
     return runs["ours"]["median"]["blocking"]
@@ -177,13 +177,13 @@ def beside_training(state: dict, manager: CheckpointManager, windows: int, block
         without.append(count / seconds)
     share = statistics.median(one / other for one, other in zip(with_save, without, strict=True))
     tell(
-        benchmark="checkpoints", what="steps a second while a save is written", cores=os.cpu_count(),
+        bench="checkpoints", what="steps a second while a save is written", cores=os.cpu_count(),
         with_save=digits(statistics.median(with_save)), without=digits(statistics.median(without)),
         share=digits(share, 3), at_least=0.85, seconds_until_verified=digits(statistics.median(lengths)),
     )  # fmt: skip
     lost = blocking + max(0.0, 1 - share) * statistics.median(lengths)
     tell(
-        benchmark="checkpoints", what="overhead of a save every 30 minutes",
+        bench="checkpoints", what="overhead of a save every 30 minutes",
         blocking_percent=digits(100 * blocking / CADENCE),
         with_slower_steps_percent=digits(100 * lost / CADENCE), limit_percent=0.05,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def beside_training(state: dict, manager: CheckpointManager, windows: int, block
 def on_accelerator(megabytes: int, manager: CheckpointManager, repeats: int) -> None:
     """The blocking part from a CUDA device, beside a bare copy into pinned memory."""
     if not torch.cuda.is_available():
-        tell(benchmark="checkpoints", what="pinned device-to-host copy", skipped="no CUDA device on this machine")
+        tell(bench="checkpoints", what="pinned device-to-host copy", skipped="no CUDA device on this machine")
         return
     state = make_state(megabytes, "cuda")
     tensors = flat(state)
@@ -209,7 +209,7 @@ def on_accelerator(megabytes: int, manager: CheckpointManager, repeats: int) -> 
         ours.append(time.perf_counter() - began)
         manager.wait()
     times = statistics.median(ours[1:]) / statistics.median(bare[1:])
-    tell(benchmark="checkpoints", what="pinned device-to-host copy", times=digits(times, 3), limit=LIMITS["blocking"])
+    tell(bench="checkpoints", what="pinned device-to-host copy", times=digits(times, 3), limit=LIMITS["blocking"])
 
 
 def _short(taken: dict[str, float]) -> dict[str, float]:
@@ -239,7 +239,7 @@ def main() -> None:
         manager.writer = modest
         found = manager.load_latest_checkpoint("train")["state"]
         same = all(np.array_equal(one, flat(found)[name]) for name, one in flat(state).items())
-        tell(benchmark="checkpoints", what="loaded as it was saved", same=same)
+        tell(bench="checkpoints", what="loaded as it was saved", same=same)
         beside_training(state, manager, given.repeats, blocking)
         on_accelerator(given.mb, manager, given.repeats)
     if torch.distributed.is_available():

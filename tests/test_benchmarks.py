@@ -29,6 +29,14 @@ def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
     assert clocked and all(line["wall_s"] > 0 and line["cpu_s"] > 0 and line["median_wall_s"] > 0 for line in clocked)
 
 
+def test_checkpoints_are_measured_beside_their_peers_and_load_as_they_were_saved():
+    lines = _lines("checkpoints", "--mb", "12", "--repeats", "1")
+    assert all(line["bench"] == "checkpoints" for line in lines)
+    assert {line["ratio"] for line in lines if "ratio" in line} == {"blocking", "written", "verified"}
+    assert {"ours", "torch.save", "safetensors", "DCP async"} <= {line.get("side") for line in lines}
+    assert [line["same"] for line in lines if "same" in line] == [True]
+
+
 def test_a_twin_that_makes_other_numbers_is_found():
     pytest.importorskip("polars", reason="peers are installed by make bench")
     spoil = (
