@@ -6,6 +6,7 @@ import pytest
 
 from ml_factory.runs import slots
 from tests.faults.matrix import ACTIONS, FAULTS, Fault, Table, cells, operations, run
+from tests.faults.world import KEEP, World, quiet
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -58,3 +59,14 @@ def test_the_matrix_sees_a_product_that_is_broken(name, replacement, fault, acti
         for index in range(operations(action)):
             run(table, action, fault, index)
     assert table.failures
+
+
+def test_a_thousand_rotations_take_no_more_than_the_pool(tmp_path):
+    with quiet():
+        world = World(tmp_path, {"quota": 90_000})
+        for _ in range(1000):
+            assert world.save()
+        [size] = {len(data) for data, step in world.told.values() if step == 1000}
+        assert world.drive.trash == 0
+        assert world.drive.peak <= (KEEP + 1) * (size + 2000)
+        world.end()
