@@ -16,7 +16,7 @@ MAP_TEXT = """
 compiled errors seeding progress
 runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer runs.planner runs.session runs.ownership runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
-runs.records runs.mirror runs.tracking
+runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
 data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.sources
 data.synthetic data.frames

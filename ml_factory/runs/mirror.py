@@ -18,25 +18,29 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.runs.keys import has_wandb_key, redact
+from ml_factory.runs.records import Attempt
 from ml_factory.runs.storage import write_bytes_atomic
 
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
 _log = logging.getLogger("ml_factory")
-_told: set[str] = set()
+_told: set[str] = set()  # what was said, or its topic
+SERVICE = "W&B"  # one warning of it in a process: nine models on a dead line are one piece of news
+_LOST = "W&B has failed"
 _children: list[subprocess.Popen] = []  # kept so that they are reaped
 
 
 class MirrorProcess:
     """Our side of it. Every method returns at once, or after the seconds it was given."""
 
-    def __init__(self, process: subprocess.Popen, status: Path, end: Path):
-        self._process, self._status, self._end = process, status, end
-        self._started = self._checked = time.monotonic()
+    def __init__(self, process: subprocess.Popen, status: Path, end: Path, mode: str):
+        self._process, self._status, self._end, self._mode = process, status, end, mode
+        self._checked = time.monotonic()
         self._over = False
 
     @classmethod
-    def start(cls, code: str, mode: str, home: Path, attempt: int, spec: dict) -> "MirrorProcess | None":
+    def start(cls, code: str, mode: str, home: Path, attempt: Attempt, spec: dict) -> "MirrorProcess | None":
         """Start it on what `spec` tells of the run, or say once why not.
 
         code : what that Python runs; `spec` comes to it as JSON on standard input.
@@ -47,8 +51,8 @@ class MirrorProcess:
             return None
         for process in _children:
             process.poll()
-        status, end = (home / f"mirror-{attempt:04d}.{name}" for name in ("status", "end"))
-        spec = {**spec, "attempt": attempt, "mode": mode, "local": str(home), "parent": os.getpid()}
+        status, end = (home / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
+        spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(home), "parent": os.getpid()}
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
             with tempfile.TemporaryFile() as text:  # not a pipe: nobody ever waits for the other to read
@@ -67,7 +71,7 @@ class MirrorProcess:
             tell_once(f"The W&B mirror cannot be started, the run is recorded locally: {error.strerror}")
             return None
         _children.append(process)
-        return cls(process, status, end)
+        return cls(process, status, end, mode)
 
     def check(self) -> None:
         """Say once if it broke; looks at most once a second."""
@@ -84,7 +88,7 @@ class MirrorProcess:
         if code and not self._over:
             with suppress(OSError):
                 code = self._status.read_text()
-            tell_once(f"The W&B mirror stopped, the local record is whole: {code}")
+            give_up(f"The W&B mirror stopped, the local record is whole: {code}")
         self._over = code is not None
         return code == 0
 
@@ -93,8 +97,37 @@ class MirrorProcess:
         with suppress(OSError, WorkspaceError):  # without the mark it ends with its parent
             write_bytes_atomic(self._end, redact(json.dumps(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
-        if not self._over and time.monotonic() - self._started > INIT_SECONDS / 2 and not self._status.exists():
-            tell_once("W&B has not answered; the local record is whole, the mirror goes on trying for a while")
+        if not self._over and self._mode == "online" and not self._status.exists():
+            tell_once("W&B has not answered yet; the local record is whole, the mirror tries on for a while", SERVICE)
+
+
+def ask(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
+    """What a child process that talks to W&B answers; it is given so many seconds, and killed then.
+
+    code : what that Python runs; `spec` comes to it as JSON on standard input, its last line of output is the answer.
+    home : an existing folder.  mode : "online" or "offline".  Raises WorkspaceError saying why there is no answer.
+    """
+    if not _wandb_installed():
+        raise WorkspaceError("W&B is not installed", next_step="pip install wandb")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        cwd=home, env=_mirror_environment(mode, home), start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(json.dumps(spec).encode(), timeout=seconds)
+        lines = said.splitlines()
+        answer = json.loads(lines[-1]) if lines else {"error": f"the child process ended with {process.returncode}"}
+    except subprocess.TimeoutExpired:
+        answer = {"error": f"no answer in {seconds:g} s"}
+    except ValueError:
+        answer = {"error": "an answer that is not JSON"}
+    finally:
+        with suppress(ProcessLookupError):  # with what it has started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    if "error" in answer:
+        raise WorkspaceError("W&B does not give it", got=redact(str(answer["error"])))
+    return answer
 
 
 class Watchdog:
@@ -116,7 +149,10 @@ class Watchdog:
 
 
 def mirror_mode(mirror: str) -> str:
-    """One of "off", "offline" and "online": the least of what the caller, our variable and W&B's own ask for."""
+    """One of "off", "offline" and "online": the least of what the caller, our variable and W&B's own ask for.
+
+    Without a key, or once W&B has failed in this process, nobody is asked to wait for it again: offline.
+    """
     asked = os.environ.get("ML_FACTORY_WANDB", "").strip().lower() or "auto"
     for where, value in (("mirror", mirror), ("ML_FACTORY_WANDB", asked)):
         if value not in MODES:
@@ -126,17 +162,7 @@ def mirror_mode(mirror: str) -> str:
         return "off"
     if "offline" in (mirror, asked) or wandb_mode in ("offline", "dryrun"):
         return "offline"
-    return "online" if _has_key() else "offline"
-
-
-def _has_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    try:
-        return "api.wandb.ai" in netrc.read_text()
-    except (OSError, UnicodeDecodeError):
-        return False
+    return "online" if has_wandb_key() and _LOST not in _told else "offline"
 
 
 def _wandb_installed() -> bool:
@@ -157,13 +183,14 @@ def _mirror_environment(mode: str, home: Path) -> dict[str, str]:
     return env | {f"WANDB_{name}_DIR": str(home / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
 
 
-def redact(text: str) -> str:
-    """Our key, should it ever have come into a setting, a metric or a message, never reaches a file."""
-    key = os.environ.get("WANDB_API_KEY", "").strip()
-    return text.replace(key, "[redacted]") if len(key) >= 8 else text
+def give_up(text: str) -> None:
+    """W&B has failed: say so, and let nobody wait for it again in this process."""
+    tell_once(text, SERVICE)
+    _told.add(_LOST)
 
 
-def tell_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        _log.warning("%s", text)
+def tell_once(text: str, topic: str = "") -> None:
+    """Log a warning, the first of its text or topic in this process only."""
+    if (topic or text) not in _told:
+        _told.add(topic or text)
+        _log.warning("%s", redact(text))

@@ -1,38 +1,55 @@
-"""What a run logged, as lines of JSON in numbered segments: segment-{attempt}-{number}.jsonl.
+"""What a run logged, as lines of JSON in numbered segments: segment-{attempt}-{session}-{number}.jsonl.
 
 An attempt is one process. It only appends, so a process killed anywhere leaves at most one torn last line. An attempt
-resumes from a checkpoint: from the first step it logs on, everything that earlier attempts said is void.
+resumes from a checkpoint: from the first step it logs on, everything that earlier attempts said is void. Two machines
+that share a mount may not see each other's attempts and count the same number: the session keeps their files apart,
+and the one that began later is the later attempt.
 """
 
 import json
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs.storage import disk_errors
 
-_SEGMENT = re.compile(r"segment-(\d{4,})-(\d{4,})\.jsonl")
+# Records of before sessions had a name are read as those of the session "".
+_SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def segment_name(attempt: int, number: int) -> str:
-    """File name; names of one run sort in the order of writing."""
-    return f"segment-{attempt:04d}-{number:04d}.jsonl"
+class Attempt(NamedTuple):
+    """Who logged: the number of the attempt and its session, 8 hex digits."""
+
+    number: int
+    session: str = ""
 
 
-def segments(*folders: Path) -> dict[tuple[int, int], Path]:
+def segment_name(attempt: Attempt, number: int) -> str:
+    """File name of one segment; an attempt's names sort in the order of writing."""
+    return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
+
+
+def attempt_of(name: str) -> Attempt:
+    """Whose segment that is, by its file name."""
+    match = _SEGMENT.fullmatch(name)
+    return Attempt(int(match[1]), match[2] or "")
+
+
+def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
     """{(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
         for path in folder.glob("segment-*.jsonl"):
             match = _SEGMENT.fullmatch(path.name)
             if match:
-                found.setdefault((int(match[1]), int(match[2])), path)
+                found.setdefault((attempt_of(path.name), int(match[3])), path)
     return dict(sorted(found.items()))
 
 
@@ -62,31 +79,60 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
     return records
 
 
-def merge(attempts: Iterable[tuple[int, list[dict]]]) -> list[dict]:
+def in_order(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
+    """Attempts from the first to the last: by number; of one number by when each began to log."""
+
+    def began(attempt: Attempt) -> tuple:
+        records = attempts[attempt]
+        return attempt.number, records[0]["time"] if records else math.inf, attempt.session
+
+    return sorted(attempts, key=began)
+
+
+def merge(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
     """Each step once, in order: {"step", "time", "attempt", "metrics"}.
 
-    attempts : (number, its records in order of writing). What two records of one attempt say about one step is put
+    attempts : attempt -> its records in order of writing. What two records of one attempt say about one step is put
     together, the later winning.
     """
     rows: dict[int, dict] = {}
-    for attempt, records in sorted(attempts, key=lambda item: item[0]):
+    for attempt in in_order(attempts):
+        records = attempts[attempt]
         if records:
             first = records[0]["step"]
             rows = {step: row for step, row in rows.items() if step < first}
         for record in records:
             row = rows.setdefault(record["step"], {"step": record["step"], "metrics": {}})
-            row.update(time=record["time"], attempt=attempt, metrics={**row["metrics"], **record["metrics"]})
+            row.update(time=record["time"], attempt=attempt.number, metrics={**row["metrics"], **record["metrics"]})
     return [rows[step] for step in sorted(rows)]
 
 
-def read_rows(*folders: Path, before_attempt: int | None = None) -> list[dict]:
-    """The merged rows of a run's segments in these folders."""
-    attempts: dict[int, list[dict]] = {}
+def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
+    """The records of each attempt that these folders have segments of, in order of writing."""
+    attempts: dict[Attempt, list[dict]] = {}
     for (attempt, _), path in segments(*folders).items():
-        if before_attempt is None or attempt < before_attempt:
-            with disk_errors(path):
-                attempts.setdefault(attempt, []).extend(parse_lines(path.read_bytes(), path))
-    return merge(attempts.items())
+        with disk_errors(path):
+            attempts.setdefault(attempt, []).extend(parse_lines(path.read_bytes(), path))
+    return attempts
+
+
+def read_rows(*folders: Path, before: Attempt | None = None) -> list[dict]:
+    """The merged rows of a run's segments in these folders; only of what came `before` an attempt, if given."""
+    attempts = read_attempts(*folders)
+    if before is not None:
+        order = in_order({before: [], **attempts})
+        attempts = {one: attempts[one] for one in order[: order.index(before)] if one in attempts}
+    return merge(attempts)
+
+
+def first_missing(steps: Sequence[int], *folders: Path) -> int:
+    """How many of these steps, from the first on, the record in the folders has without a hole. A record that is
+    damaged has none: all of it is told again."""
+    try:
+        told = {row["step"] for row in read_rows(*folders)}
+    except WorkspaceError:
+        told = set()
+    return next((place for place, step in enumerate(steps) if step not in told), len(steps))
 
 
 def read_log(folder: str | os.PathLike) -> pd.DataFrame:

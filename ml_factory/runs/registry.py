@@ -4,14 +4,16 @@
                                            artifact.json       hash, facts, sequence; written last
 
 A folder without `artifact.json` is an interrupted registration and does not exist for `find`. The newest artifact is
-the one with the highest sequence number; no time stamp of a file is ever asked.
+the one with the highest sequence number; no time stamp of a file is ever asked. Each names the hashes of what it was
+made from: `Registry.lineage` walks from a stack over its models to their runs and data.
 """
 
 import hashlib
 import logging
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.runs.storage import disk_errors, file_hash, plain, read_json, write_bytes_atomic, write_json
 from ml_factory.runs.workspace import check_symbol
 
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
 _log = logging.getLogger("ml_factory")
 
@@ -31,7 +33,9 @@ class Artifact:
     """One registered state.
 
     path : its folder.  hash : SHA-256 of the state's bytes.  sequence : order of registration within the symbol.
-    facts : what it was made from and how it did (horizon, model, fingerprints, metrics).
+    facts : what is told of it (horizon, model, settings, metrics).
+    made_from : the hashes of what it was made from: {"data": the prepared data's fingerprint, "run": the run's id,
+    "models": {name: hash of the artifact it stands on}}, those that apply.
     """
 
     path: Path
@@ -42,6 +46,7 @@ class Artifact:
     sequence: int
     registered_at: str
     facts: dict = field(default_factory=dict)
+    made_from: dict = field(default_factory=dict)
 
     def whole(self) -> bool:
         """Whether the state is there with its hash. One that is not is made again by whoever can."""
@@ -66,38 +71,67 @@ class Artifact:
         return decode_state(data)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """One line of a lineage.
+
+    depth : 0 for the artifact itself, 1 for what it was made from.  kind : that of an artifact, "run" or "data".
+    name : of a model, or "".  hash : of its content; a run's id.  here : whether the registry has it whole; None for
+    what lies elsewhere.
+    """
+
+    depth: int
+    kind: str
+    name: str
+    hash: str
+    here: bool | None = None
+
+
 class Registry:
     """The artifacts under one `models` folder."""
 
     def __init__(self, models_folder: str | os.PathLike):
         self.folder = Path(models_folder)
 
-    def register(self, symbol: str, kind: str, name: str, state: dict, facts: dict | None = None) -> Artifact:
+    def register(
+        self, symbol: str, kind: str, name: str, state: dict, facts: dict | None = None, made_from: dict | None = None
+    ) -> Artifact:
         """Keep a finished state; the same content again takes a new sequence number, not new space.
 
         kind : "model", "stack", "bundle" …  name : the model's name.  facts : JSON-able, such as {"horizon": 20}.
+        made_from : as of `Artifact`.
         Raises CheckpointError for a state that cannot be kept, WorkspaceError when the disk is full.
         """
         for field_name, value in (("kind", kind), ("name", name)):
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 wanted = "letters, digits, '_' and '.'"
                 raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
-        home = self.folder / check_symbol(symbol)
-        data = encode_state(state)
-        digest = hashlib.sha256(data).hexdigest()
-        path = home / f"{kind}-{name}-{digest[:12]}"
+        digest = hashlib.sha256(data := encode_state(state)).hexdigest()
+        told = {"facts": plain(facts or {}), "made_from": plain(made_from or {})}
+        return self._keep(data, symbol=check_symbol(symbol), kind=kind, name=name, hash=digest, **told)
+
+    def adopt(self, folder: Path) -> Artifact:
+        """Take in a copy of an artifact from elsewhere, as `state.safetensors` and `artifact.json` in a folder.
+
+        Raises CheckpointError or WorkspaceError when it is not whole; nothing is taken in then.
+        """
+        there = _artifact(Path(folder) / "artifact.json")
+        there.load_state()
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (there.kind, there.name)):
+            raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=there.name)
+        with disk_errors(folder):
+            data = (Path(folder) / "state.safetensors").read_bytes()
+        kept = {name: value for name, value in _record(there).items() if name not in ("sequence", "registered_at")}
+        return self._keep(data, **{**kept, "symbol": check_symbol(there.symbol)})
+
+    def _keep(self, data: bytes, **told) -> Artifact:
+        """Write it, the description last, with the next sequence number."""
+        home = self.folder / told["symbol"]
+        path = home / f"{told['kind']}-{told['name']}-{told['hash'][:12]}"
         with exclusive(home / ".registry.lock"):
             write_bytes_atomic(path / "state.safetensors", data)
-            artifact = Artifact(
-                path=path,
-                hash=digest,
-                symbol=symbol,
-                kind=kind,
-                name=name,
-                sequence=1 + max((one.sequence for one in self.list(symbol)), default=0),
-                registered_at=datetime.now(UTC).isoformat(),
-                facts=plain(facts or {}),
-            )
+            sequence = 1 + max((one.sequence for one in self.list(told["symbol"])), default=0)
+            artifact = Artifact(path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **told)
             write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
         return artifact
 
@@ -128,6 +162,34 @@ class Registry:
                 return artifact
         return None
 
+    def lineage(self, artifact: Artifact) -> tuple[Origin, ...]:
+        """The artifact and everything it was made from, each right below what was made from it; a thing that several
+        were made from stands below each. One that is no longer here is listed with its hash and `here` False."""
+        by_hash = {one.hash: one for one in self.list(artifact.symbol)}
+        return tuple(_walk(artifact, by_hash, 0, ()))
+
+
+def _walk(artifact: Artifact, by_hash: dict[str, Artifact], depth: int, above: tuple[str, ...]) -> Iterator[Origin]:
+    yield Origin(depth, artifact.kind, artifact.name, artifact.hash, artifact.whole())
+    made_from = artifact.made_from
+    for kind in ("run", "data"):
+        if kind in made_from:
+            yield Origin(depth + 1, kind, "", str(made_from[kind]))
+    for name, digest in dict(made_from.get("models", {})).items():
+        if digest in by_hash and digest not in above:  # a description that was tampered with may name itself
+            yield from _walk(by_hash[digest], by_hash, depth + 1, (*above, artifact.hash))
+        else:
+            yield Origin(depth + 1, "model", name, str(digest), False)
+
+
+def _first_version(facts: dict) -> dict:
+    """What an artifact was made from, as far as its facts say: `made_from` came with version 2."""
+    run = facts.get("run")
+    settings = run.get("settings", {}) if isinstance(run, dict) else {}
+    models = dict(zip(settings.get("base_models", ()), settings.get("bases", ()), strict=False))
+    told = {"run": facts.get("run_id"), "data": facts.get("data"), "models": models}
+    return {name: value for name, value in told.items() if value}
+
 
 def _record(artifact: Artifact) -> dict:
     return {name: value for name, value in vars(artifact).items() if name != "path"}
@@ -140,8 +202,10 @@ def _artifact(file: Path) -> Artifact:
         if version > VERSION:
             raise WorkspaceError("A later version of ml_factory registered this", where=file, got=f"version {version}")
         artifact = Artifact(path=file.parent, **record)
-        if type(artifact.sequence) is not int or not isinstance(artifact.facts, dict):
-            raise TypeError("sequence is a number and facts are an object")
-        return artifact
+        if type(artifact.sequence) is not int or not all(
+            isinstance(told, dict) for told in (artifact.facts, artifact.made_from)
+        ):
+            raise TypeError("sequence is a number, facts and made_from are objects")
+        return artifact if artifact.made_from else replace(artifact, made_from=_first_version(artifact.facts))
     except (TypeError, KeyError, AttributeError) as error:
         raise WorkspaceError("This is not an artifact's description", where=file, got=error) from error

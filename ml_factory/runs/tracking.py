@@ -6,22 +6,27 @@ The mirror is a process of its own (see `mirror`) that reads the local record, s
 import importlib
 import json
 import os
-import re
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, WorkspaceError
-from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, redact, tell_once
-from ml_factory.runs.records import parse_lines, read_log, read_rows, record_line, segment_name, segments
-from ml_factory.runs.storage import disk_errors, fingerprint, flush_to_disk, plain, write_bytes_atomic
+from ml_factory.runs.delivery import PATIENCE, SUMMARY, Delivery
+from ml_factory.runs.keys import redact
+from ml_factory.runs.leases import TakenOverError, session_id
+from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, tell_once
+from ml_factory.runs.records import Attempt, attempt_of, first_missing, read_log, record_line, segment_name, segments
+from ml_factory.runs.registry import Artifact
+from ml_factory.runs.retelling import SECONDS_PER_MB, Retelling, artifact_name, how_it_ended, is_over
+from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, flush_to_disk, plain
 
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
 PROJECT = "ohlcv-ml-factory"
-POLL_SECONDS = 0.5
+FIRST_SECONDS = 10.0  # that a mount is given to say what it has of this run
 # By name: the mirror is a process of its own.
 _MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
 
@@ -37,6 +42,7 @@ class Tracker:
     local_folder : on a local disk; by default below the user's cache folder.
     mirror : "auto" (W&B online where there is a key, else offline), "offline" or "off". The environment variable
         ML_FACTORY_WANDB can only ask for less.
+    checkpoints : {"folder", "run", "phase"} whose newest checkpoint the mirror keeps at W&B until the run is finished.
 
     A disk that refuses costs one line in the log, never the run.
     """
@@ -48,23 +54,35 @@ class Tracker:
         folder: str | os.PathLike,
         local_folder: str | os.PathLike | None = None,
         mirror: str = "auto",
+        checkpoints: dict | None = None,
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
         mode = mirror_mode(mirror)
         self._file = self._mirror = None
         self._logged = self._finished = False
+        self._texts: dict[str, str] = {}
         with disk_errors(self.local_folder):
             self.local_folder.mkdir(parents=True, exist_ok=True)
-        taken = segments(self.local_folder, self.folder)
-        self.attempt, self._number = 1 + max((attempt for attempt, _ in taken), default=0), 0
-        self._publish()  # what a killed attempt left on this disk
+        self._delivery = Delivery(self.local_folder, self.folder)
+        here = [one.number for one, _ in segments(self.local_folder)]
+        self._attempt, self._number = Attempt(1 + max(here, default=0), session_id()[:8]), 0
+        there = self._publish(FIRST_SECONDS)  # what a killed attempt left on this disk
+        self._attempt = Attempt(
+            1 + max([*here, *(attempt_of(name).number for name in there)], default=0), session_id()[:8]
+        )
         self._open_segment()
         record = {"run_id": run_id, "settings": plain(settings), "started_at": _now(), "attempt": self.attempt}
-        self._write_json("run.json", record)
+        self._tell_of_the_run("run.json", record)
         if mode != "off":
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
-            self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self.attempt, spec)
+            spec["checkpoints"] = checkpoints
+            self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1 over all sessions that this one knows of."""
+        return self._attempt.number
 
     def log(self, step: int, metrics: dict) -> None:
         """Record numbers of one step. On disk (past our process) when this returns; never waits for W&B."""
@@ -82,6 +100,13 @@ class Tracker:
         if self._mirror is not None:
             self._mirror.check()
 
+    def catch_up(self, history: Sequence[tuple[int, dict]]) -> None:
+        """Log again what a checkpoint's history, (step, metrics), has and the record lacks: a cloud may have lost what
+        was logged before. The last one always: what an earlier attempt told of later ones is void from there on."""
+        known = first_missing([step for step, _ in history], self.local_folder, self.folder)
+        for step, metrics in history[min(known, len(history) - 1) :] if history else ():
+            self.log(step, metrics)
+
     def close_segment(self) -> None:
         """Close what was logged so far and copy it to the workspace. Call it right before a checkpoint is saved: then
         no checkpoint is ever ahead of the record, and what is ahead of the checkpoint is void after a resume."""
@@ -89,17 +114,23 @@ class Tracker:
             self._close_file()
         self._publish()
 
-    def finish(self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0) -> None:
-        """Close the record, keep the summary, and give the mirror `mirror_seconds`; after that it goes on alone."""
+    def finish(
+        self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
+        artifact: Artifact | None = None,
+    ) -> None:  # fmt: skip
+        """Close the record, keep the summary, and give the mirror `mirror_seconds`; after that it goes on alone.
+
+        artifact : what the run has left in the registry; the mirror keeps a copy at W&B.
+        """
         if self._finished:
             return
         self._finished = True
         self._close_file()
-        self._publish()
         record = {"run_id": self.run_id, "status": status, "finished_at": _now(), "summary": plain(summary or {})}
-        self._write_json("summary.json", record)
+        self._tell_of_the_run(SUMMARY, record)
+        self._delivery.close()
         if self._mirror is not None:
-            self._mirror.end(record, mirror_seconds)
+            self._mirror.end(record | {"artifacts": [_parcel(artifact)] if artifact else []}, mirror_seconds)
 
     def wait_mirror(self, seconds: float) -> bool:
         """Whether the mirror has everything, after waiting for it at most so long; True without a mirror."""
@@ -109,10 +140,20 @@ class Tracker:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
+        if isinstance(error, TakenOverError):
+            self._abandon()
         self.finish(status="finished" if kind is None else "failed")
 
+    def _abandon(self) -> None:
+        """A later session tells of this run from here on: nothing is written over what it says."""
+        self._finished = True
+        self._close_file()
+        self._delivery.close()
+        if self._mirror is not None:
+            self._mirror.end({"status": "taken over", "summary": {}, "artifacts": []}, 0)
+
     def _open_segment(self) -> None:
-        path = self.local_folder / segment_name(self.attempt, self._number)
+        path = self.local_folder / segment_name(self._attempt, self._number)
         with disk_errors(path):
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - lives until the segment is closed
 
@@ -125,29 +166,20 @@ class Tracker:
         file.close()
         self._number, self._logged = self._number + 1, False
 
-    def _publish(self) -> None:
-        """Copy every closed local segment that the workspace does not have whole."""
-        if self.folder == self.local_folder:
-            return
-        writing = (self.attempt, self._number) if self._file is not None else None
+    def _publish(self, patience: float = PATIENCE) -> list[str]:
+        """Bring what is closed to the workspace; the names of the segments there, none where it refuses."""
+        writing = segment_name(self._attempt, self._number) if self._file is not None else ""
         try:
-            with disk_errors(self.folder):
-                for key, path in segments(self.local_folder).items():
-                    there = self.folder / path.name
-                    if key == writing or (there.exists() and there.stat().st_size >= path.stat().st_size):
-                        continue
-                    data = path.read_bytes()
-                    if data:
-                        write_bytes_atomic(there, data)
+            names = self._delivery.send(self._attempt, writing, self._texts, patience)
         except WorkspaceError as error:
-            tell_once(f"The record of {self.run_id} stays on the local disk for now: {error}")
+            tell_once(f"The record of {self.run_id} stays on the local disk for now: {error}", f"record {self.run_id}")
+            return []
+        self._texts.clear()
+        return names
 
-    def _write_json(self, name: str, record: dict) -> None:
-        text = redact(json.dumps(record, indent=2, allow_nan=False) + "\n")
-        try:
-            write_bytes_atomic(self.folder / name, text.encode())
-        except WorkspaceError as error:
-            tell_once(f"{name} of {self.run_id} is not written: {error}")
+    def _tell_of_the_run(self, name: str, record: dict) -> None:
+        self._texts[name] = redact(json.dumps(record, indent=2, allow_nan=False) + "\n")
+        self._publish()
 
 
 def mirror_main(text: str) -> None:
@@ -159,67 +191,49 @@ def mirror_main(text: str) -> None:
     watchdog.allow(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
-    wandb = importlib.import_module("wandb")
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", spec["run_id"])[:100]
-    run = wandb.init(
-        project=PROJECT,
-        id=name,
-        name=name,
-        dir=spec["local"],
-        config=spec["settings"],
-        mode=spec["mode"],
-        resume="allow" if spec["mode"] == "online" else None,
-        settings=wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True),
-    )
+    wandb = client()
+    story = Retelling(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
     watchdog.allow(None, "")
     status.write_text("ready")
-    _follow(spec, run, end)
-    watchdog.allow(spec["finish_seconds"], "W&B did not take the last data in time")
-    record = json.loads(end.read_bytes()) if end.exists() else {"status": "killed", "summary": {}}
-    run.summary.update(record["summary"])
-    run.finish(exit_code=0 if record["status"] == "finished" else 1)
+    story.follow(lambda: is_over(end, spec["parent"]))
+    record = how_it_ended(end)
+    parcels = record.get("artifacts", [])
+    size = sum(Path(file).stat().st_size for parcel in parcels for file in parcel["files"] if Path(file).exists())
+    watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
+    for parcel in parcels:
+        story.send(**parcel)
+    if not parcels and record["status"] != "finished":
+        story.send_checkpoint()
+    story.run.summary.update(record["summary"])
+    story.run.finish(exit_code=0 if record["status"] == "finished" else 1)
 
 
-def _follow(spec: dict, run, end: Path) -> None:
-    """Log each step once, in order: first what earlier attempts leave valid, then ours as it comes. A step is told
-    when a later one is there, because until then more may be said about it."""
-    local, folder, attempt = Path(spec["local"]), Path(spec["folder"]), spec["attempt"]
-    offsets: dict[Path, int] = {}
-    waiting: dict[int, dict] = {}
-    told = None
-    while True:
-        over = end.exists() or os.getppid() != spec["parent"]
-        for (number, _), path in segments(local).items():
-            if number != attempt:
-                continue
-            with open(path, "rb") as file:
-                file.seek(offsets.get(path, 0))
-                data = file.read()
-            data = data[: data.rfind(b"\n") + 1]
-            offsets[path] = offsets.get(path, 0) + len(data)
-            for record in parse_lines(data, path):
-                waiting.setdefault(record["step"], {}).update(record["metrics"])
-        if told is None and (waiting or over):
-            told = -sys.maxsize
-            first = min(waiting, default=sys.maxsize)
-            for row in read_rows(local, folder, before_attempt=attempt):
-                if row["step"] < first:
-                    run.log(row["metrics"], step=row["step"])
-                    told = row["step"]
-        for step in sorted(waiting)[: None if over else -1]:
-            metrics = waiting.pop(step)
-            if step > told:
-                run.log(metrics, step=step)
-                told = step
-        if over:
-            return
-        time.sleep(POLL_SECONDS)
+def client():
+    """The wandb module: for child processes only, which may hang."""
+    return importlib.import_module("wandb")
+
+
+def begin_run(wandb, spec: dict, **named):
+    """A W&B run of ours, quiet and with deadlines."""
+    settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
+    return wandb.init(
+        project=PROJECT, dir=spec["local"], config=spec["settings"], mode=spec["mode"], settings=settings, **named
+    )
+
+
+def _parcel(artifact: Artifact) -> dict:
+    """An artifact of the registry as the mirror sends it."""
+    facts = {name: value for name, value in artifact.facts.items() if name in ("model", "horizon", "data", "run_id")}
+    return {
+        "name": artifact_name(artifact.kind, artifact.facts.get("run_id") or artifact.hash[:12]), "kind": artifact.kind,
+        "files": [str(artifact.path / name) for name in ("state.safetensors", "artifact.json")],
+        "metadata": {"symbol": artifact.symbol, "hash": artifact.hash, "made_from": artifact.made_from, **facts},
+    }  # fmt: skip
 
 
 def _cache_folder(folder: Path, run_id: str) -> Path:
     """On a local disk, the same for the same run of the same workspace."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ml_factory" / "runs" / fingerprint([str(folder), run_id])[:16]
+    return cache_folder("runs") / fingerprint([str(folder), run_id])[:16]
 
 
 def _now() -> str:

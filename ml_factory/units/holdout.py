@@ -2,20 +2,21 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
 from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model
-from ml_factory.runs.checkpoints import PhaseCheckpoints
+from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
+from ml_factory.runs.delivery import SUMMARY
+from ml_factory.runs.records import first_missing
 from ml_factory.runs.registry import Artifact, Registry
-from ml_factory.runs.tracking import Tracker, read_log
+from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
@@ -41,7 +42,7 @@ def fit_holdout(
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
         manager.phase(fit_phase(spec.model)).claimed() as phase,
-        _record(run, spec, mirror) as tracker,
+        _record(run, spec, mirror, manager) as tracker,
     ):
         checkpoints = _RecordFirst(phase, machine(spec), tracker)
         result = model.fit(
@@ -55,8 +56,11 @@ def fit_holdout(
         worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
         facts["importances"] = [] if worth is None else worth.to_dict("records")
         bundle = _bundle(data, model, temperature, facts)
-        artifact = Registry(workspace.models).register(data.symbol, "model", spec.model, bundle.to_state(), facts)
-        tracker.finish(_summary(artifact))
+        made_from = {"run": run.run_id, "data": data.fingerprint}
+        artifact = Registry(workspace.models).register(
+            data.symbol, "model", spec.model, bundle.to_state(), facts, made_from
+        )
+        tracker.finish(_summary(artifact), artifact=artifact)
         run.end()
         phase.finish()
     return artifact
@@ -64,12 +68,13 @@ def fit_holdout(
 
 def close_record(run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
     """The record of a run whose artifact is there, made whole where a kill came between the two."""
-    history, log = artifact.facts["history"], run.folder / "log"
-    if (log / "summary.json").is_file() and not _untold(log, history):
+    history = _steps(artifact.facts.get("history", ()))
+    log = run.folder / "log"
+    if (log / SUMMARY).is_file() and first_missing([step for step, _ in history], log) == len(history):
         return
     with _record(run, spec, mirror) as tracker:
-        _tell(tracker, _untold(log, history))
-        tracker.finish(_summary(artifact))
+        tracker.catch_up(history)
+        tracker.finish(_summary(artifact), artifact=artifact)
     run.end()
 
 
@@ -78,27 +83,19 @@ def fit_phase(model: str) -> str:
     return f"train_{model}"
 
 
-def _record(run: Run, spec: RunSpec, mirror: str) -> Tracker:
-    return Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror)
+def _record(run: Run, spec: RunSpec, mirror: str, manager: CheckpointManager | None = None) -> Tracker:
+    """The run's record; with the manager of its checkpoints also the newest of these is kept at W&B."""
+    where = manager and {"folder": str(manager.home_folder), "run": run.run_id, "phase": fit_phase(spec.model)}
+    return Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror, checkpoints=where)
 
 
 def _summary(artifact: Artifact) -> dict:
-    return {"artifact": artifact.hash, "best_epoch": artifact.facts["best_epoch"]}
+    return {"artifact": artifact.hash, "best_epoch": artifact.facts.get("best_epoch")}
 
 
-def _untold(log: Path, history: Sequence[dict]) -> list[dict]:
-    """Epochs from the first on that the record lacks: a cloud may have lost what was logged before a checkpoint."""
-    try:
-        told = set(read_log(log)["step"])
-    except WorkspaceError:  # damaged: all of it is told again
-        told = set()
-    first = next((number for number, epoch in enumerate(history) if epoch["epoch"] not in told), len(history))
-    return list(history[first:])
-
-
-def _tell(tracker: Tracker, history: Sequence[dict]) -> None:
-    for epoch in history:
-        tracker.log(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"})
+def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
+    """A fit's history as the record has it: (epoch, metrics)."""
+    return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
 def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
@@ -128,9 +125,7 @@ class _RecordFirst(Kept):
     def load(self) -> dict | None:
         found = super().load()
         if found is not None:
-            history = history_of(found["state"])
-            # The last one always: what an earlier attempt told of later ones is void from there on.
-            _tell(self._tracker, _untold(self._tracker.folder, history) or history[-1:])
+            self._tracker.catch_up(_steps(history_of(found["state"])))
         return found
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:

@@ -16,9 +16,12 @@ from ml_factory.targets.weights import training_weights
 from ml_factory.units.dataset import Dataset, weighted
 from ml_factory.units.folds import fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
+from ml_factory.units.holdout import close_record
 
 
-def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int) -> Artifact:
+def fit_stack(
+    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int, *, mirror: str = "auto"
+) -> Artifact:
     """Out-of-fold predictions of every base model, the pool on top of them, and its temperature."""
     started = time.perf_counter()
     settings = dict(spec.settings)
@@ -50,7 +53,9 @@ def fit_stack(workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, fold
         "model": "stack", "stack": pool.to_dict(), "bases": digests, "temperature": temperature.to_dict(),
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
-    artifact = Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts)
+    made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
+    artifact = Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
+    close_record(run, spec, artifact, mirror=mirror)
     run.end()
     return artifact
 

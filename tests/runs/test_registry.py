@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.state import encode_state
 
@@ -67,7 +67,14 @@ def test_damage_is_named(registry, caplog):
     with pytest.raises(WorkspaceError, match=r"state\.safetensors"):
         registry.find("ES").load_state()
     record = json.loads((new.path / "artifact.json").read_text())
-    for text in ("{", "[]", "{}", json.dumps({**record, "version": 2}), json.dumps({**record, "sequence": "9"})):
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**record, "version": 3}),
+        json.dumps({**record, "sequence": "9"}),
+        json.dumps({**record, "made_from": []}),
+    ):
         (new.path / "artifact.json").write_text(text)
         caplog.clear()
         assert registry.find("ES") == old
@@ -92,3 +99,70 @@ for i in range(8):
     processes = [spawn(code, tmp_path / "models", number) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     assert [one.sequence for one in registry.list("ES")] == list(range(1, 25))
+
+
+# ---------------------------------------------------------------- lineage
+
+
+def told(registry, artifact):
+    return [(one.depth, one.kind, one.name, one.hash[:8], one.here) for one in registry.lineage(artifact)]
+
+
+def test_the_lineage_of_a_stack_of_a_stack(registry):
+    """By hand: a pool on (a, b), b itself on a; a is registered twice with other content, and only one is meant."""
+    a = registry.register("ES", "model", "lstm", {"v": 1}, {}, {"run": "train-1", "data": "d" * 64})
+    registry.register("ES", "model", "lstm", {"v": 2}, {}, {"run": "train-9", "data": "e" * 64})
+    b = registry.register("ES", "model", "gru", {"v": 3}, {}, {"run": "train-2", "models": {"lstm": a.hash}})
+    top = registry.register(
+        "ES", "stack", "stack", {"v": 4}, {}, {"data": "d" * 64, "models": {"lstm": a.hash, "gru": b.hash}}
+    )
+    below_a = [("run", "", "train-1", None), ("data", "", "dddddddd", None)]
+    assert told(registry, top) == [
+        (0, "stack", "stack", top.hash[:8], True),
+        (1, "data", "", "dddddddd", None),
+        (1, "model", "lstm", a.hash[:8], True),
+        *((2, *line) for line in below_a),
+        (1, "model", "gru", b.hash[:8], True),
+        (2, "run", "", "train-2", None),
+        (2, "model", "lstm", a.hash[:8], True),
+        *((3, *line) for line in below_a),
+    ]
+    assert registry.lineage(registry.find("ES", kind="stack")) == registry.lineage(top)  # as read from the disk
+
+
+def test_a_lineage_says_what_is_gone_or_torn_and_never_goes_round(registry):
+    base = registry.register("ES", "model", "lstm", {"v": 1})
+    top = registry.register("ES", "stack", "stack", {"v": 2}, {}, {"models": {"lstm": base.hash, "gru": "f" * 64}})
+    (base.path / "state.safetensors").write_bytes(b"torn")
+    assert [line[-1] for line in told(registry, top)] == [True, False, False]
+    record = json.loads((base.path / "artifact.json").read_text())
+    (base.path / "artifact.json").write_text(json.dumps({**record, "made_from": {"models": {"stack": top.hash}}}))
+    assert [line[0] for line in told(registry, top)] == [0, 1, 2, 1]
+
+
+def test_an_artifact_of_the_first_version_has_the_lineage_its_facts_tell(registry):
+    base = put(registry, 1)
+    run = {"settings": {"base_models": ["xgboost"], "bases": [base.hash]}}
+    top = registry.register("ES", "stack", "stack", {}, {"run_id": "stack-1", "data": "d" * 64, "run": run})
+    record = json.loads((top.path / "artifact.json").read_text())
+    del record["made_from"]
+    (top.path / "artifact.json").write_text(json.dumps({**record, "version": 1}))
+    found = registry.find("ES", kind="stack")
+    assert found.made_from == {"run": "stack-1", "data": "d" * 64, "models": {"xgboost": base.hash}}
+    assert [one.kind for one in registry.lineage(found)] == ["stack", "run", "data", "model"]
+
+
+def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
+    there = Registry(tmp_path / "elsewhere").register(
+        "ES", "model", "gru", {"v": 1}, {"horizon": 5}, {"data": "d" * 64}
+    )
+    put(registry, 1)
+    taken = registry.adopt(there.path)
+    assert taken.sequence == 2 and registry.find("ES", 5) == taken and taken.path.parent == registry.folder / "ES"
+    assert (taken.hash, taken.facts, taken.made_from) == (there.hash, there.facts, there.made_from)
+    record = json.loads((there.path / "artifact.json").read_text())
+    for broken in ({"name": "../../x"}, {"hash": "0" * 64}, {"symbol": "../x"}, {"sequence": None}):
+        (there.path / "artifact.json").write_text(json.dumps({**record, **broken}))
+        with pytest.raises(FactoryError):
+            registry.adopt(there.path)
+    assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()

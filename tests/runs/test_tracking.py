@@ -138,7 +138,7 @@ def test_merge_is_what_replaying_one_record_after_the_other_gives(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = records.merge(reversed(numbered))
+    rows = records.merge({records.Attempt(number): lines for number, lines in reversed(numbered)})
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 
@@ -226,14 +226,19 @@ def test_every_step_once_over_kills(tmp_path, spawn, lose_local):
 # ---------------------------------------------------------------- the mirror
 
 FAKE = """
-import json, os, sys, time
+import hashlib, json, os, sys, time
 HERE = os.path.dirname(__file__)
 class Settings:
     def __init__(self, **named): pass
+class Error(Exception): pass
+class Artifact:
+    def __init__(self, name, type, metadata): self.told, self.files = [name, type, metadata], []
+    def add_file(self, path, name): self.files.append([name, hashlib.sha256(open(path, "rb").read()).hexdigest()])
 class Run:
-    summary = {}
+    summary, starting_step = {}, 0
+    def log_artifact(self, artifact): self._write(["artifact", *artifact.told, artifact.files])
     def log(self, metrics, step): self._write(["log", step, metrics])
-    def finish(self, exit_code): self._write(["finish", exit_code, self.summary])
+    def finish(self, exit_code=0): self._write(["finish", exit_code, self.summary])
     def _write(self, line):
         with open(HERE + "/calls", "a") as file: print(json.dumps(line), file=file)
 def init(**named):
