@@ -10,9 +10,12 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 KEEP = 3
+# A process may still be writing to a folder of other sources, two checkouts side by side for one.
+_LIVELY_SECONDS = 24 * 3600
 _PACKAGE = Path(__file__).parent
 
 
@@ -27,14 +30,16 @@ def sources_hash(package: Path = _PACKAGE) -> str:
 
 
 def keep_kernels() -> None:
-    """Point numba to this state's folder, unless NUMBA_CACHE_DIR says otherwise; older states' folders go."""
+    """Point numba to this state's folder, unless NUMBA_CACHE_DIR says otherwise; folders of older states go
+    when nobody has used them for a day."""
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     folder = _root() / sources_hash()
     folder.mkdir(parents=True, exist_ok=True)
     os.utime(folder)
     for old in sorted(folder.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[KEEP:]:
-        shutil.rmtree(old, ignore_errors=True)
+        if time.time() - old.stat().st_mtime > _LIVELY_SECONDS:
+            shutil.rmtree(old, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     if "numba" in sys.modules:  # it has read its settings already
         sys.modules["numba"].config.CACHE_DIR = str(folder)
