@@ -143,6 +143,24 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     return "" if (mountpoint / "MyDrive").is_dir() else f"{mountpoint / 'MyDrive'} is not there after mounting"
 
 
+def safe_stop(seconds: float = 300, logs=()) -> bool:
+    """Before this machine is given back: wait for the checkpoints, let `logs` (callables) write theirs, and on Colab
+    flush Drive, which also unmounts it (there is no call that only flushes). Prints and tells whether all is safe.
+
+    seconds : for all of it; on expiry nothing is confirmed.
+    """
+    flush = None
+    if places.on_colab():
+        drive = importlib.import_module("google.colab.drive")
+
+        def flush() -> None:
+            drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
+
+    stopped = importlib.import_module("ml_factory.runs.checkpoints").safe_stop(seconds, logs=logs, flush=flush)
+    print(stopped.text)
+    return stopped.safe
+
+
 def _mount_state(mountpoint: Path) -> str:
     """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE) or absent."""
     try:

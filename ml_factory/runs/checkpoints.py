@@ -96,7 +96,7 @@ class CheckpointManager:
         self.lease, self.deadline = lease or Lease(session_id()), deadline_seconds
         self.staging, self._process = Staging(), os.getpid()
         self._phases: dict[str, PhaseCheckpoints] = {}
-        self._open_tiers(None if local is None else Path(local), quota_bytes, disk)
+        self._open_tiers(None if local is None else Path(os.path.abspath(local)), quota_bytes, disk)
         self._clerk = Clerk("checkpoint") if background else Now()
         self.heartbeat = Heartbeat(lambda: [phase.tenure for phase in list(self._phases.values())])
         _open.add(self)
@@ -186,16 +186,7 @@ class CheckpointManager:
 
         Safe is said only when all of it came back in time; on a mount without `flush` the upload stays unconfirmed.
         """
-        ends = time.monotonic() + seconds
-        if not self.wait(seconds):
-            return Stopped(False, f"Not confirmed: {'; '.join(map(str, self.status())) or 'nothing was saved'}")
-        steps = [*logs, *([flush] if flush else [])]
-        failure = _in_time(steps, ends)
-        if failure:
-            return Stopped(False, f"Not confirmed: {failure}")
-        if self.mount is not None and flush is None:
-            return Stopped(False, "Not confirmed: copied to the mount, and nobody told that it was uploaded")
-        return Stopped(True, "Safe to stop: every checkpoint is where it belongs")
+        return _safe_stop([self], seconds, logs, flush)
 
     def close(self, seconds: float | None = None) -> None:
         """Finish the writes and let another process have this run. What a mount does not take in time (its deadline
@@ -254,6 +245,26 @@ class CheckpointManager:
             return None
 
 
+def safe_stop(
+    seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (), flush: Callable[[], object] | None = None
+) -> Stopped:
+    """`CheckpointManager.safe_stop` for all that this process has open."""
+    return _safe_stop(list(_open), seconds, logs, flush)
+
+
+def _safe_stop(managers: list[CheckpointManager], seconds: float, logs: Iterable[Callable], flush) -> Stopped:
+    ends = time.monotonic() + seconds
+    for manager in managers:
+        if not manager.wait(max(0.0, ends - time.monotonic())):
+            return Stopped(False, f"Not confirmed: {'; '.join(map(str, manager.status())) or 'nothing was saved'}")
+    failure = _in_time([*logs, *([flush] if flush else [])], ends)
+    if failure:
+        return Stopped(False, f"Not confirmed: {failure}")
+    if flush is None and any(manager.mount is not None for manager in managers):
+        return Stopped(False, "Not confirmed: copied to the mount, and nobody told that it was uploaded")
+    return Stopped(True, "Safe to stop: every checkpoint is where it belongs")
+
+
 def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
     """Do the steps one after the other in a thread that may be left behind; what went wrong, or ""."""
     found: list[str] = []
@@ -269,7 +280,9 @@ def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
     thread = threading.Thread(target=work, name="safe-stop", daemon=True)
     thread.start()
     thread.join(max(0.0, ends - time.monotonic()))
-    return found[0] if found else "writing the logs and flushing took too long"
+    if found:
+        return found[0]
+    return "writing the logs and flushing " + ("took too long" if thread.is_alive() else "failed")
 
 
 def _at_exit() -> None:

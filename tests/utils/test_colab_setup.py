@@ -68,6 +68,28 @@ def colab(tmp_path):
     return run
 
 
+# ------------------------------------------------------------------ the end
+
+
+def test_a_safe_stop_flushes_drive_and_says_safe_only_then(colab):
+    code = """
+info = setup()
+from ml_factory import CheckpointManager
+manager = CheckpointManager(info.workspace.checkpoints, local="local")
+manager.save_checkpoint(phase="p", state={"step": 1}, force=True)
+done = []
+first = colab_setup.safe_stop(60, logs=[lambda: done.append("log")])
+def fails(timeout_ms):
+    raise ValueError("the other end is gone")
+drive.flush_and_unmount = fails
+told(first=first, second=colab_setup.safe_stop(60), done=done)
+manager.close()
+"""
+    facts, printed = colab(code)
+    assert facts == {"first": True, "second": False, "done": ["log"]}
+    assert "Safe to stop" in printed and "Not confirmed: ValueError: the other end is gone" in printed
+
+
 # ------------------------------------------------------------------ the whole call
 
 
