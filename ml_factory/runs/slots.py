@@ -169,8 +169,7 @@ class Slots:
             for path in self._targets(unit, keep, slots, good, worthless(bad), aside):
                 try:
                     self.pool.make_room(slots, path, size)
-                    mark = {"run": unit.run, "phase": unit.phase, "sequence": sequence, "session": self.lease.session}
-                    self.pool.note(path, WRITING, mark)
+                    self.pool.note(path, WRITING, {"run": unit.run, "phase": unit.phase, "sequence": sequence})
                     began = time.monotonic()
                     store(path, sequence)
                     wrote = time.monotonic() - began
@@ -213,16 +212,12 @@ class Slots:
         return [first, *spare[:1]]
 
     def _keep_aside(self, unit: Unit, slots: list[Slot], bad: dict[Path, Exception]) -> Path | None:
-        """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or that this session
-        began to write and did not finish: a call that hung there may be carried out late, over whatever is there then.
+        """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or whose write never
+        ended: a call that hung there may be carried out late, over whatever is there then.
         """
-
-        def unfinished(slot: Slot) -> bool:
-            note = slot.note
-            return note.get("status") == WRITING and note.get("session") == self.lease.session and unit.of(note)
-
+        unfinished = {slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)}
         torn = {slot.path for slot in slots if slot.path in worthless(bad) and slot.look.size}
-        left = [slot for slot in slots if slot.path in torn or unfinished(slot)]
+        left = [slot for slot in slots if slot.path in torn | unfinished]
         if not left:
             return None
         slot = max(left, key=lambda slot: max(_number(slot.note), _number(slot.look.info)))
