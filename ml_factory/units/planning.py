@@ -63,7 +63,7 @@ def plan_models(
         mine = dict(settings.get(name, {}))
         limited = QuickLimits().settings_for(spec_of(name).family) if quick else {}
         whole = full_size(data, name, limited | mine, seed, quick)
-        units.append(WorkUnit(name, warm_up(data, name, limited | mine, seed, whole), _work(name, whole)))
+        units.append(WorkUnit(name, warm_up(data, name, limited | mine, seed, whole), work_of(name, whole)))
     room = Room(hours_left() * 3600, _free_memory(), shutil.disk_usage(workspace.root).free)
     rows = plan(units, room)
     table = pd.DataFrame(
@@ -103,7 +103,7 @@ def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size)
     if sizes[0] == sizes[1]:
         sizes[0] = Size(max(1, sizes[0].rows // 2), sizes[0].turns)
     fit_once(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use
-    return CostModel.fit([(_work(name, size), fit_once(data, name, settings, seed, size, whole)) for size in sizes])
+    return CostModel.fit([(work_of(name, size), fit_once(data, name, settings, seed, size, whole)) for size in sizes])
 
 
 def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size, whole: Size) -> Cost:
@@ -141,7 +141,7 @@ class _Scale:
             self.bytes = max(self.bytes, lay_out(state).size)
 
 
-def _work(name: str, size: Size) -> float:
+def work_of(name: str, size: Size) -> float:
     return float(size.rows * size.turns if spec_of(name).windowed else size.turns)
 
 
