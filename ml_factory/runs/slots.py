@@ -30,6 +30,7 @@ class Slots:
     def __init__(self, pool: Pool, lease: Lease | None = None):
         self.pool, self.lease = pool, lease or Lease()
         self._seen: dict[Path, str] = {}  # slot -> hash this process has verified already
+        self._highest: dict[Unit, int] = {}  # sequence written here last, whether or not its slot can be read just now
 
     # ------------------------------------------------------------------ looking
 
@@ -163,7 +164,7 @@ class Slots:
             good, bad = self._survey(unit, slots, trust_seen=True)
             told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
             check_fence(unit, fence, told, self.lease_of(unit))
-            sequence = 1 + max(map(_number, told), default=0)
+            sequence = 1 + max([self._highest.get(unit, 0), *map(_number, told)])
             aside = self._keep_aside(unit, slots, bad)
             failure: Exception | None = None
             for path in self._targets(unit, keep, slots, good, worthless(bad), aside):
@@ -179,7 +180,7 @@ class Slots:
                     if isinstance(error, WorkspaceError) and getattr(error.__cause__, "errno", None) not in FULL:
                         break
                     continue
-                self._seen[path] = saved["hash"]
+                self._seen[path], self._highest[unit] = saved["hash"], saved["sequence"]
                 self.pool.note(path, HELD, saved)
                 self._repair(slots, {where: one for where, one in good.items() if where != path})
                 return {**saved, "wrote_seconds": wrote}
