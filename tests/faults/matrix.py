@@ -39,6 +39,7 @@ FAULTS = (
     Fault("EIO for one slot", "EIO", lasting=True, one_file=True),
     Fault("hang", "hang"),
     Fault("hang, done late", "hang", after="late"),
+    Fault("hang, done late for another", "hang", after="late, another process"),
     Fault("short", "short", ("read", "write")),
     Fault("write dropped", "drop", ("write", "truncate")),
     Fault("write torn", "torn", ("write",)),
@@ -138,7 +139,12 @@ def check(world: World, fault: Fault, loading: bool) -> None:
     elif fault.after == "process":
         world.new_process()
     world.disk.heal()
-    if fault.after == "late":
+    if fault.after.startswith("late"):
+        if "another" in fault.after:
+            late = world.disk.late
+            world.new_process()
+            world.disk.late = late
+            loading = True
         if loading:
             world.resume()
         world.save()
