@@ -183,7 +183,8 @@ def test_sigkill(name, tmp_path):
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     again = fit(name, tmp_path)
-    assert again[1].resumed_from == 2
+    # The second epoch's save is written in the background: the kill may have come first.
+    assert again[1].resumed_from in (1, 2)
     assert_same(again, fit(name, None))
 
 
