@@ -33,6 +33,8 @@ class FitResult:
     exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
     compiles : programs that a lazy device compiled: train, accumulate, evaluate -> how often.
+    machine : of networks, what the fit ran on and what that took: device, threads, precision, parameters,
+        peak_bytes (None where the device does not tell), rows_per_second (of this session, validation included).
     """
 
     history: list[dict] = field(default_factory=list)
@@ -45,6 +47,7 @@ class FitResult:
     inexact: tuple[str, ...] = ()
     limited: dict = field(default_factory=dict)
     compiles: dict = field(default_factory=dict)
+    machine: dict = field(default_factory=dict)
 
 
 class Estimator:

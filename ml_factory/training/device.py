@@ -6,6 +6,8 @@ torch_xla ends with 2.9; a successor for TPUs answers the same questions in one 
 import importlib
 import importlib.util
 import os
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -88,6 +90,11 @@ class Device:
         """Device memory that an array may take; the host's own arrays are there already."""
         return 1 << 62
 
+    def peak_bytes(self) -> int | None:
+        """The most memory this process has held; of a GPU or TPU, the most held there. None where it is not told."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
+
     def out_of_memory(self, error: BaseException) -> bool:
         """Whether this error says that memory was too small."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
@@ -133,6 +140,9 @@ class Cuda(Device):
 
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.processes.local)[0]
+
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.processes.local)
 
     def release(self) -> None:
         torch.cuda.empty_cache()
@@ -183,6 +193,12 @@ class Xla(Device):
         except RuntimeError:  # neither several chips as one nor the CPU client tell; no TPU has less
             return 4 << 30
         return memory["bytes_limit"] - memory["bytes_used"]
+
+    def peak_bytes(self) -> int | None:
+        try:
+            return _xla("core.xla_model").get_memory_info(_xla().device()).get("peak_bytes_used")
+        except RuntimeError:
+            return None
 
     def keep_programs(self, folder: Path) -> None:
         # The CPU client writes files that it cannot read back; a cache that is open stays.

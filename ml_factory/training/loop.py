@@ -62,7 +62,7 @@ def fit(
                 for callback in callbacks:
                     callback(run.epoch - 1, dict(metrics))
         _finish(run)
-    return _told(run, result)
+    return _told(run, result, meter)
 
 
 def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: Meter, moved: Callable) -> None:
@@ -130,12 +130,20 @@ def _finish(run: Run) -> None:
     run.network.eval()
 
 
-def _told(run: Run, result: FitResult) -> FitResult:
-    memory = run.memory
+def _told(run: Run, result: FitResult, meter: Meter) -> FitResult:
+    memory, device = run.memory, run.device
     result.history, result.best_epoch = list(memory.history), memory.best_epoch
     result.stopped_early = len(result.history) < run.spec.epochs
     result.inexact, result.exact = tuple(memory.inexact), not memory.inexact
-    result.compiles = dict(run.device.watchdog.counts)
+    result.compiles = dict(device.watchdog.counts)
+    result.machine = {
+        "device": device.kind,
+        "threads": device.threads,
+        "precision": device.precision,
+        "parameters": sum(item.numel() for item in run.network.parameters()),
+        "peak_bytes": device.peak_bytes(),
+        "rows_per_second": meter.average(),
+    }
     return result
 
 

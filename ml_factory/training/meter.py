@@ -34,13 +34,17 @@ class Meter:
             _log.info(line)
         return line
 
+    def average(self) -> float:
+        """Rows a second of this session."""
+        return self.rows / max(self.clock() - self.began, 1e-9)
+
     def line(self, save_in: float | None) -> str:
         """save_in : seconds until a save is due; None where nothing is saved."""
         run, now = self.run, self.clock()
         total = run.order.steps_until(run.spec.epochs)
         loss_sum, weight = run.totals.tolist()
         spent = max(now - self.began, 1e-9)
-        average = self.rows / spent
+        average = self.average()
         at_once = (self.rows - self.told_rows) / max(now - self.told, 1e-9)
         left = (total - run.step) * run.order.batch / average if average else 0.0
         parts = [

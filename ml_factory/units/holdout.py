@@ -149,6 +149,7 @@ def _facts(
         "history": result.history,
         "best_epoch": result.best_epoch,
         "resumed_from": result.resumed_from,
+        "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
         "exact": not inexact,
         "inexact": inexact,
         "limited": limited | limits if spec.quick else {},

@@ -82,3 +82,13 @@ def test_weights_start_from_the_seed_alone():
         model._build(5)
         states.append(model.get_state()["weights"]["rnn.weight_ih_l0"])
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+
+
+def test_a_fit_tells_what_it_ran_on_and_what_that_took(market):
+    x_NF, rows, y = market
+    told = build_model("lstm", **SMALL, precision="fp32").fit(Windows(x_NF, rows, 8), y).machine
+    # Four gates of 8 units over 5 features and 8 states, two biases each, and a head of 3 classes.
+    assert told["parameters"] == 4 * 8 * (5 + 8) + 2 * 4 * 8 + 3 * 8 + 3
+    assert (told["device"], told["threads"], told["precision"]) == ("cpu", 1, "fp32")
+    # torch alone holds tens of megabytes; in a wrong unit it would be a thousand times off.
+    assert 3e7 < told["peak_bytes"] < 3e10 and told["rows_per_second"] > 0
