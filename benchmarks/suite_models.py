@@ -1,0 +1,106 @@
+"""Every model on a slice of real bars, through its notebook and papermill, unlimited (QUICK=False).
+
+    python -m benchmarks.suite_models --data bars.parquet --symbol ES             # the last 60,000 rows, every model
+    python -m benchmarks.suite_models --data bars.parquet --symbol ES --models lstm tft --workspace folder
+
+One JSON line a model: log loss on test and validation rows beside the class prior's, the gain over the prior with its
+95 % interval, wall and CPU seconds of the whole notebook and of the fit, the most memory one of its processes held.
+Models that are finished in the workspace are found there: their seconds are then those of finding them, marked so.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks.measure import digits, tell
+from ml_factory import pipeline
+from ml_factory.models.registry import available_models, spec_of
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.workspace import Workspace
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def slice_into(workspace: Workspace, data: Path, symbol: str, rows: int) -> int:
+    """The last `rows` bars of a file as the workspace's raw bars; how many there were."""
+    target = workspace.raw / f"{symbol}_1m.parquet"
+    if not target.is_file():
+        pd.read_parquet(data).iloc[-rows:].to_parquet(target, index=False)
+    return len(pd.read_parquet(target, columns=["close"]))
+
+
+def run_notebook(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
+    """Run the model's own notebook in a process of its own; what that took, its children's part included."""
+    given = {"SYMBOL": symbol, "HORIZON": horizon, "MODEL": model, "WORKSPACE": workspace.root, "QUICK": False}
+    notebook = f"{spec_of(model).notebook}.ipynb"
+    out = workspace.results / "notebooks" / f"{model}.ipynb"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    words = [word for name, value in given.items() for word in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "papermill", notebook, str(out), *words, "-k", "python3", "--no-progress-bar"]
+    quiet = {name: value for name, value in os.environ.items() if name != "ML_FACTORY_QUICK"}
+    began = time.perf_counter()
+    with (workspace.results / "notebooks" / f"{model}.log").open("w") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=quiet)
+        _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{model}: papermill stopped; look at {log.name}")
+    return {
+        "notebook_s": digits(time.perf_counter() - began),
+        "cpu_s": digits(used.ru_utime + used.ru_stime),
+        "peak_mb": round(used.ru_maxrss / 1024),
+    }
+
+
+def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
+    """What the finished model's metrics say, of test and of validation rows."""
+    facts = Registry(workspace.models).find(symbol, horizon, model).facts
+    found = pipeline.train(workspace, symbol, horizon, model, tell=lambda _: None)
+    if not found.reused or found.limited:
+        raise SystemExit(f"{model}: the notebook's run is not the full one")
+    said = {}
+    for split in ("test", "validation"):
+        table = found.metrics[found.metrics["split"] == split].set_index("name")
+        mine, prior = table.loc[model], table.loc["prior"]
+        said |= {
+            f"{split}_rows": int(mine["rows"]) if "rows" in mine else None,
+            f"{split}_log_loss": digits(mine["log_loss"], 5),
+            f"{split}_prior": digits(prior["log_loss"], 5),
+            f"{split}_gain": digits(mine["log_loss_gain"], 3),
+            f"{split}_interval": [digits(mine[end], 3) for end in ("gain_low", "gain_high")],
+        }
+    return said | {
+        "epochs": len(found.history), "best_epoch": found.best_epoch, "fit_s": digits(facts["seconds"]),
+        "artifact": found.artifact_hash[:12],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "bars" / "ES_1m.parquet")
+    parser.add_argument("--symbol", default="ES")
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--horizon", type=int, default=20)
+    parser.add_argument("--models", nargs="*", default=available_models())
+    parser.add_argument("--workspace", type=Path, help="a folder to keep; else one that is thrown away")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as aside:
+        workspace = Workspace(chosen.workspace or aside)
+        bars = slice_into(workspace, chosen.data, chosen.symbol, chosen.rows)
+        prepared = pipeline.prepare(workspace, chosen.symbol, horizons=(chosen.horizon,))
+        what = {"symbol": chosen.symbol, "bars": bars, "rows": prepared.rows, "horizon": chosen.horizon}
+        for model in chosen.models:
+            before = Registry(workspace.models).find(chosen.symbol, chosen.horizon, model)
+            took = run_notebook(workspace, chosen.symbol, chosen.horizon, model)
+            said = verdict(workspace, chosen.symbol, chosen.horizon, model)
+            again = {"found_finished": True} if before and before.hash.startswith(said["artifact"]) else {}
+            tell(bench="suite_models", model=model, **what, **said, **took, **again)
+
+
+if __name__ == "__main__":
+    main()
