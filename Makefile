@@ -33,7 +33,7 @@ chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to 
 test-xla:  ## every network and the loop on a real XLA compiler (its CPU client); 7 GB of packages the first time
 	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
-	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla $(ARGS)
+	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff check .

@@ -1,10 +1,9 @@
 """L = 96, batch 256, 32 channels: what compiles within seconds, and how far a training is by then.
 
-Times are printed. The bounds are of two cores without other work; under load they are only told, since a busy machine
-says nothing about the code.
+Wall times are printed, for a machine without other work; what is held to a bound is the processor's seconds, which other
+work does not lengthen. Two cores alone need no more wall time than these.
 """
 
-import os
 import time
 
 import numpy as np
@@ -18,7 +17,7 @@ from ml_factory.training.spec import TrainSpec
 from tests.xla.side_by_side import IDENTITY, device_of
 
 LOOKBACK, BATCH, CHANNELS = 96, 256, 32
-COMPILE, SECOND_STEP, TFT_SECOND_STEP = 10.0, 20.0, 45.0
+SECOND_STEP, TFT_SECOND_STEP = 20.0, 45.0
 NETWORKS = [name for name in available_models() if spec_of(name).windowed]
 
 
@@ -45,9 +44,7 @@ def test_a_large_network_is_at_its_second_step_within_seconds(name, capsys):
         told = ", ".join(f"{seconds:.1f}" for seconds in compiled if seconds > 0.1)
         print(f"\n{name}: compiled in {told} s, second step after {wall:.1f} s ({busy:.1f} CPU s)")
     assert result.compiles["train"] <= 2 and len(result.history) == 2
-    if os.getloadavg()[0] < 2.5:
-        assert max(compiled) < COMPILE
-        assert wall < (TFT_SECOND_STEP if name == "tft" else SECOND_STEP)
+    assert busy < (TFT_SECOND_STEP if name == "tft" else SECOND_STEP)
 
 
 def _loss(network, batch):
