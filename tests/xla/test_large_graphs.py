@@ -1,7 +1,7 @@
 """L = 96, batch 256, 32 channels: what compiles within seconds, and how far a training is by then.
 
-Wall times are printed, for a machine without other work; what is held to a bound is the processor's seconds, which other
-work does not lengthen. Two cores alone need no more wall time than these.
+Wall times are printed, for a machine without other work; what is held to a bound is the processor's seconds, which
+other work does not lengthen. Two cores alone need no more wall time than these.
 """
 
 import time
@@ -30,7 +30,7 @@ def compile_seconds() -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_large_network_is_at_its_second_step_within_seconds(name, capsys):
+def test_a_large_network_is_at_its_second_step_within_seconds(name, record_property):
     device, kind = device_of("xla"), locate(spec_of(name).network)
     rng = np.random.default_rng(0)
     x, y = torch.from_numpy(rng.normal(size=(BATCH, LOOKBACK, CHANNELS)).astype("f")), torch.arange(BATCH) % 3
@@ -40,9 +40,8 @@ def test_a_large_network_is_at_its_second_step_within_seconds(name, capsys):
     spec = TrainSpec(epochs=2, batch=BATCH, precision="fp32")
     result = fit(network, BATCH, lambda positions: (x, y, w), _loss, spec, device, identity=IDENTITY)
     wall, busy, compiled = time.perf_counter() - began, time.process_time() - busy, compile_seconds()[before:]
-    with capsys.disabled():
-        told = ", ".join(f"{seconds:.1f}" for seconds in compiled if seconds > 0.1)
-        print(f"\n{name}: compiled in {told} s, second step after {wall:.1f} s ({busy:.1f} CPU s)")
+    told = ", ".join(f"{seconds:.1f}" for seconds in compiled if seconds > 0.1)
+    record_property("told", f"{name}: compiled in {told} s, second step after {wall:.1f} s ({busy:.1f} CPU s)")
     assert result.compiles["train"] <= 2 and len(result.history) == 2
     assert busy < (TFT_SECOND_STEP if name == "tft" else SECOND_STEP)
 
