@@ -21,9 +21,6 @@ from ml_factory.runs import storage
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
-MOUNTS = Path("/proc/self/mounts")
-_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
-_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
 _known: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
 
 
@@ -82,9 +79,9 @@ def local(path: Path, digest: str) -> Path:
 
     Whether the content is what `digest` says is for the caller to check: a copy that is not is made anew once.
     """
-    if not on_mount(path):
+    if not storage.on_mount(path):
         return path
-    copy = cache_folder() / f"{digest[:32]}.npy"
+    copy = storage.cache_folder("parts") / f"{digest[:32]}.npy"
     if not copy.is_file() or file_state_hash(copy) != digest:
         storage.replace_file(copy, lambda aside: _copy(path, aside), flush=False)
         _sweep(copy.parent)
@@ -104,7 +101,7 @@ def joined(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
 
 def _joined_file(parts: list[np.ndarray], hashes: Sequence[str]) -> np.ndarray:
     names = [hashlib.sha256("".join(hashes[:count]).encode()).hexdigest()[:32] for count in range(len(parts) + 1)]
-    folder = cache_folder()
+    folder = storage.cache_folder("parts")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{names[-1]}.rows"
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -148,24 +145,6 @@ def _sound(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
 
 
 # ---- places ----------------------------------------------------------------------------------------------------
-
-
-def on_mount(path: Path) -> bool:
-    """Whether the file system is another machine's: slow to read twice, and gone when the connection is."""
-    path, best, kind = os.path.realpath(path), "", ""
-    with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
-        for line in mounts:
-            _, place, fstype, *_ = line.split(" ")
-            place = place.replace("\\040", " ")
-            inside = path == place or path.startswith(place.rstrip("/") + "/")
-            if inside and len(place) >= len(best):
-                best, kind = place, fstype
-    return kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE
-
-
-def cache_folder() -> Path:
-    """Where copies are kept on the local disk."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / "parts"
 
 
 def _copy(source: Path, target: Path) -> None:

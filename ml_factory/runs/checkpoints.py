@@ -54,7 +54,7 @@ class CheckpointManager:
     background : `save_checkpoint` returns when the values are copied in memory, and a child process writes them;
         otherwise they are on the disk when it returns.
     local : a folder on a local disk where checkpoints land first when `folder` is on a mount. None: below the user's
-        cache folder on a mount (told by the mount table, /content/drive, $ML_FACTORY_MOUNTS), and nowhere otherwise.
+        cache folder on a mount (told by the mount table, or $ML_FACTORY_MOUNTS), and nowhere otherwise.
     quota_bytes : what all checkpoints in `folder` together may take; None: what is free there.
     deadline_seconds : silence after which a mount counts as dead.
     ending : whether the session is about to end, given the seconds a save takes; asked at every step boundary. Then

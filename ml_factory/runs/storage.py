@@ -200,10 +200,10 @@ def plain(obj: object) -> object:
 def on_mount(path: str | os.PathLike) -> bool:
     """Whether the file system is another machine's: slow, and gone when the connection is.
 
-    By the mount table; /content/drive and what $ML_FACTORY_MOUNTS lists (folders, with : between) are always such.
+    By the mount table, where Colab's Drive is FUSE; what $ML_FACTORY_MOUNTS lists (folders, with : between) always is.
     """
     place, best, kind = os.path.realpath(path), "", ""
-    told = [*os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep), "/content/drive"]
+    told = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
     if any(_inside(place, os.path.realpath(folder)) for folder in told if folder):
         return True
     with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:

@@ -158,7 +158,7 @@ def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
 
 def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mapped, "on_mount", lambda path: str(path).startswith(str(processed)))
+    monkeypatch.setattr(storage, "on_mount", lambda path: str(path).startswith(str(processed)))
     copied = []
     monkeypatch.setattr(mapped, "_copy", lambda a, b, real=mapped._copy: copied.append(a) or real(a, b))
     store = Store.current(processed)
@@ -205,8 +205,8 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
 )
 def test_what_is_a_mount(mounts, path, remote, monkeypatch, tmp_path):
     (tmp_path / "mounts").write_text("".join(f"{line} 0 0\n" for line in mounts.splitlines()))
-    monkeypatch.setattr(mapped, "MOUNTS", tmp_path / "mounts")
-    assert mapped.on_mount(path) is remote
+    monkeypatch.setattr(storage, "MOUNTS", tmp_path / "mounts")
+    assert storage.on_mount(path) is remote
 
 
 def test_a_part_of_the_features(processed, base, matrix):
