@@ -23,6 +23,7 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.progress import Phase, watch
+from ml_factory.runs.recovery import replay
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 from ml_factory.targets.labels import KINDS, LabelSpec
@@ -232,6 +233,27 @@ def predict(
         bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal)
         result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, bars=bars, out=out)
     _tell(result, as_json)
+
+
+@app.command()
+def tracking(
+    action: Annotated[str, typer.Argument(help="replay: tell W&B the whole local record of a run.")],
+    run: Annotated[str, typer.Option("--run", help="A folder under results/SYMBOL, as `train` names it.")],
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    offline: Annotated[bool, typer.Option("--offline", help="Leave a folder for `wandb sync` instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell W&B what a run recorded. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
+    if action != "replay":
+        raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
+    folder = Workspace(workspace).results / check_symbol(symbol) / Path(run).name / "log"
+    with _working("telling W&B", as_json):
+        told = replay(folder, mirror="offline" if offline else "auto")
+    if as_json:
+        _print_json(told)
+    else:
+        print(f"{told['steps']} steps of {told['run']} told to W&B, {told['mode']}: {told['folder']}")
 
 
 @app.command()

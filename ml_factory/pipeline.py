@@ -39,6 +39,7 @@ from ml_factory.units.preparation import (
     prepare,
 )
 from ml_factory.units.proving import check_certified
+from ml_factory.units.restoring import bring_back, check_source
 from ml_factory.units.results import (
     AuditResult,
     CrossValidateResult,
@@ -136,7 +137,7 @@ def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    run: str = "", tell: Tell = _log.info,
+    run: str = "", source: str = "registry", tell: Tell = _log.info,
 ) -> TrainResult:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
@@ -145,6 +146,7 @@ def train(
     training row count; by default its average uniqueness. Data without a certificate is refused unless `uncertified`.
 
     run : the id of the very run to go on with; refused when its settings, data or code are others.
+    source : "wandb" loads the finished model from W&B; "registry" asks there only for what this workspace lacks.
     tell : called with one line before the work: what was found, and what is done now.
 
     Raises SettingsError, NotPreparedError, FactoryError.
@@ -157,7 +159,7 @@ def train(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
         settings=_for_the_model(model_settings) | _weights(weights),
     )  # fmt: skip
-    run, found, artifact = _found(workspace, spec, fresh, run, [fit_phase(model)], tell)
+    run, found, artifact = _found(workspace, spec, fresh, run, [fit_phase(model)], tell, check_source(source), mirror)
     reused = artifact is not None
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
@@ -250,11 +252,12 @@ def cross_validate(
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
-    uncertified: bool = False, run: str = "", tell: Tell = _log.info,
+    uncertified: bool = False, run: str = "", source: str = "registry", tell: Tell = _log.info,
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
 
-    The base models themselves are those of `train`: found when finished, trained when not.  run, tell : as of `train`.
+    The base models themselves are those of `train`: found when finished, trained when not, or with source="wandb"
+    loaded from there.  run, tell : as of `train`.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
@@ -263,8 +266,17 @@ def stack(
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     bases = {
         name: train(
-            workspace, symbol, horizon, name, seed=seed, quick=quick, mirror=mirror, uncertified=uncertified, tell=tell
-        )
+            workspace,
+            symbol,
+            horizon,
+            name,
+            seed=seed,
+            quick=quick,
+            mirror=mirror,
+            uncertified=uncertified,
+            source=source,
+            tell=tell,
+        )  # fmt: skip
         for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
@@ -272,10 +284,13 @@ def stack(
     spec = RunSpec(
         symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
     )
-    run, found, artifact = _found(workspace, spec, fresh, run, [folds_phase(name) for name in base_models], tell)
+    phases = [folds_phase(name) for name in base_models]
+    run, found, artifact = _found(workspace, spec, fresh, run, phases, tell, mirror=mirror)
     reused = artifact is not None
-    if not reused:
-        artifact = fit_stack(workspace, data, run, spec, folds)
+    if reused:
+        close_record(run, spec, artifact, mirror=mirror)
+    else:
+        artifact = fit_stack(workspace, data, run, spec, folds, mirror=mirror)
     verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
@@ -286,7 +301,7 @@ def stack(
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=_run_report(workspace, data, artifact, verdict, run.folder),
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
         draw=lambda: figures.stack_weights(weights),
     )  # fmt: skip
 
@@ -365,7 +380,14 @@ def _store(workspace: Workspace, symbol: str) -> Store:
 
 
 def _found(
-    workspace: Workspace, spec: RunSpec, fresh: bool, named: str, phases: Sequence[str], tell: Tell
+    workspace: Workspace,
+    spec: RunSpec,
+    fresh: bool,
+    named: str,
+    phases: Sequence[str],
+    tell: Tell,
+    source: str = "registry",
+    mirror: str = "off",
 ) -> tuple[Run, str, Artifact | None]:
     """The run to work on, the line that says what was found of it, and its artifact where it is finished."""
     if named:
@@ -374,6 +396,7 @@ def _found(
     kind = "stack" if spec.task == "stack" else "model"
     artifact = None
     if spec.task != "folds":
+        bring_back(workspace, run, spec, phases[0], source=source, mirror=mirror)
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
     whole = artifact if artifact is not None and artifact.whole() else None
     line = standing_line(

@@ -18,7 +18,7 @@ runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace run
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
 runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
-data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.sources
+data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.frames
 data.resample data.sampling data.stream
 features.logarithm features.windows features.engine features.momentum features.volatility features.volume features.microstructure
@@ -44,7 +44,7 @@ evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures 
 ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
-units.dataset units.results units.keeping units.standing
+units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
 units.holdout units.auditing units.folds units.planning units.nested units.forecasts units.stacked units.pages
 pipeline notebook suite doctor

@@ -79,26 +79,17 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
 
 
-def anything_kept(registry: Registry, symbol: str, manager: CheckpointManager, phase: str) -> bool:
-    """Whether the workspace has anything of this: an artifact of the symbol, or a checkpoint of the phase."""
-    return bool(registry.list(symbol)) or bool(manager.list_checkpoints(phase))
+def recover_quietly(registry: Registry, kind: str, manager: CheckpointManager, phase: str) -> str:
+    """What W&B kept of this run: "artifact", else "checkpoint", else "" for nothing.
 
-
-def recover_quietly(registry: Registry, symbol: str, manager: CheckpointManager, phase: str, mirror: str) -> str:
-    """Fill an empty workspace with what W&B kept of this run: "artifact", "checkpoint", or "" for nothing.
-
-    Asks only where there is a key and neither the registry nor the slots have anything. A service that does not answer
-    costs its deadline once in a process, and one warning.
+    A service that does not answer costs its deadline once in a process, and one warning.
     """
-    if mirror_mode(mirror) != "online" or anything_kept(registry, symbol, manager, phase):
-        return ""
-    kind = "model"
     try:
         if recover_artifact(registry, kind, manager.run) is not None:
             return "artifact"
         return "checkpoint" if recover_checkpoint(manager, phase) else ""
     except FactoryError as error:
-        give_up(f"Nothing is restored from W&B, and nobody waits for it again; runs are recorded locally: {error}")
+        give_up(f"Nothing is restored from W&B, and it is not waited for again; runs are recorded locally: {error}")
         return ""
 
 

@@ -26,9 +26,10 @@ def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
     return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
 
 
-def _marks(result: Any) -> list[str]:
+def marks_of(result: Any) -> list[str]:
     """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
-    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in result.limited.items())}"] if result.limited else []
+    told = getattr(result, "limited", {})
+    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in told.items())}"] if told else []
     return limited + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
@@ -156,7 +157,7 @@ class TrainResult(Result):
             f"  predictions {self.predictions_path}",
             f"  report {self.report_path}",
         ]
-        return "\n".join([first, *_marks(self), *written])
+        return "\n".join([first, *marks_of(self), *written])
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class CrossValidateResult(Result):
             f"({self.scheme}){resumed}: log loss below the prior's by {self.gain_mean:+.4f} "
             f"(standard error over blocks {self.gain_se:.4f}), {self.seconds:.1f} s"
         )
-        return "\n".join([first, *self._paths_said(), *self._untaught_said(), *_marks(self)])
+        return "\n".join([first, *self._paths_said(), *self._untaught_said(), *marks_of(self)])
 
     def _paths_said(self) -> list[str]:
         if self.paths is None:
@@ -224,12 +225,13 @@ class StackResult(Result):
     predictions_hash: str
     report_path: Path
     found: str = ""
+    lineage: pd.DataFrame | None = None
 
     def summary(self) -> str:
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        return "\n".join([first, *_marks(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+        return "\n".join([first, *marks_of(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
 
 
 @dataclass(frozen=True)
