@@ -4,7 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -150,11 +150,16 @@ def run_spec(
 def machine(spec: RunSpec) -> dict:
     """What the bits of this run depend on besides data, settings and code: where they differ, they may differ."""
     networks = [name for name in spec.models if spec_of(name).windowed]
-    used = {*LIBRARIES, *(name for name in spec.models if name not in networks), *(["torch"] if networks else [])}
-    threads = dict(spec.settings).get("threads") or cores()
+    used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
     graphics = {"gpu": _graphics()} if networks else {}
-    versions = {name: _version(name) for name in sorted(used)}
-    return environment(threads=threads, python=platform.python_version(), **graphics, **versions)
+    return machine_with(used, dict(spec.settings).get("threads") or cores()) | graphics
+
+
+def machine_with(libraries: Iterable[str], threads: int) -> dict:
+    """The processor, threads, Python, and the versions of numpy, pandas, scipy and of those libraries that are here."""
+    versions = {name: _version(name) for name in sorted({*LIBRARIES, *libraries})}
+    there = {name: version for name, version in versions.items() if version}
+    return environment(threads=threads, python=platform.python_version(), **there)
 
 
 def _graphics() -> str:
@@ -168,7 +173,7 @@ def _version(library: str) -> str:
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
-        return "absent"
+        return ""
 
 
 def check_horizon(horizon: int) -> int:

@@ -21,7 +21,7 @@ from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import DataSpec, Run, open_checkpoints
+from ml_factory.experiment import DataSpec, Run, machine_with, open_checkpoints
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.checkpoints import PhaseCheckpoints
@@ -32,8 +32,9 @@ from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.forward import forward_return
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.units.keeping import Kept
 from ml_factory.units.proving import settings_of
-from ml_factory.units.results import Result
+from ml_factory.units.results import Result, marks_of
 
 Named = str | Path | SearchedLabels
 Frames = tuple[Frame, Frame | None, MarketSpec]
@@ -54,6 +55,8 @@ class SearchResult(Result):
     best: dict
     trials: pd.DataFrame
     resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
     reused: bool
     path: Path
 
@@ -62,13 +65,14 @@ class SearchResult(Result):
         resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
         shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
         seen = self.seen_rows
-        return (
+        told = (
             f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
             f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
             f"{self.labels['sigma_span']} bars: {shares}\n"
             f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
-            f"bars until {seen['until']}\n  {self.path}"
+            f"bars until {seen['until']}"
         )
+        return "\n".join([told, *marks_of(self), f"  {self.path}"])
 
 
 def search_labels(
@@ -85,14 +89,15 @@ def search_labels(
     folder = store.folder.parent / "searched"
     run = Run(_run_id(store, spec), folder)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        found, record, resumed = kept_search(
+        found, record, resumed, elsewhere = kept_search(
             manager.phase("trials"), (base, fine, market), train, judged, spec, fresh=fresh, done=done
         )
     path, reused = _write(folder, found, fresh)
     trials = trial_table(spec, record["trials"])
     return SearchResult(
         symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
-        best=found.best, trials=trials, resumed_from=resumed or None, reused=reused,
+        best=found.best, trials=trials, resumed_from=resumed or None, exact=not elsewhere, inexact_because=elsewhere,
+        reused=reused,
         path=path, seconds=time.perf_counter() - started, draw=lambda: figures.barrier_trials(trials),
     )  # fmt: skip
 
@@ -100,22 +105,25 @@ def search_labels(
 def kept_search(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, judged: pd.DatetimeIndex, spec: SearchSpec,
     *, fresh: bool = False, done: Callable[[int], None] = lambda count: None,
-) -> tuple[SearchedLabels, dict, int]:  # fmt: skip
-    """`search_barriers` with its record in a phase of checkpoints: what it found, the record, and trials found done."""
+) -> tuple[SearchedLabels, dict, int, list[str]]:  # fmt: skip
+    """`search_barriers` with its record in a phase of checkpoints: what it found, the record, trials found done, and
+    how machines that did some of them differ from this one."""
+    here = machine_with(("optuna",), 1)
+    kept = Kept(checkpoints, here, lambda record: f"trial {len(record['trials'])} of {spec.trials}")
     with checkpoints.claimed():
-        before = None if fresh else (checkpoints.load() or {"state": None})["state"]
-        keeper = _Keeper(checkpoints, before, done)
+        before = None if fresh else (kept.load() or {"state": None})["state"]
+        keeper = _Keeper(kept, before, done)
         try:
             found = search_barriers(*frames, train, spec, judged=judged, record=before, save=keeper.save)
         finally:
             keeper.keep()  # a balance that cannot be kept is not searched for twice either
-    return found, keeper.record, len(before["trials"]) if before else 0
+    return found, keeper.record, len(before["trials"]) if before else 0, kept.elsewhere
 
 
 class _Keeper:
     """The record of the trials in a phase of checkpoints, saved as often as any training."""
 
-    def __init__(self, checkpoints: PhaseCheckpoints, record: dict | None, done: Callable[[int], None]):
+    def __init__(self, checkpoints: Kept, record: dict | None, done: Callable[[int], None]):
         self.record, self._saved = record, record
         self._checkpoints, self._done = checkpoints, done
         done(len(record["trials"]) if record else 0)
