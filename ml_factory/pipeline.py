@@ -276,7 +276,7 @@ def stack(
             uncertified=uncertified,
             source=source,
             tell=tell,
-        )  # fmt: skip
+        )
         for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs.records import Attempt, segments
+from ml_factory.runs.records import Attempt, in_order, read_attempts, segments
 from ml_factory.runs.storage import disk_errors, on_mount, write_bytes_atomic
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -42,11 +42,19 @@ def deliver(local: Path, folder: Path, attempt: Attempt, writing: str, texts: Ma
                     continue
                 if data := path.read_bytes():
                     write_bytes_atomic(there, data)
-        later = any(one.number > attempt.number for one, _ in segments(folder))
         for name, text in texts.items():
-            if not (later and name == SUMMARY):
+            if not (name == SUMMARY and _taken_over(folder, attempt)):
                 write_bytes_atomic(folder / name, text.encode())
         return sorted(path.name for path in segments(folder).values())
+
+
+def _taken_over(folder: Path, attempt: Attempt) -> bool:
+    """Whether a later attempt has logged there."""
+    try:
+        order = in_order({attempt: [], **read_attempts(folder)})
+    except WorkspaceError:  # damaged: nobody can tell
+        return False
+    return order[-1] != attempt
 
 
 class Delivery:

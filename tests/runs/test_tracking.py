@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -181,46 +180,6 @@ def test_a_full_local_disk_does_not_stop_the_run(track, tmp_path, disk_full_beyo
     tracker.log(4, {"loss": 1.0})
     tracker.finish()
     assert steps(tmp_path / "w") == [1, 4]
-
-
-KILLED = """
-import sys, time
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.tracking import Tracker
-checkpoints = CheckpointManager(sys.argv[1] + "/c")
-checkpoint = checkpoints.load_latest_checkpoint("p")
-step = checkpoint["state"]["step"] if checkpoint else 0
-with Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l", mirror="off") as tracker:
-    print("started", flush=True)
-    while step < 400:
-        step += 1
-        tracker.log(step, {"loss": 1 / step})
-        time.sleep(0.0005)
-        if step % 7 == 0:
-            tracker.close_segment()
-            checkpoints.save_checkpoint("p", {"step": step}, force=True)
-"""
-
-
-@pytest.mark.parametrize("lose_local", [False, True])
-def test_every_step_once_over_kills(tmp_path, spawn, lose_local):
-    kills = 0
-    while True:
-        process = spawn(KILLED, tmp_path)
-        assert process.stdout.readline() == "started\n"
-        if kills < 3:
-            time.sleep(0.05 + 0.03 * kills)
-            process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
-            break
-        kills += 1
-        if lose_local:
-            for file in (tmp_path / "l").iterdir():
-                file.unlink()
-    log = read_log(tmp_path / "w")
-    assert log["step"].tolist() == list(range(1, 401))
-    assert log["loss"].tolist() == [1 / step for step in range(1, 401)]
-    assert kills >= 1 and log["attempt"].nunique() >= 2 and log["attempt"].is_monotonic_increasing
 
 
 # ---------------------------------------------------------------- the mirror
