@@ -132,7 +132,7 @@ def read_columns(
         columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
     )
     findings += found
-    shown = pd.to_datetime(start_ns, utc=True)
+    shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
     return start_ns, values, [*findings, *found, *_price_faults(values, shown), *_volume_faults(values, shown)]
 
@@ -279,7 +279,7 @@ def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.nd
     for column in values.values():
         now, before = column[order[again]], column[order[again - 1]]
         differ |= ~((now == before) | (np.isnan(now) & np.isnan(before)))
-    shown = pd.to_datetime(start_ns, utc=True)
+    shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     if differ.any():
         rows = np.sort(order[again[differ]])
         message = f"{name_rows(rows, shown)} contradict another row of the same minute"

@@ -88,13 +88,14 @@ def merge_kinds(findings: list[Finding]) -> list[Finding]:
 
 
 def _facts(gaps: Gaps, inside: np.ndarray, day: np.ndarray, minutes: int) -> dict:
-    """Sessions with bars, minutes the calendar calls open that have no bar, and gaps by kind."""
+    """Sessions with bars, minutes the calendar calls open and those of them that have no bar, and gaps by kind."""
     halts = (gaps.kind == "session") & (gaps.open == gaps.length)  # open by the calendar, closed by habit
     absent = int(gaps.open[~halts].sum())
     total = absent + int(inside.sum()) * minutes
     return {
         "sessions": len(np.unique(day[inside])),
         "absent_minutes": absent,
+        "open_minutes": total,
         "absent_share": round(absent / total, 6) if total else 0.0,
         "gaps": {kind: int((gaps.kind == kind).sum()) for kind in LEGAL if (gaps.kind == kind).any()},
     }

@@ -188,7 +188,7 @@ def _refuse_off_grid(start_ns: np.ndarray, minutes: int, stamp: str, where: obje
     off = np.flatnonzero(start_ns % (minutes * MINUTE_NS))
     if not len(off):
         return
-    shown = pd.to_datetime(start_ns, utc=True)
+    shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     message = f"timestamps off the {minutes}-minute grid: {name_rows(off, shown)}"
     phase = np.unique(start_ns % MINUTE_NS)
     step = f"aggregate to whole {minutes}-minute bars, or declare the right minutes"

@@ -46,7 +46,9 @@ def frame(table: pa.Table) -> pd.DataFrame:
     columns = {}
     for name in table.column_names[1:]:
         if name == "barrier":
-            columns[name] = pd.Categorical(table.column(name).to_pylist(), categories=list(BARRIERS))
+            named = table.column(name).combine_chunks().dictionary_encode()
+            codes = pd.Index(BARRIERS).get_indexer(named.dictionary.to_pylist())[named.indices.to_numpy()]
+            columns[name] = pd.Categorical.from_codes(codes, categories=list(BARRIERS))
         elif pa.types.is_timestamp(table.schema.field(name).type):
             columns[name] = time_index(table, name)
         else:

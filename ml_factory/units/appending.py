@@ -1,36 +1,91 @@
 """Bars that only grew: what was made of the first of them is kept, and the new ones cost what they are."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.bars import BarSpec
+from ml_factory.data.continued import check_more, plain_bars
 from ml_factory.data.resample import Frame, asof_rows, frames_of
-from ml_factory.data.sessions import MarketSpec
-from ml_factory.datasets.mapped import content_hash
+from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.sources import raw_bars_of, read_table
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
+from ml_factory.experiment import DATA_ROOMS, DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
+from ml_factory.leakage.certificate import prefix_hashes
 from ml_factory.progress import phase
-from ml_factory.runs.storage import fingerprint, plain
+from ml_factory.provenance import source_hash
+from ml_factory.runs.storage import plain
+from ml_factory.runs.workspace import Workspace
 
 STREAM_BARS = 50_000
 
 
-def grown_from(store: Store, bars: pd.DataFrame, made: dict, spec: FeatureSpec) -> Store | None:
-    """The symbol's current data set, when it is sound and was made in the same way of the first of these bars.
+@dataclass(frozen=True)
+class CheckedBars:
+    """told : the report on the bars, as `BarReport.to_dict`.  before : the data set that holds the first of these bars,
+    made in the same way; None where there is none.  old : how many it holds."""
+
+    bars: pd.DataFrame
+    market: MarketSpec
+    told: dict
+    hash: str
+    before: Store | None = None
+    old: int = 0
+
+
+def known_store(store: Store, settings: DataSpec) -> Store | None:
+    """Where the check of bars may go on from: `store` itself where it is committed, else the symbol's current data set.
+
+    Sound, and made with the same settings and code.
+    """
+    try:
+        before = store if store.committed else Store.current(store.folder.parent)
+    except NotPreparedError:
+        return None
+    same = before.facts["settings"] == plain(settings.to_dict()) and before.facts["sources"] == source_hash(DATA_ROOMS)
+    return before if same and not before.verify() else None
+
+
+def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
+    """The raw bars, of which those that `before` was made of are not checked again.
+
+    None where they are spelt in another way than ours, are no continuation, or have something to refuse: then all are
+    checked. `strict` settings refuse what is strange in the whole file, so all are checked too.
+    """
+    if settings.bars != BarSpec():
+        return None
+    path, old = raw_bars_of(workspace, symbol), before.facts["raw"]["rows"]
+    with phase("reading") as done:
+        table = read_table(path)
+        done(len(table))
+    bars = plain_bars(table)
+    if bars is None or len(bars) < old:
+        return None
+    held, all_of_it = prefix_hashes(bars, (old, len(bars)))
+    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    if held != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
+        return None
+    told = before.facts["bars"]
+    if len(bars) > old:
+        with phase("checking", len(bars) - old):
+            told = check_more(bars, old, told, market)
+    return None if told is None else CheckedBars(bars, market, told, all_of_it, before, old)
+
+
+def grown_from(before: Store, checked: CheckedBars) -> bool:
+    """Whether rows of features go on after those of `before`, whose bars are the first of these.
 
     Not with features of the user's own: a stream may give those other last bits than the whole file.
     """
-    try:
-        before = Store.current(store.folder.parent)
-    except NotPreparedError:
-        return None
-    same = all(before.facts[name] == plain(made[name]) for name in ("settings", "sources", "market"))
-    raw = before.facts["raw"]
-    grown = same and raw["rows"] <= len(bars) and raw["bars"] == bars_hash(bars.iloc[: raw["rows"]])
-    exact = not spec.custom and before.load_state() is not None and not before.verify()
-    return before if grown and exact else None
+    raw, market = before.facts["raw"], plain(checked.market.to_dict())
+    if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
+        return False
+    return checked.before is before or raw["bars"] == prefix_hashes(checked.bars, (raw["rows"],))[0]
 
 
 def state_after(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
@@ -51,15 +106,6 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
     names = ("values", "known_at", "session", "segment", "close")
     columns = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
     return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
-
-
-def bars_hash(bars: pd.DataFrame) -> str:
-    """Hex digest of checked bars: their moments, the columns' names and what is in them."""
-    columns = {}
-    for name, column in bars.items():
-        codes, texts = (column, ()) if pd.api.types.is_numeric_dtype(column) else pd.factorize(column)
-        columns[name] = [content_hash(np.ascontiguousarray(codes)), *map(str, texts)]
-    return fingerprint({"start": content_hash(bars.index.as_unit("ns").asi8), "columns": columns})
 
 
 def frames_and_ages(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:

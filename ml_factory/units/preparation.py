@@ -11,7 +11,6 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
-from ml_factory.data.findings import BarReport
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
@@ -22,6 +21,7 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon
 from ml_factory.features.build import build_features
+from ml_factory.leakage.certificate import prefix_hashes
 from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
@@ -31,7 +31,15 @@ from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.kinds import make_labels
 from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
-from ml_factory.units.appending import append_rows, bars_hash, frames_and_ages, grown_from, state_after
+from ml_factory.units.appending import (
+    CheckedBars,
+    append_rows,
+    bars_after,
+    frames_and_ages,
+    grown_from,
+    known_store,
+    state_after,
+)
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
@@ -110,7 +118,7 @@ def _bring_in(
         with phase("importing") as done:
             told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(told.rows)
-        _tell(symbol, told, "mapped")
+        _tell(symbol, told.to_dict(0)["findings"], "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
         return before, replace(settings, bars=BarSpec(strict=settings.bars.strict))
     if roll is not None:
@@ -216,38 +224,40 @@ def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
     return current_store(workspace, symbol).load_splits(check_horizon(horizon))
 
 
-def read_market(workspace: Workspace, symbol: str, settings: DataSpec) -> tuple[pd.DataFrame, MarketSpec, BarReport]:
-    """Checked raw bars, the market's stored settings, and the report on the bars."""
+def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
-    _tell(symbol, report, "reported")
-    for note in market.notes():
-        _log.warning("%s: %s", symbol, note)
-    return bars, market, report
+    return CheckedBars(bars, market, report.to_dict(), prefix_hashes(bars, (len(bars),))[0])
 
 
-def _tell(symbol: str, report: BarReport, severity: str) -> None:
+def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
     """What was done to the bars, or is strange about them: said even where the run stops later on."""
-    for finding in report.findings:
-        if finding.severity == severity:
-            _log.warning("%s: %s", symbol, finding.message)
+    for finding in findings:
+        if finding["severity"] == severity:
+            _log.warning("%s: %s", symbol, finding["message"])
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
 def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int]) -> Store:
-    bars, market, report = read_market(workspace, symbol, settings)
+    known = known_store(store, settings)
+    checked = known and bars_after(known, workspace, symbol, settings)
+    checked = checked or _checked_whole(workspace, symbol, settings)
+    bars, market = checked.bars, checked.market
+    _tell(symbol, checked.told["findings"], "reported")
+    for note in market.notes():
+        _log.warning("%s: %s", symbol, note)
     made = {
         "symbol": symbol,
-        "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars), "bars": bars_hash(bars)},
+        "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars), "bars": checked.hash},
         "settings": settings.to_dict(),
         "sources": source_hash(DATA_ROOMS),
         "market": market.to_dict(),
-        "bars": report.to_dict(),
+        "bars": checked.told,
     }
     seen: Sequence[FirstSight] = ()
-    before = None if store.committed else grown_from(store, bars, made, settings.features)
+    before = known if not store.committed and known and grown_from(known, checked) else None
     if store.committed or before is not None:
         if before is not None:
             rows, state = append_rows(before, bars, market, settings.features)
