@@ -391,7 +391,15 @@ def test_a_stack_of_two(prepared):
     assert list(result.weights.index) == ["xgboost", "lightgbm"] and result.limited
     said = pipeline.load_predictions(prepared, "DEMO", H, "stack")
     np.testing.assert_allclose(said[P].sum(axis=1), 1, atol=1e-9)
-    assert result.report_path.is_file() and set(result.metrics["name"]) == {"stack", "prior", "last_move"}
+    assert result.report_path.is_file()
+    assert set(result.metrics["name"]) == {"stack", "equal_pool", "prior", "last_move"}
+    bases = [pipeline.load_predictions(prepared, "DEMO", H, name).loc[said.index] for name in ("xgboost", "lightgbm")]
+    plain = (bases[0][P] + bases[1][P]) / 2  # what nothing was learnt for
+    clear = (pipeline.load_labels(prepared, "DEMO", H).loc[said.index, "barrier"] != "ambiguous").to_numpy()
+    judged = (said["split"] == "test").to_numpy() & clear
+    happened = plain.to_numpy()[np.flatnonzero(judged), said["label"].to_numpy()[judged] + 1]
+    table = result.metrics[result.metrics["split"] == "test"].set_index("name")
+    assert table.loc["equal_pool", "log_loss"] == pytest.approx(-np.log(happened).mean(), rel=1e-6)
     again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
     new = pipeline.predict(prepared, "DEMO", H, "stack").frame

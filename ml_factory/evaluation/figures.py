@@ -29,7 +29,7 @@ from ml_factory.evaluation.drawing import (
 )
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
-BASELINES = ("prior", "last_move")
+BASELINES = ("prior", "last_move", "equal_pool")  # the last one beside a stack
 FEW_CUTS = 12  # of these each is named
 _SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 

@@ -11,7 +11,7 @@ import pandas as pd
 from ml_factory.data.bars import BarSpec, check_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import raw_bars_of, read_table
-from ml_factory.ensemble.stacking import Stack
+from ml_factory.ensemble.stacking import Stack, equal_pool
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import PROBABILITIES
@@ -26,7 +26,7 @@ from ml_factory.runs.storage import file_hash, read_json, replace_file, write_js
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.dataset import Dataset, prior_while_learning, with_baselines
 
-STACK = "stack"
+STACK, EQUAL_POOL = "stack", "equal_pool"
 _log = logging.getLogger("ml_factory")
 
 
@@ -57,14 +57,25 @@ def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     teachers = positions[(frame["split"] == "train").to_numpy()]
+    said = {artifact.facts["model"]: p_N3} | _to_beat(workspace, data, artifact, frame.index)
     for name in ("validation", "test"):
         mine = (frame["split"] == name).to_numpy()
-        table = with_baselines(data, teachers, positions[mine], {artifact.facts["model"]: p_N3[mine]})
+        forecasts = {who: p[mine] for who, p in said.items()}
+        table = with_baselines(data, teachers, positions[mine], forecasts)
         tables.append(table.reset_index().assign(split=name))
         priors[name] = prior_while_learning(data, teachers, positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
     return Verdict(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
+
+
+def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex) -> dict[str, np.ndarray]:
+    """Beside a stack the plain mean of what its base models say as they are: a pool that nothing was learnt for."""
+    if artifact.kind != STACK:
+        return {}
+    bases = base_artifacts(workspace, artifact)
+    said = {name: labelled(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()}
+    return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in said.items()})}
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:

@@ -122,7 +122,9 @@ def test_buckets_have_the_factor_of_their_contract(contracts):
         assert np.allclose(chained(frame).close[whole], through[whole], rtol=1e-15)
 
 
-def test_a_feature_of_the_users_own_sees_no_step(contracts):
+def test_a_feature_of_the_users_own_sees_no_step(contracts, monkeypatch):
+    monkeypatch.setattr(custom, "_FEATURES", dict(custom._FEATURES))  # what is defined here ends here
+
     @custom.feature(memory=2, name="last_step")
     def last_step(bars):
         return np.append(0.0, np.diff(np.log(bars.close)))
