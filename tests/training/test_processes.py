@@ -13,15 +13,39 @@ import torch
 
 from ml_factory.training.device import pick
 from ml_factory.training.loop import fit
+from ml_factory.training.optim import AdamW, total_norm
 from ml_factory.training.processes import Processes
 from ml_factory.training.spec import TrainSpec
 from tests.training.test_run import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
 
 ROOT = Path(__file__).resolve().parents[2]
-SPEC = {"epochs": 4, "batch": 24, "lr": 0.02, "precision": "fp32", "device": "cpu", "threads": 1, "save_seconds": 0.0}
+SPEC = {
+    "epochs": 4,
+    "batch": 24,
+    "lr": 0.02,
+    "precision": "fp32",
+    "device": "cpu",
+    "threads": 1,
+    "save_seconds": 0.0,
+    "clip": 1e9,
+}
 
 
 PARTS = (1, 3)
+
+
+def norms_of(work) -> list[float]:
+    """Of the mean loss's gradient at every step that `work()` takes: Adam alone would not notice a wrong size."""
+    norms, update = [], AdamW.update
+
+    def noting(optimizer, numbers, factor, ok):
+        norms.append(float(factor * total_norm(optimizer.gradients())))
+        update(optimizer, numbers, factor, ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdamW, "update", noting)
+        work()
+    return norms
 
 
 def work(folder: str) -> None:
@@ -39,6 +63,7 @@ def work(folder: str) -> None:
 
         network, batch, _ = small()
         with suppress(KeyboardInterrupt):
+            norms = norms_of(lambda s=spec, b=batch: fit(small()[0], ROWS, b, weighted, s, device, identity=IDENTITY))
             fit(network, ROWS, batch, killing, spec, device, identity=IDENTITY, checkpoints=kept)
         network, batch, _ = small()
         result = fit(network, ROWS, batch, weighted, spec, device, identity=IDENTITY, checkpoints=kept)
@@ -48,6 +73,7 @@ def work(folder: str) -> None:
             "resumed": result.resumed_step,
             "saves": len(kept.steps),
             "drawn": drawn[0],
+            "norms": norms,
             "sizes": sizes,
         }
     Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(told))
@@ -71,10 +97,12 @@ def pair(tmp_path_factory):
 def test_two_processes_give_the_loss_of_one(pair, parts):
     network, batch, _ = small()
     alone = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
+    norms = norms_of(lambda: fit(small()[0], ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY))
     told = [answers[str(parts)] for answers in pair]
     for one in told:
         np.testing.assert_allclose(one["losses"], [row["train_loss"] for row in alone.history], rtol=1e-6)
         np.testing.assert_allclose(one["weights"], flat(network).numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(one["norms"], norms, rtol=1e-4)
         assert one["resumed"] == 5 and set(one["sizes"]) == {12 // parts}
     assert told[0]["weights"] == told[1]["weights"]
 
