@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.data import continued, sources
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import mapped
@@ -52,7 +53,7 @@ def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypat
 
 # ---- bars that grew ------------------------------------------------------------------------------------------------
 
-BARS = synthetic_bars(days=12, seed=4)
+BARS = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
 
 
 def raw(workspace: Workspace, bars: pd.DataFrame) -> None:
@@ -68,14 +69,16 @@ def place(tmp_path, monkeypatch) -> Workspace:
 def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp_path):
     parts = place.processed("MES") / "parts"
     kept = {}
-    for bars in (BARS[:9000], BARS[:9001], BARS[:12_003], BARS):
-        raw(place, bars)
+    # One bar more, labels open at a session's end, and a weekend in which the clocks change.
+    stops = [9000, 9001, *BARS.index.searchsorted(["2024-03-08 21:53+00:00", "2024-03-11 03:07+00:00"]), len(BARS)]
+    for stop in stops:
+        raw(place, BARS[:stop])
         result = pipeline.prepare(place, "MES", (5, 20))
         now = {path.name: path.read_bytes() for path in parts.iterdir()}
         assert kept.items() <= now.items()
         kept = now
     store = Store.current(place.processed("MES"))
-    assert len(store.parts) == 4 and min(part["rows"] for part in store.parts) == 1
+    assert len(store.parts) == 5 and min(part["rows"] for part in store.parts) == 1
     elsewhere = Workspace(tmp_path / "there")
     raw(elsewhere, BARS)
     whole = pipeline.prepare(elsewhere, "MES", (5, 20))
@@ -84,6 +87,12 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
     assert len(there.parts) == 1
     pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
     pd.testing.assert_frame_equal(store.load_rows(), there.load_rows(), check_exact=True)
+    for name in ("market", "staleness", "first", "horizons"):
+        assert store.facts[name] == there.facts[name]
+    told, wanted = store.facts["bars"], there.facts["bars"]
+    assert {**told, "findings": 0} == {**wanted, "findings": 0}
+    count = {one["kind"]: one["count"] for one in told["findings"]}
+    assert count == {one["kind"]: one["count"] for one in wanted["findings"]}
     for horizon in (5, 20):
         for kind in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
             name = kind.format(horizon)
@@ -91,7 +100,16 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
 
 
 def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch):
-    pushed = []
+    pushed, checked = [], []
+    honest = continued.check_bars
+    monkeypatch.setattr(continued, "LOOK_BACK", 3000)
+
+    def counting(bars, *given, **more):
+        checked.append(len(bars))
+        return honest(bars, *given, **more)
+
+    for module in (continued, sources):
+        monkeypatch.setattr(module, "check_bars", counting)
 
     class Counting(appending.FeatureStream):
         def push(self, bars):
@@ -103,6 +121,7 @@ def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch
         raw(place, BARS[:stop])
         pipeline.prepare(place, "MES", (5,))
     assert pushed == [400, 12_003 - 9400]
+    assert checked == [9000, 3000, 3400, 3000, 3000 + 12_003 - 9400]
     store = Store.current(place.processed("MES"))
     BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
     pipeline.prepare(place, "MES", (5,))
