@@ -22,6 +22,7 @@ from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs.courier import status_line
 from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.units.restoring import check_source
 
 NOTEBOOKS = (
     "00_setup",
@@ -240,6 +241,8 @@ def _check_values(values: dict[str, Any], family: str) -> None:
     for name, least in (("HORIZON", 1), ("SEED", 0), ("FOLDS", 2)):
         if name in values and values[name] < least:
             raise SettingsError("A parameter is too small", where=name, got=values[name], wanted=f"{least} or more")
+    if "SOURCE" in values:
+        check_source(values["SOURCE"])
     if "BASE_MODELS" in values:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.runs import mirror, records
 from ml_factory.runs.tracking import Tracker, read_log
+from tests.runs.offline_file import READ
 
 KEY = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"
 
@@ -398,28 +399,6 @@ def test_unknown_modes_are_refused(monkeypatch, track):
 
 
 # ---------------------------------------------------------------- the real client
-
-READ = """
-import json, struct, sys
-from pathlib import Path
-from wandb.proto import wandb_internal_pb2 as proto
-[file] = Path(sys.argv[1]).glob("wandb/offline-run*/*.wandb")
-data, at, part = file.read_bytes(), 7, b""
-while at + 7 <= len(data):  # the log format of LevelDB: blocks of 32 KiB, each record with crc, size, kind
-    if 32768 - at % 32768 < 7:
-        at += 32768 - at % 32768
-        continue
-    size, kind = struct.unpack_from("<HB", data, at + 4)
-    part += data[at + 7 : at + 7 + size]
-    at += 7 + size
-    if kind in (1, 4):
-        record = proto.Record()
-        record.ParseFromString(part)
-        part = b""
-        if record.WhichOneof("record_type") == "history":
-            items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
-            print(json.dumps([items["_step"], items["loss"]]))
-"""
 
 
 def files_that_hold(text: str, folder: Path) -> list[str]:
