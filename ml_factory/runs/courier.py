@@ -111,7 +111,7 @@ class Courier:
 
     def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60):
         self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
-        self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None]]] = {}
+        self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
         self._next_try, self._told = 0.0, False
 
     @property
@@ -121,11 +121,14 @@ class Courier:
 
     def carry(
         self, unit: Unit, then: Callable[[], None] = lambda: None,
-        lost: Callable[[TakenOverError], None] = lambda error: None,
+        lost: Callable[[TakenOverError], None] = lambda error: None, fence: int = 0,
     ) -> None:  # fmt: skip
         """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there, `lost` when the
-        mount tells that another session has taken the unit over."""
-        self._behind[unit] = then, lost
+        mount tells that another session has taken the unit over.
+
+        fence : of this session; what an earlier one of this machine left behind is carried under it.
+        """
+        self._behind[unit] = then, lost, fence
         if not self._told:
             self._clerk.do(self._turn)
         self.poke()
@@ -143,9 +146,10 @@ class Courier:
 
     def catch_up(self) -> None:
         """Try all that is behind."""
-        for unit, (then, lost) in list(self._behind.items()):
+        for unit, job in list(self._behind.items()):
+            then, lost, fence = job
             try:
-                self._copy(unit)
+                self._copy(unit, fence)
             except TakenOverError as error:
                 del self._behind[unit]
                 lost(error)
@@ -156,7 +160,7 @@ class Courier:
                     _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
                 self._told = True
                 return
-            if self._behind.get(unit) == (then, lost):
+            if self._behind.get(unit) == job:
                 del self._behind[unit]
             then()
         if self._told:
@@ -181,7 +185,7 @@ class Courier:
     def close(self) -> None:
         self._clerk.close()
 
-    def _copy(self, unit: Unit) -> None:
+    def _copy(self, unit: Unit, fence: int) -> None:
         here = self._home.told(unit)
         if not here:
             return
@@ -189,5 +193,5 @@ class Courier:
         best = min(here, key=loss_of)
         for info in [*([best] if loss_of(best) < float("inf") else []), here[0]]:
             if info["hash"] not in there:
-                self._mount.copy_in(unit, self._keep, info["path"])
+                self._mount.copy_in(unit, self._keep, info["path"], fence)
                 there.add(info["hash"])

@@ -59,8 +59,8 @@ class ChildSlots:
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
         return self._call("write", unit, keep, info, len(payload))
 
-    def copy_in(self, unit: Unit, keep: int, source: str) -> dict:
-        return self._call("copy_in", unit, keep, source)
+    def copy_in(self, unit: Unit, keep: int, source: str, fence: int = 0) -> dict:
+        return self._call("copy_in", unit, keep, source, fence)
 
     def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
         return self._call("copy_out", unit, keep, home)

@@ -15,6 +15,7 @@ from ml_factory.runs.leases import TakenOverError, Tenure
 from ml_factory.runs.ownership import claim, release
 from ml_factory.runs.pool import Unit
 from ml_factory.runs.signals import stop
+from ml_factory.runs.slots import order
 from ml_factory.runs.state import decode_state, lay_out
 from ml_factory.runs.timer import SaveTimer
 
@@ -156,8 +157,8 @@ class PhaseCheckpoints:
         manager._wait_neighbours()
         good, _ = manager.home.survey(self.unit)
         there = manager._ask_mount(lambda: manager.mount.survey(self.unit)[0]) or {}
-        infos = {info["sequence"]: info for info in [*there.values(), *good.values()]}
-        return [_shown(infos[number]) for number in sorted(infos)[-keep:]]
+        infos = {info["hash"]: info for info in [*there.values(), *good.values()]}
+        return [_shown(info) for info in sorted(infos.values(), key=order)[-keep:]]
 
     def _fetch(self) -> "list[str]":
         """Bring what only the mount has to the local disk; which slots there were passed over."""
@@ -167,10 +168,11 @@ class PhaseCheckpoints:
         here = manager.home.told(self.unit)
         try:
             there = manager.mount.told(self.unit)
-            if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
+            if there and (not here or order(there[0]) > order(here[0])):
                 return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
             if here and here[0]["hash"] not in {info["hash"] for info in there}:
-                manager.courier.carry(self.unit)  # an earlier session ended before it could
+                # an earlier session ended before it could
+                manager.courier.carry(self.unit, fence=self.tenure.lease.fence)
         except WorkspaceError as error:
             if not here:
                 raise
@@ -200,7 +202,9 @@ class PhaseCheckpoints:
             state.where = SAVED if manager.courier is None else LOCAL
             saved.update(_shown(done), status=state.where)
             if manager.courier is not None:
-                manager.courier.carry(self.unit, lambda: self._copied(state, saved), self._lose)
+                manager.courier.carry(
+                    self.unit, lambda: self._copied(state, saved), self._lose, self.tenure.lease.fence
+                )
 
         manager._clerk.do(write)
         return None if saved["status"] == REFUSED else saved

@@ -51,7 +51,7 @@ class Slots:
         skipped = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
         refused = [slot.error for slot in mine if slot.error]
         whole = [slot for slot in mine if not slot.fault]
-        for slot in sorted(whole, key=lambda slot: _order(slot.look.info), reverse=True):
+        for slot in sorted(whole, key=lambda slot: order(slot.look.info), reverse=True):
             payload = bytearray()
             try:
                 info = read_container(self.pool.disk, slot.path, payload)
@@ -64,7 +64,7 @@ class Slots:
         return None, None, skipped
 
     def told(self, unit: Unit) -> list[dict]:
-        """What the unit's slots say of themselves, unverified, highest sequence first; with `path`.
+        """What the unit's slots say of themselves, unverified, newest first; with `path`.
 
         Raises WorkspaceError when there is nothing and the disk refused a slot that may be the unit's.
         """
@@ -78,7 +78,7 @@ class Slots:
         if refused and not infos:
             raise refused[0]
         reasons = [f"{slot.path.name}: {slot.fault}" for slot in mine if slot.fault]
-        return sorted(infos, key=lambda info: -info["sequence"]), reasons
+        return sorted(infos, key=order, reverse=True), reasons
 
     def _readable(self, unit: Unit) -> list[Slot]:
         """The unit's slots, and those of which the disk would not say whose they are."""
@@ -93,7 +93,7 @@ class Slots:
         refused = []
         for told in infos:
             try:
-                Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, told["path"], self.pool.disk)
+                Slots(Pool(Path(home)), self.lease).copy_in(unit, keep, told["path"], source_disk=self.pool.disk)
                 return skipped
             except (CheckpointError, WorkspaceError) as error:
                 skipped.append(f"{Path(told['path']).name}: {error}")
@@ -127,7 +127,7 @@ class Slots:
                 good[slot.path], self._seen[slot.path] = {**info, "path": str(slot.path)}, info["hash"]
             except (CheckpointError, WorkspaceError) as error:
                 bad[slot.path] = error
-        return dict(sorted(good.items(), key=lambda item: _order(item[1]))), bad
+        return dict(sorted(good.items(), key=lambda item: order(item[1]))), bad
 
     # ------------------------------------------------------------------ writing
 
@@ -145,15 +145,18 @@ class Slots:
 
         return self._write(unit, keep, store, size, fence_of(info))
 
-    def copy_in(self, unit: Unit, keep: int, source: str, source_disk: Disk | None = None) -> dict:
-        """Take a checkpoint over from another pool, byte for byte; as `write` otherwise."""
+    def copy_in(self, unit: Unit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None) -> dict:
+        """Take a checkpoint over from another pool, byte for byte; as `write` otherwise.
+
+        fence : of whoever carries it, which may be a later session than the one that saved it.
+        """
         there = source_disk or Disk()
         look = look_at(there, Path(source))
 
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, there, Path(source))
 
-        fence = fence_of(look.info)
+        fence = max(fence, fence_of(look.info))
         if source_disk is not None:  # fetched by whoever holds the work now: the one who saved it may be long gone
             fence = max(fence, self.lease_of(unit).get("fence", 0))
         return self._write(unit, keep, store, look.size, fence)
@@ -234,7 +237,7 @@ class Slots:
                 self.pool.note(path, HELD, info)
 
 
-def _order(info: dict) -> tuple[int, int]:
+def order(info: dict) -> tuple[int, int]:
     """What a later session saved is later, whatever number one that was taken over gave to its own."""
     return fence_of(info), info["sequence"]
 

@@ -105,12 +105,34 @@ def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
     hang(drive)
-    with manager_of(drive, deadline=2) as manager:
+    with manager_of(drive, deadline=2, lease=Lease("earlier")) as manager:
         save(manager, 1)
     heal(drive)
-    with manager_of(drive) as manager:
+    with manager_of(drive, lease=Lease("later")) as manager:
         assert manager.phase("p").load()["state"] == {"value": 1}
-        assert manager.wait(LONG) and manager.mount.told(UNIT)[0]["sequence"] == 1
+        assert manager.wait(LONG) and manager.mount.lease_of(UNIT)["fence"] == 2
+        assert manager.mount.told(UNIT)[0]["sequence"] == 1
+
+
+def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
+    """Whatever its number: the other session went on from an older checkpoint, and this machine's never went up."""
+    with manager_of(drive, lease=Lease("here")) as manager:
+        save(manager, "common")
+        assert manager.wait(LONG)
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("there"))
+    with manager_of(drive, lease=Lease("here")) as manager:
+        drive.rename(drive.parent / "gone")
+        drive.write_text("a mount that is away")
+        saved = [save(manager, f"left behind {number}") for number in range(3)]
+    drive.unlink()
+    (drive.parent / "gone").rename(drive)
+    with other:
+        assert other.phase("p").load()["state"] == {"value": "common"}
+        assert save(other, "later") and other.wait(LONG)
+        assert other.mount.told(UNIT)[0]["sequence"] < saved[-1]["sequence"]
+    with manager_of(drive, lease=Lease("back here")) as manager:
+        assert manager.phase("p").load()["state"] == {"value": "later"}
+        assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
 
 
 def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):
