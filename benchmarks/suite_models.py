@@ -10,6 +10,7 @@ Models that are finished in the workspace are found there: their seconds are the
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import psutil
 
 from benchmarks.measure import digits, tell
 from ml_factory import pipeline
@@ -44,17 +46,29 @@ def run_notebook(workspace: Workspace, symbol: str, horizon: int, model: str) ->
     words = [word for name, value in given.items() for word in ("-p", name, str(value))]
     command = [sys.executable, "-m", "papermill", notebook, str(out), *words, "-k", "python3", "--no-progress-bar"]
     quiet = {name: value for name, value in os.environ.items() if name != "ML_FACTORY_QUICK"}
-    began = time.perf_counter()
+    began, before, peak = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN), 0
     with (workspace.results / "notebooks" / f"{model}.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=quiet)
-        _, status, used = os.wait4(process.pid, 0)
-    if status:
+        while process.poll() is None:
+            peak = max(peak, most_held(process.pid))
+            time.sleep(0.2)
+    if process.returncode:
         raise SystemExit(f"{model}: papermill stopped; look at {log.name}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "notebook_s": digits(time.perf_counter() - began),
-        "cpu_s": digits(used.ru_utime + used.ru_stime),
-        "peak_mb": round(used.ru_maxrss / 1024),
+        "cpu_s": digits(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
+        "peak_mb": round(peak / 1e6),
     }
+
+
+def most_held(pid: int) -> int:
+    """Bytes that the largest process of a family holds now."""
+    try:
+        family = psutil.Process(pid)
+        return max(one.memory_info().rss for one in (family, *family.children(recursive=True)))
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
@@ -68,7 +82,7 @@ def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict
         table = found.metrics[found.metrics["split"] == split].set_index("name")
         mine, prior = table.loc[model], table.loc["prior"]
         said |= {
-            f"{split}_rows": int(mine["rows"]) if "rows" in mine else None,
+            f"{split}_rows": int(mine["rows"]),
             f"{split}_log_loss": digits(mine["log_loss"], 5),
             f"{split}_prior": digits(prior["log_loss"], 5),
             f"{split}_gain": digits(mine["log_loss_gain"], 3),

@@ -4,8 +4,10 @@ Light on purpose: the validation cell imports this file before anything is insta
 """
 
 import ast
+import importlib
 import json
 import os
+import time
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -260,9 +262,7 @@ def show(*things: Any) -> None:
     """Display figures as pictures, tables as tables, text as text."""
     for thing in things:
         if hasattr(thing, "savefig"):
-            png = BytesIO()
-            thing.savefig(png, format="png", dpi=110, bbox_inches="tight")
-            display(Image(data=png.getvalue(), format="png"))
+            display(_picture(thing))
         elif isinstance(thing, str):
             print(thing)
         elif isinstance(thing, pd.DataFrame):
@@ -271,6 +271,12 @@ def show(*things: Any) -> None:
                 display(thing.round(numbers)) if len(thing) else print("(nothing to list)")
         else:
             display(thing)
+
+
+def _picture(figure: Figure) -> Image:
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=110, bbox_inches="tight")
+    return Image(data=png.getvalue(), format="png")
 
 
 class EpochLine:
@@ -289,6 +295,39 @@ class EpochLine:
             self._handle = display(line, raw=True, display_id=True)
         else:
             self._handle.update(line, raw=True)
+
+
+class LiveCurves(EpochLine):
+    """An `EpochLine` that draws the learning curves above itself anew after an epoch, where somebody looks."""
+
+    SECONDS_BETWEEN = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self._history: list[dict] = []
+        self._picture, self._drawn = None, float("-inf")
+
+    def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
+        self._history.append({"epoch": epoch, **metrics})
+        if on_screen() and time.monotonic() - self._drawn >= self.SECONDS_BETWEEN:
+            self._draw()
+            self._drawn = time.monotonic()
+        super().__call__(epoch, metrics)
+
+    def _draw(self) -> None:
+        # By name: figures need packages that the first cell of a fresh machine does not have yet.
+        figures = importlib.import_module("ml_factory.evaluation.figures")
+        image = _picture(figures.learning_curves(pd.DataFrame(self._history)))
+        if self._picture is None:
+            self._picture = display(image, display_id=True)
+        else:
+            self._picture.update(image)
+
+
+def on_screen() -> bool:
+    """Whether this kernel's outputs are looked at while it runs: Colab, Jupyter, VS Code; not papermill or nbval."""
+    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # Colab's, and what a Jupyter server gives its kernels
+    return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(get_ipython(), "user_ns", ())
 
 
 def markets(workspace: Workspace) -> pd.DataFrame:

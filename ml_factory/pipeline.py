@@ -26,6 +26,7 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
+from ml_factory.units.explaining import explain
 from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
@@ -64,7 +65,8 @@ from ml_factory.units.views import (
 )
 
 __all__ = [
-    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "feature_families",
+    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain",
+    "feature_families",
     "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "plan",
     "predict", "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
 ]  # fmt: skip
@@ -178,6 +180,7 @@ def train(
         report_path=_run_report(workspace, data, artifact, verdict, run.folder),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
+        machine=facts.get("machine", {}),
         draw=lambda: figures.learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],

@@ -40,13 +40,14 @@ models.checks models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
 training.watchdog training.device training.recompute training.feed training.run training.step training.judging
 training.meter training.loop training.neural training.estimator training.forecaster
-evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.report
+evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.explained evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
-units.holdout units.auditing units.folds units.planning units.nested units.forecasts units.stacked units.pages
+units.holdout units.auditing units.folds units.planning units.nested units.forecasts
+units.explaining units.stacked units.pages
 pipeline notebook suite doctor
 __main__
 """
@@ -58,7 +59,7 @@ HOMES = {
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
     "fsspec": {"runs.buckets"},
-    "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.report", "notebook"},
+    "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.explained", "evaluation.report", "notebook"},
     "ipywidgets": {"notebook"},
     "IPython": {"notebook"},
     "papermill": {"suite"},

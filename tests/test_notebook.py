@@ -9,6 +9,7 @@ import pytest
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.notebook import (
     EpochLine,
+    LiveCurves,
     check_parameters,
     convert_parameters,
     draw_progress,
@@ -207,6 +208,45 @@ def test_one_line_serves_all_epochs(monkeypatch):
         line(epoch, {"train_loss": 1.0 / epoch, "val_loss": None})
     assert shown == ["epoch 1 · train_loss 1"]
     assert updated == ["epoch 2 · train_loss 0.5", "epoch 3 · train_loss 0.3333"]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What a screen was given: ("line" or "picture", shown anew or updated)."""
+    given = []
+
+    def kind(thing) -> str:
+        return "line" if isinstance(thing, dict) else "picture" if thing.data.startswith(b"\x89PNG") else "?"
+
+    def display(thing, **_):
+        given.append((kind(thing), "shown"))
+        return types.SimpleNamespace(update=lambda later, **_: given.append((kind(later), "updated")))
+
+    monkeypatch.setattr("ml_factory.notebook.display", display)
+    for name in ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return given
+
+
+def test_curves_are_drawn_anew_epoch_by_epoch_where_somebody_looks(screen, monkeypatch):
+    monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
+    monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
+    curves = LiveCurves()
+    for epoch in (1, 2):
+        curves(epoch, {"train_loss": 1.0 / epoch, "val_loss": 1.1, "seconds": 1.0})
+    assert screen == [("picture", "shown"), ("line", "shown"), ("picture", "updated"), ("line", "updated")]
+
+
+def test_fast_epochs_are_not_all_drawn_and_headless_none_is(screen, monkeypatch):
+    headless = LiveCurves()
+    headless(1, {"train_loss": 1.0, "val_loss": None})
+    assert screen == [("line", "shown")]
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab")
+    monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 3600.0)
+    curves, before = LiveCurves(), len(screen)
+    for epoch in (1, 2, 3):
+        curves(epoch, {"train_loss": 1.0, "val_loss": None})
+    assert [what for what, _ in screen[before:]].count("picture") == 1
 
 
 def test_tables_and_text_are_displayed_as_such(capsys, monkeypatch):

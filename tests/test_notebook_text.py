@@ -83,7 +83,7 @@ FAULTS = {
     "has no #@param form field": replace("parameters", 'SEED: int = 0  #@param {type: "integer"}', "SEED: int = 0"),
     "QUICK ships as False": replace("parameters", "QUICK: bool = False", "QUICK: bool = True"),
     "WORKSPACE is not among": replace("parameters", "WORKSPACE:", "FOLDER:"),
-    "7 lines, wanted 2 to 6": replace("train", "print(trained.summary())", "x = 1\ny = 2\nz = 3"),
+    "7 lines, wanted 2 to 6": replace("train", "print(trained.summary())", "x = 1\ny = 2"),
     "1 lines, wanted 2 to 6": replace("curves", "\nshow(trained.plot())", ""),
     "defines a helper": replace("metrics", "assert", "helper = lambda: 1\nassert"),
     "defines a helper (a function)": replace("metrics", "assert", "@cached()\ndef helper():\n    return 1\nassert"),

@@ -92,8 +92,13 @@ class Device:
 
     def peak_bytes(self) -> int | None:
         """The most memory this process has held; of a GPU or TPU, the most held there. None where it is not told."""
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else 1024 * peak
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:  # no Linux; there ru_maxrss would also count what the starting process had held
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return peak if sys.platform == "darwin" else 1024 * peak
+        told = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
+        return 1024 * int(told[0][1]) if told else None
 
     def out_of_memory(self, error: BaseException) -> bool:
         """Whether this error says that memory was too small."""

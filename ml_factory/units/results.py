@@ -143,6 +143,22 @@ class TrainResult(Result):
     report_path: Path
     found: str = ""
     importances: pd.DataFrame | None = None
+    machine: dict = field(default_factory=dict)
+
+    def ran_on(self) -> pd.DataFrame:
+        """What a network's training ran on and what that took, in the session that ended it; empty for a booster."""
+        told = self.machine
+        peak, compiles = told.get("peak_bytes"), told.get("compiles")
+        shown = {
+            "device": told.get("device"),
+            "threads of the host": told.get("threads"),
+            "precision of the steps": told.get("precision"),
+            "parameters": f"{told.get('parameters', 0):,}",
+            "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "not told",
+            "compiles": ", ".join(f"{name} {count}" for name, count in (compiles or {}).items()) or "none",
+            "samples a second": f"{told.get('rows_per_second', 0):,.0f}, validation included",
+        }
+        return pd.DataFrame({"value": shown if told else {}}, dtype=object).rename_axis("training")
 
     def summary(self) -> str:
         if self.reused:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.resample import Frame
-from ml_factory.evaluation import figures
+from ml_factory.evaluation import explained, figures
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.drawing import COLOURS, outline, to_png, to_svg
 from ml_factory.evaluation.metrics import metrics_table, prior_probabilities
@@ -22,6 +22,10 @@ CLOSE = pd.Series(5000 + RNG.normal(size=N).cumsum(), INDEX)
 P = RNG.dirichlet([3, 3, 3], N)
 Y = (P.cumsum(axis=1) < RNG.random((N, 1))).sum(axis=1) - 1
 TABLE = metrics_table({"prior": prior_probabilities(Y, None, N), "model": P}, Y)
+_EACH = RNG.dirichlet(np.ones(20), 50)
+_SPREAD = {"low": np.percentile(_EACH, 10, axis=0), "high": np.percentile(_EACH, 90, axis=0)}
+SHARES = pd.DataFrame({"share": _EACH.mean(axis=0), **_SPREAD}, index=[f"feature_{i}" for i in range(20)])
+ATTENTION = pd.DataFrame({"attention": _EACH.mean(axis=0), **_SPREAD}, index=pd.RangeIndex(19, -1, -1))
 
 
 def frame(minutes: int, n: int) -> Frame:
@@ -52,6 +56,8 @@ def all_figures() -> dict:
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
         ),
         "probabilities": figures.probabilities(frame_p, CLOSE),
+        "shares": explained.variable_shares(SHARES),
+        "attention": explained.attention_over_time(ATTENTION),
     }
 
 
@@ -214,3 +220,13 @@ def test_figures_of_little_data():
     assert "<svg" in to_svg(figures.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
     few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
     assert "<svg" in to_svg(figures.metrics_bar(few), "x")
+
+
+def test_the_largest_shares_are_drawn_and_the_newest_bar_is_on_the_right():
+    shares, attention = explained.variable_shares(SHARES, top=15).axes[0], explained.attention_over_time(ATTENTION)
+    largest = SHARES["share"].nlargest(15)
+    assert [bar.get_width() for bar in shares.patches] == largest.tolist()
+    assert [label.get_text().split()[0] for label in shares.get_yticklabels()] == largest.index.tolist()
+    assert f"20 variables, {largest.sum():.0%} of it shown" in shares.get_xlabel()
+    line = attention.axes[0].lines[0]
+    assert line.get_xdata().tolist() == list(range(-19, 1)) and line.get_ydata()[-1] == ATTENTION["attention"].iloc[-1]

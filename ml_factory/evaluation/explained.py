@@ -1,0 +1,53 @@
+"""Pictures of what a network looked at: its variables, and its window."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from ml_factory.evaluation.drawing import INK, NORMAL, SMALL, axis_labels, new_figure
+
+DASHED = (0, (4, 3))
+
+
+def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
+    """The largest shares of variables, with the middle 80 % of the rows; the dashed line: all variables alike.
+
+    shares : index feature; share (mean over rows, 1 in sum), low and high (tenth and ninetieth percentile).
+    """
+    rows, even = shares.sort_values("share", ascending=False).head(top), 1 / len(shares)
+    figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(rows))
+    place = np.arange(len(rows))
+    ax.barh(place, rows["share"], height=0.62, color=INK["accent"])
+    ax.hlines(place, rows["low"], rows["high"], color=INK["muted"], linewidth=1.4)
+    ax.axvline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    ax.set_yticks(place, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_xlim(left=0)
+    ax.grid(False, axis="y")
+    ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axis_labels(ax, f"share of the selection; {len(shares)} variables, {rows['share'].sum():.0%} of it shown")
+    return figure
+
+
+def attention_over_time(attention: pd.DataFrame, title: str = "Where in the window the network looks") -> Figure:
+    """Mean attention of each step of the window, with the middle 80 % of the rows; dashed: all steps alike.
+
+    attention : index bars_back (0: the newest bar); attention (1 in sum), low and high.
+    """
+    figure, (ax,) = new_figure(title, 2.9)
+    x, even = -attention.index.to_numpy(), 1 / len(attention)
+    ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0)
+    ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8)
+    ax.axhline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    ax.annotate("all bars alike", (0, even), xycoords=("axes fraction", "data"), xytext=(2, 3), fontsize=SMALL,
+                textcoords="offset points", color=INK["muted"])  # fmt: skip
+    ax.set_ylim(bottom=0)
+    ax.margins(x=0.01)
+    ax.xaxis.set_major_locator(MaxNLocator(9, integer=True))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.tick_params(labelsize=NORMAL)
+    axis_labels(ax, "bars from the newest", "attention")
+    return figure
