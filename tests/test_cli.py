@@ -24,7 +24,7 @@ from ml_factory.progress import phase
 from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = ("doctor", "suite", "run", "prepare", "audit", "train", "cross-validate", "predict")
+VERBS = ("doctor", "suite", "run", "tracking", "prepare", "audit", "plan", "train", "cross-validate", "predict")
 LATER = (
     "stack",
     "evaluate",

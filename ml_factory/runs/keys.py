@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 HIDDEN = "[redacted]"
-_NAMED = re.compile(r"(_|^)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD)$", re.IGNORECASE)
+_NAMED = re.compile(r"((_|^)(API_?KEY|KEY|TOKEN|SECRET)|PASSWORD|PASSWD)$", re.IGNORECASE)
 _SHORTEST = 8  # a shorter one would be found in ordinary text
 _PASSWORD = re.compile(r"\bpassword\s+(\S+)")
 
