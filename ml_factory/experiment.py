@@ -18,6 +18,7 @@ from ml_factory.provenance import closure, commit, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.session import Session
 from ml_factory.runs.storage import fingerprint, plain, write_json
+from ml_factory.runs.workspace import push_checkpoints
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.search_spec import SearchedLabels
 from ml_factory.targets.splits import SplitSpec
@@ -262,9 +263,14 @@ def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     session = Session(folder.parent / "results" / "sessions")
     # Where training/device.py keeps what a GPU's or TPU's compiler has made.
     os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / "compiled"))
+
+    def saved() -> None:
+        session.seen()
+        push_checkpoints(folder.parent)
+
     return CheckpointManager(
         folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, ending=session.ending,
-        mean_life_seconds=session.mean_life, on_saved=session.seen,
+        mean_life_seconds=session.mean_life, on_saved=saved,
     )  # fmt: skip
 
 

@@ -6,7 +6,9 @@ speak of them last, so that a machine that dies between them leaves nothing that
 
 import base64
 import hashlib
+import logging
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from ml_factory.runs.storage import fingerprint, read_json, replace_file, write_
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
+_log = logging.getLogger("ml_factory")
+_levels: dict[Path, threading.RLock] = {}  # one pass at a time over a mirror
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,24 @@ class BucketMirror:
         self.folder = Path(folder or base / "ml_factory" / "buckets" / fingerprint(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
+        self._level = _levels.setdefault(self.folder, threading.RLock())
+        self._thread, self._again = None, threading.Event()
+
+    def push_later(self, *places: str) -> None:
+        """As `push`, in a thread that nobody waits for. What is asked for while it works is done after it; a bucket
+        that refuses costs a line, and the next push brings what is missing."""
+        self._again.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._push_all, args=places, name="bucket", daemon=True)
+            self._thread.start()
+
+    def _push_all(self, *places: str) -> None:
+        while self._again.is_set():
+            self._again.clear()
+            try:
+                self.push(*places)
+            except WorkspaceError as error:
+                _log.warning("The bucket does not have the newest yet, the run goes on: %s", error)
 
     def pull(self, *places: str) -> Synced:
         """Bring files of the bucket here that are new there or changed; those taken away there go here too, unless
@@ -53,6 +75,10 @@ class BucketMirror:
 
         places : what to look at below the workspace, such as "models/MES/"; everything without.
         """
+        with self._level:
+            return self._pull(places)
+
+    def _pull(self, places: tuple[str, ...]) -> Synced:
         ledger, there = self._ledger(), self._there(places)
         pulled, removed = [], []
         for name, facts in sorted(there.items(), key=_data_first):
@@ -74,6 +100,10 @@ class BucketMirror:
     def push(self, *places: str) -> Synced:
         """Bring files that are new here or changed since the last pass to the bucket; those taken away here go there
         too. Data first, JSON last. `places` as for `pull`."""
+        with self._level:
+            return self._push(places)
+
+    def _push(self, places: tuple[str, ...]) -> Synced:
         ledger = self._ledger()
         here = {name: _stamp(self.folder / name) for name in self._here(places)}
         changed = [name for name, stamp in here.items() if ledger.get(name, {}).get("local") != stamp]

@@ -16,6 +16,7 @@ from ml_factory.errors import SettingsError, WorkspaceError
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
 _SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
+_buckets: dict[Path, object] = {}  # root of an opened workspace -> its bucket's mirror, or None
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -86,6 +87,7 @@ class Workspace:
         self._pulled: set[str] = set()
         folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()
         self.root = Path(os.path.abspath(folder))
+        _buckets[self.root] = self._bucket
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
         if not os.access(self.root, os.W_OK):
@@ -148,6 +150,13 @@ class Workspace:
 
     def __hash__(self) -> int:
         return hash(self.root)
+
+
+def push_checkpoints(root: Path) -> None:
+    """Bring the checkpoints of the workspace at `root` to its bucket while work goes on; nothing for a folder."""
+    bucket = _buckets.get(root)
+    if bucket:
+        bucket.push_later("checkpoints/")
 
 
 def pushed_after(verb: Callable) -> Callable:

@@ -1,6 +1,7 @@
 """A bucket's mirror against a real server of the GCS protocol: two machines, deaths in between, damage on the way."""
 
 import json
+import threading
 
 import pytest
 
@@ -131,6 +132,35 @@ def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path
     monkeypatch.setattr(two._files, "find", lambda prefix, detail: evil | found)
     assert two.pull().pulled == ("kept.npy",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machines, monkeypatch, caplog):
+    one, two = machines
+    write(one, "checkpoints/slot-1.ckpt", b"first")
+    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+
+    def slow(name):
+        began.set()
+        assert may_go_on.wait(30)
+        return send(name)
+
+    monkeypatch.setattr(one, "_send", slow)
+    one.push_later("checkpoints/")
+    assert began.wait(30)
+    write(one, "checkpoints/slot-2.ckpt", b"second")
+    one.push_later("checkpoints/")  # returns at once
+    may_go_on.set()
+    one._thread.join(30)
+    assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
+    monkeypatch.setattr(one, "_send", lambda name: _refuse())
+    write(one, "checkpoints/slot-3.ckpt", b"third")
+    one.push_later("checkpoints/")
+    one._thread.join(30)
+    assert "the run goes on" in caplog.text
+
+
+def _refuse():
+    raise WorkspaceError("no right to write")
 
 
 def test_locks_and_half_written_files_stay_here(machines):
