@@ -60,7 +60,7 @@ class CheckpointManager:
     ending : whether the session is about to end, given the seconds a save takes; asked at every step boundary. Then
         it is saved once more, and SessionOver ends the work.
     mean_life_seconds : what a session lives here before it is taken away unannounced; saves come more often for it.
-    on_saved : called after each save that is on the disk, from the thread that writes.
+    on_saved : called after each save that is on the disk, from the thread that writes; it must not wait for a mount.
     lease : who writes, for who shares the workspace.
     disk : a Disk through which this process itself works on `folder`, for tests; None: children do.
     """

@@ -23,19 +23,24 @@ _log = logging.getLogger("ml_factory")
 
 
 class Clerk:
-    """One daemon thread that does jobs in order; `wait` tells when none is left."""
+    """One daemon thread that does jobs in order; `wait` tells when none is left.
+
+    A job that fails costs a line in the log and no other job; after `close` the next job has a thread again.
+    """
 
     def __init__(self, name: str):
-        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
+        self._name, self._jobs, self._working = name, queue.SimpleQueue(), False
+        self._thread: threading.Thread | None = None
         self._left, self._changed = 0, threading.Condition()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def do(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._left += 1
-            if self._thread.ident is None:
+            self._jobs.put(job)
+            if not self._working:
+                self._working = True
+                self._thread = threading.Thread(target=self._work, args=(self._thread,), name=self._name, daemon=True)
                 self._thread.start()
-        self._jobs.put(job)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether every job is done, at the latest after so many seconds."""
@@ -44,14 +49,21 @@ class Clerk:
 
     def close(self) -> None:
         """End after the jobs that are there."""
-        self._jobs.put(None)
+        with self._changed:
+            if self._working:
+                self._working = False
+                self._jobs.put(None)
 
-    def _work(self) -> None:
+    def _work(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         while (job := self._jobs.get()) is not None:
             try:
                 job()
             except FactoryError as error:
                 _log.warning("%s", error)
+            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save undone
+                _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
             finally:
                 with self._changed:
                     self._left -= 1

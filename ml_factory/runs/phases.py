@@ -197,7 +197,6 @@ class PhaseCheckpoints:
                 return
             manager.save_seconds = time.perf_counter() - began
             self._timer.measured(blocking, manager.save_seconds - blocking)
-            manager.on_saved()
             state.sequence = done["sequence"]
             state.where = SAVED if manager.courier is None else LOCAL
             saved.update(_shown(done), status=state.where)
@@ -205,6 +204,7 @@ class PhaseCheckpoints:
                 manager.courier.carry(
                     self.unit, lambda: self._copied(state, saved), self._lose, self.tenure.lease.fence
                 )
+            manager.on_saved()
 
         manager._clerk.do(write)
         return None if saved["status"] == REFUSED else saved

@@ -5,6 +5,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
@@ -14,6 +16,7 @@ from ml_factory.runs.workspace import on_colab
 
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
 TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0, "enterprise": 24.0}
+_END_SECONDS = 2.0  # that a process waits at its end for a line of the record
 
 
 def runtime_started(proc: Path = Path("/proc")) -> float:
@@ -60,35 +63,61 @@ class Session:
     """This session, for the checkpoints of a workspace: when it ends, and how long one lives here.
 
     records : folder of the workspace's record of sessions (`results/sessions`); not touched where nothing ends one.
+    However many units of work a process does, it is one session of the record.
     """
 
     def __init__(self, records: Path):
         self.bounded = not math.isinf(hours_left())
-        self._log = SessionLog(records)
-        self.mean_life = self._log.mean_life() if self.bounded else math.inf
-        if self.bounded:
-            atexit.register(self._end)
+        self._record = _record_of(Path(records).absolute(), os.getpid()) if self.bounded else None
+        self.mean_life = self._record.mean_life if self.bounded else math.inf
 
     def ending(self, save_seconds: float) -> bool:
         """Whether only the time for the last save is left. Cheap: asked at every step."""
         return self.bounded and hours_left() * 3600 < reserve(save_seconds)
 
     def seen(self) -> None:
-        """It lives; told beside each checkpoint."""
+        """It lives; told beside each checkpoint. Never waits for the disk and never raises."""
         if self.bounded:
-            self._log.seen()
+            self._record.seen()
+
+
+class _Record:
+    """This process's line in the record of one workspace, written by threads that may be left behind: a mount that
+    hangs stops no save, and keeps no process alive."""
+
+    def __init__(self, folder: Path):
+        self._log, self._process = SessionLog(folder), os.getpid()
+        self.mean_life = self._log.mean_life()
+        self._writer: threading.Thread | None = None
+        atexit.register(self._end)
+
+    def seen(self) -> None:
+        if self._writer is None or not self._writer.is_alive():  # one that hangs is not joined by others
+            self._write(self._log.seen)
 
     def _end(self) -> None:
-        """Written in a thread that may be left behind: a mount that hangs does not keep the process alive."""
-        thread = threading.Thread(target=_quietly, args=(self._log.ended,), daemon=True)
-        thread.start()
-        thread.join(2.0)
+        if self._writer is None or self._process != os.getpid():
+            return
+        self._writer.join(_END_SECONDS)
+        if not self._writer.is_alive():
+            self._write(self._log.ended)
+            self._writer.join(_END_SECONDS)
+
+    def _write(self, job: Callable[[], None]) -> None:
+        self._writer = threading.Thread(target=_quietly, args=(job,), name="session", daemon=True)
+        self._writer.start()
 
 
-def _quietly(job) -> None:
+@lru_cache(maxsize=8)
+def _record_of(folder: Path, process: int) -> _Record:
+    """The record of this process; a child made by fork has its own."""
+    return _Record(folder)
+
+
+def _quietly(job: Callable[[], None]) -> None:
     try:
         job()
-    except FactoryError:  # the record is a hint for the next session, not worth a word at the end of this one
+    except FactoryError:  # the record is a hint for the next session, not worth a word
         return
 
 

@@ -1,12 +1,17 @@
 """The runtime's age comes from its process 1, not from the notebook."""
 
+import json
 import math
 import os
+import threading
 import time
 
 import pytest
 
-from ml_factory.runs import session
+from ml_factory.errors import WorkspaceError
+from ml_factory.runs import lives, session
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.courier import COPIED
 
 
 def write_proc(folder, started: float, name: str = "init") -> None:
@@ -54,12 +59,54 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
         assert here.ending(save) is ends, (left, save)
 
 
+def written(folder) -> list[dict]:
+    """The records in a folder, once there is one; they are written by a thread."""
+    while not (found := list(folder.glob("*.json"))):
+        time.sleep(0.01)
+    return [json.loads(path.read_text()) for path in found]
+
+
+def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch, tmp_path):
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
+    for _ in range(5):
+        one = session.Session(tmp_path)
+        one.seen()
+        one._record._writer.join()
+    assert len(written(tmp_path)) == 1
+
+
+def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
+    hangs, asked = threading.Event(), []
+
+    def write(path, told):
+        asked.append(path.parent.name)
+        if path.parent.name == "hung":
+            hangs.wait()
+        raise WorkspaceError("full")
+
+    monkeypatch.setattr(lives, "write_json", write)
+    hung, full = session.Session(tmp_path / "hung"), session.Session(tmp_path / "full")
+    with CheckpointManager(tmp_path / "a", on_saved=hung.seen, local=tmp_path / "local") as manager:
+        for _ in range(3):
+            manager.save_checkpoint("p", {"value": 1}, force=True)
+            assert manager.wait(60)
+        assert manager.status()[0].where == COPIED and asked == ["hung"]
+    with CheckpointManager(tmp_path / "b", on_saved=full.seen, background=False) as manager:
+        assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
+    hung._record._end()
+    hangs.set()
+    hung._record._writer.join()
+    full._record._writer.join()
+    assert asked == ["hung", "full"] and not caplog.text
+
+
 def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     first = session.Session(tmp_path)
     assert first.mean_life == 2 * 3600
     first.seen()
-    assert len(list(tmp_path.iterdir())) == 1
+    written(tmp_path)
     monkeypatch.delenv("ML_FACTORY_SESSION_HOURS")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
     unbounded = session.Session(tmp_path / "none")
