@@ -91,6 +91,8 @@ class Tenure:
         self.unit, self.lease, self._here, self._mount, self._later = unit, Lease(session), here, mount, later
         self._now, self._sleep = now, sleep
         self.taken, self._asked = False, []
+        self._one_word = threading.Lock()  # the heartbeat's word never comes after that of who lets go
+        self._on_its_way = False
 
     def take(self, ask_mount: bool = True) -> None:
         """Hold the unit from here on. Raises CheckpointError when a session on another machine does.
@@ -110,13 +112,21 @@ class Tenure:
 
     def renew(self, released: bool = False) -> None:
         """Tell the others that this session lives, or that it has let go."""
-        if not self.taken:
-            return
-        self.taken = not released
-        told = {**self.lease.to_dict(), "host": socket.gethostname(), "seen": self._now(), "released": released}
-        self._tell(self._here, told)
-        if self._mount is not None:
-            self._later(lambda: self._tell(self._mount, told))
+        with self._one_word:
+            if not self.taken:
+                return
+            self.taken = not released
+            self._word = {**self.lease.to_dict(), "host": socket.gethostname(), "seen": self._now()}
+            self._word["released"] = released
+            self._tell(self._here, self._word)
+        if self._mount is not None and not self._on_its_way:
+            self._on_its_way = True
+            self._later(self._tell_mount)
+
+    def _tell_mount(self) -> None:
+        """The last word, when the mount's turn comes: while it hangs, they do not pile up before it."""
+        self._on_its_way = False
+        self._tell(self._mount, self._word)
 
     def _tell(self, tier, told: dict) -> None:
         with suppress(WorkspaceError):  # who cannot be told finds the fence in the checkpoints
@@ -136,18 +146,22 @@ class Tenure:
 
     def _watch(self, found: dict) -> None:
         """Return when the lease is stale. On this machine's disk the lock has told already that nobody lives here."""
-        left = SILENCE_SECONDS - (self._now() - found["seen"])
+        # A clock that is ahead of ours makes nobody wait for longer than the silence itself.
+        until = min(found["seen"], self._now()) + SILENCE_SECONDS
+        left = until - self._now()
         if left > 0:
             _log.warning(
                 "Another session, on %s, was seen at %s %.0f s ago: waiting up to %.0f s to see whether it lives",
                 found.get("host"), self.unit.phase, self._now() - found["seen"], left,
             )  # fmt: skip
-        while (left := SILENCE_SECONDS - (self._now() - found["seen"])) > 0:
+        while (left := until - self._now()) > 0:
             self._sleep(min(LOOK_SECONDS, left))
             later = self._newest()
+            if not later or (later["fence"], later["seen"]) < (found["fence"], found["seen"]):
+                continue  # torn, or a mount that does not answer just now: nobody said anything new
             if later.get("released"):
                 return
-            if (later.get("session"), later.get("seen")) != (found["session"], found["seen"]):
+            if (later.get("session"), later["seen"]) != (found.get("session"), found["seen"]):
                 raise CheckpointError(
                     f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
                     where=f"on {later.get('host')}", got="a lease that is being renewed",
@@ -163,15 +177,16 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+        if self._thread is None or self._stop.is_set():
+            self._stop = threading.Event()
+            self._thread = threading.Thread(target=self._beat, args=(self._stop,), name="lease", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         self._stop.set()
 
-    def _beat(self) -> None:
-        while not self._stop.wait(self._seconds):
+    def _beat(self, stop: threading.Event) -> None:
+        while not stop.wait(self._seconds):
             for tenure in list(self._held()):
                 with suppress(FactoryError):
                     tenure.renew()

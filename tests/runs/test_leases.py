@@ -1,12 +1,15 @@
 """Sessions on two machines and one workspace: the living is left alone, the dead is followed, the zombie is fenced."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs import leases
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.leases import SILENCE_SECONDS, TakenOverError, Tenure
+from ml_factory.runs.leases import SILENCE_SECONDS, Heartbeat, TakenOverError, Tenure
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
 
@@ -60,6 +63,91 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
     with pytest.raises(CheckpointError, match="Another session is working"):
         two.tenure().take()
     assert two.now - 1000 <= leases.LOOK_SECONDS
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.write_bytes(b"{"), lambda path: path.unlink()], ids=["torn", "gone"]
+)
+def test_a_lease_that_cannot_be_read_while_it_is_watched_is_no_sign_of_life(machines, spoil):
+    one, two = machines
+    one.tenure().take()
+    two.now, two.while_waiting = 1010.0, lambda: [spoil(path) for path in (one.folder / "leases").iterdir()]
+    two.tenure().take()
+    assert two.now == pytest.approx(1000 + SILENCE_SECONDS)
+
+
+def test_a_clock_that_is_ahead_makes_nobody_wait_for_longer_than_the_silence(machines):
+    one, two = machines
+    one.now = 1000 + 86400.0
+    one.tenure().take()
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+
+
+class Words:
+    """What a tier is told; its first answer waits for `go`."""
+
+    def __init__(self):
+        self.words, self.go, self._asked = [], threading.Event(), False
+
+    def lease_of(self, unit):
+        first, self._asked = not self._asked, True
+        if first:
+            self.go.wait()
+        return {}
+
+    def told(self, unit):
+        return []
+
+    def renew(self, unit, told):
+        self.words.append(told)
+
+
+def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
+    here = Words()
+    tenure = Tenure(UNIT, "one", here)
+    tenure.taken = True
+    beat = threading.Thread(target=tenure.renew)
+    beat.start()
+    while not here._asked:
+        time.sleep(0.001)
+    lets_go = threading.Thread(target=tenure.renew, args=(True,))
+    lets_go.start()
+    lets_go.join(0.2)
+    here.go.set()
+    beat.join()
+    lets_go.join()
+    assert here.words[-1]["released"] and not tenure.taken
+
+
+def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
+    here, mount, jobs = Words(), Words(), []
+    here.go.set()
+    mount.go.set()
+    clock = iter(range(10))
+    tenure = Tenure(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
+    tenure.take(ask_mount=False)
+    for _ in range(4):
+        tenure.renew()
+    assert len(jobs) == 1 and not mount.words
+    jobs.pop()()
+    assert [word["seen"] for word in mount.words] == [here.words[-1]["seen"]]
+    tenure.renew(released=True)
+    jobs.pop()()
+    assert mount.words[-1]["released"]
+
+
+def test_a_heart_beats_again_after_it_was_stopped():
+    beats = threading.Semaphore(0)
+    heart = Heartbeat(lambda: beats.release() or [], seconds=0.001)
+    for _ in range(2):
+        heart.start()
+        assert beats.acquire(timeout=30)
+        heart.stop()
+        heart._thread.join()
+        while beats.acquire(blocking=False):
+            pass
 
 
 def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(machines):
