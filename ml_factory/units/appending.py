@@ -73,7 +73,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     told = before.facts["bars"]
     if len(bars) > old:
         with phase("checking", len(bars) - old):
-            told = check_more(bars, old, told, market)
+            told = check_more(bars, old, told, market_for(symbol, bars))  # as a check of the whole file has it
     return None if told is None else CheckedBars(bars, market, told, all_of_it, before, old)
 
 
