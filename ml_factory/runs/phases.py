@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
@@ -159,6 +159,16 @@ class PhaseCheckpoints:
         there = manager._ask_mount(lambda: manager.mount.survey(self.unit)[0]) or {}
         infos = {info["hash"]: info for info in [*there.values(), *good.values()]}
         return [_shown(info) for info in sorted(infos.values(), key=order)[-keep:]]
+
+    def glance(self) -> dict | None:
+        """What the newest checkpoint says of itself, None without one: not read through, so not verified. Cheap on a
+        mount, where `list` reads whole checkpoints."""
+        manager = self.manager
+        manager._wait_neighbours()
+        told = manager._ask_mount(lambda: manager.mount.told(self.unit)) or []
+        with suppress(WorkspaceError):
+            told = [*told, *manager.home.told(self.unit)]
+        return _shown(max(told, key=order)) if told else None
 
     def _fetch(self) -> "list[str]":
         """Bring what only the mount has to the local disk; which slots there were passed over."""

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -87,31 +87,6 @@ def read_json(path: str | os.PathLike) -> object:
         raise WorkspaceError(
             "This file is not JSON", where=path, got=error, next_step="restore or delete it"
         ) from error
-
-
-def overwrite_file(path: str | os.PathLike, parts: Iterable[bytes]) -> None:
-    """Write `parts` over the file where it stands: no deletion, no rename, and NOT atomic.
-
-    Only for slots that verify themselves and have good neighbours. Raises WorkspaceError; the file then holds
-    nothing, so that a full disk gets its space back.
-    """
-    path, parts = Path(path), list(parts)
-    with disk_errors(path, lambda: sum(map(len, parts))):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
-        try:
-            with open(descriptor, "r+b", buffering=0, closefd=False) as file:
-                for part in parts:
-                    view = memoryview(part)
-                    while view:
-                        view = view[file.write(view) :]
-                file.truncate()
-                flush_to_disk(descriptor)
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(descriptor, 0)
-            raise
-        finally:
-            os.close(descriptor)
 
 
 class Disk:

@@ -76,10 +76,10 @@ def reached_in(workspace: Workspace, run: Run, phases: Sequence[str]) -> str:
     told = []
     with open_checkpoints(workspace.checkpoints, run) as manager:
         for phase in phases:
-            found = manager.list_checkpoints(phase)
-            if found:
+            found = manager.phase(phase).glance()
+            if found is not None:
                 name = f"{phase.removeprefix('folds_')}: " if len(phases) > 1 else ""
-                told.append(f"{name}{found[-1]['metrics'].get('reached', 'a checkpoint')}")
+                told.append(f"{name}{found['metrics'].get('reached', 'a checkpoint')}")
     return ", ".join(told)
 
 

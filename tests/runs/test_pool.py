@@ -3,12 +3,13 @@
 import errno
 import hashlib
 import random
+import shutil
 import threading
 
 import numpy as np
 import pytest
 
-from ml_factory.errors import CheckpointError
+from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs import containers
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.pool import Lease, Pool, Unit
@@ -24,6 +25,44 @@ def state(value: int, size: int = 4_000) -> dict:
 
 def written(folder, run="r", **settings):
     return CheckpointManager(folder, run=run, background=False, **settings)
+
+
+def test_a_container_that_a_full_disk_refuses_keeps_its_file_and_gives_the_space_back(tmp_path, disk_full_beyond):
+    path = tmp_path / "slot"
+    containers.write_container(Disk(), path, {"sequence": 1}, b"old")
+    inode = path.stat().st_ino
+    with disk_full_beyond(1000), pytest.raises(WorkspaceError, match="No space left"):
+        containers.write_container(Disk(), path, {"sequence": 2}, bytes(2000))
+    assert path.stat().st_size == 0
+    containers.write_container(Disk(), path, {"sequence": 3}, bytes(5000))
+    short = containers.write_container(Disk(), path, {"sequence": 4}, b"new")
+    assert path.stat().st_ino == inode and path.stat().st_size == short["bytes"] < 1000
+
+
+class Reading(Disk):
+    """Counts the bytes that were read."""
+
+    count = 0
+
+    def read(self, descriptor, buffer, offset) -> int:
+        came = super().read(descriptor, buffer, offset)
+        self.count += came
+        return came
+
+
+def test_a_glance_at_what_is_there_reads_no_checkpoint_through(tmp_path):
+    disk, size = Reading(), 1_000_000
+    for local in (None, tmp_path / "local"):
+        with written(tmp_path / "drive", disk=disk, local=local) as manager:
+            assert manager.phase("p").glance() is None
+            for value in range(3):
+                manager.save_checkpoint("p", state(value, size), force=True, metrics={"reached": value, "loss": np.nan})
+            disk.count = 0
+            told = manager.phase("p").glance()
+            assert told["metrics"]["reached"] == 2 and np.isnan(told["metrics"]["loss"])
+            assert disk.count < size / 10
+            assert manager.list_checkpoints("p")[-1]["hash"] == told["hash"] and disk.count > size
+        shutil.rmtree(tmp_path / "drive")
 
 
 class Drive(Disk):

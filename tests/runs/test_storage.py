@@ -75,21 +75,6 @@ def test_leftovers_of_killed_writers_go_once_they_are_old(tmp_path):
     assert not old.exists() and young.exists() and other.exists()
 
 
-def test_overwriting_in_place_keeps_the_inode_and_shortens(tmp_path):
-    file = tmp_path / "slot"
-    storage.overwrite_file(file, [b"a long first ", b"content"])
-    inode = file.stat().st_ino
-    storage.overwrite_file(file, [b"short", b""])
-    assert file.read_bytes() == b"short" and file.stat().st_ino == inode
-
-
-def test_overwriting_on_a_full_disk_gives_the_space_back(tmp_path, disk_full_beyond):
-    file = tmp_path / "slot"
-    with disk_full_beyond(1000), pytest.raises(WorkspaceError, match="No space left"):
-        storage.overwrite_file(file, [b"x" * 800, b"y" * 800])
-    assert file.stat().st_size == 0
-
-
 def test_json_round_trip_and_refusals(tmp_path):
     file = tmp_path / "a.json"
     storage.write_json(file, {"b": [1, 2.5, None], "ä": "ü"})
