@@ -252,8 +252,9 @@ def _check_values(values: dict[str, Any], family: str) -> None:
     if "MODEL" in values:
         spec = spec_of(values["MODEL"])
         if family and spec.family != family:
+            wanted = ", ".join(name for name in available_models() if spec_of(name).family == family)
             raise SettingsError(
-                "This notebook does not train that model", where="MODEL", got=spec.name, wanted=f"a {family} model",
+                "This notebook does not train that model", where="MODEL", got=spec.name, wanted=wanted,
                 next_step=f"open {spec.notebook}.ipynb",
             )  # fmt: skip
 
