@@ -1,28 +1,46 @@
 """The command line: python -m ml_factory VERB. Exit code 0, 1 (could not be done) or 2 (wrong usage)."""
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ml_factory import __version__, pipeline
+from ml_factory.console import (
+    Data,
+    Decimal,
+    Folder,
+    Fresh,
+    Horizon,
+    Json,
+    Model,
+    Named,
+    Quick,
+    Said,
+    Seed,
+    Stamp,
+    Stamped,
+    Symbol,
+    Uncertified,
+    Zone,
+    found_line,
+    phases,
+    print_json,
+    said,
+    tell,
+    training,
+    working,
+)
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.progress import Phase, watch
 from ml_factory.runs.recovery import replay
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
@@ -30,34 +48,11 @@ from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.units.folds import SCHEMES
 from ml_factory.units.preparation import DEMO
-from ml_factory.units.results import Result
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
     help="From 1-minute bars to calibrated probabilities, on machines that may vanish.",
 )  # fmt: skip
-said = Console(stderr=True, highlight=False)
-
-
-class Stamp(StrEnum):
-    start = "start"
-    end = "end"
-
-
-Folder = Annotated[str, typer.Option("--workspace", help="Folder of the workspace; empty: the default.")]
-Symbol = Annotated[str, typer.Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is made up.")]
-Horizon = Annotated[int, typer.Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
-Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(available_models()) + ".")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run beside the old one.")]
-Named = Annotated[str, typer.Option("--run", help="Go on with the very run of this id, or be told why not.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
-Data = Annotated[Path | None, typer.Option("--data", help="Parquet or CSV with 1-minute bars.")]
-Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
-Uncertified = Annotated[bool, typer.Option("--uncertified", help="Also without a proof that nothing looks ahead.")]
-Zone = Annotated[str | None, typer.Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")]
-Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark of text prices, . or ,")]
 
 
 @app.command()
@@ -65,9 +60,7 @@ def doctor(workspace: Folder = "", as_json: Json = False) -> None:
     """What this machine and this workspace have. Example: `python -m ml_factory doctor`"""
     checks = examine(Workspace(workspace))
     if as_json:
-        _print_json(
-            {check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks}
-        )
+        print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
     else:
         table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
         for check in checks:
@@ -110,7 +103,7 @@ def prepare(
     if search and searched:
         raise SettingsError("Barriers are looked for or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
-    with _phases(as_json):
+    with phases(as_json):
         result = pipeline.prepare(
             place, symbol, horizons, data=data, settings=settings, roll=rolled, searched=searched or ()
         )
@@ -119,7 +112,7 @@ def prepare(
             settings = settings if data is None else replace(settings, bars=BarSpec(strict=strict))
             result = pipeline.prepare(place, symbol, horizons, settings=settings, searched=[one.path for one in found])
     if as_json:
-        _print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
+        print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
     else:
         print("\n".join(one.summary() for one in (*found, result)))
 
@@ -135,9 +128,9 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
-    with _phases(as_json):
+    with phases(as_json):
         result = pipeline.audit(Workspace(workspace), symbol, horizon, cuts=cuts, fresh=fresh, models=model)
-    _tell(result, as_json)
+    tell(result, as_json)
     if not result.passed:
         raise typer.Exit(1)
 
@@ -157,13 +150,13 @@ def train(
 ) -> None:
     """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     quick = quick_from_environment(quick)
-    with _training(model, as_json) as told:
+    with training(model, as_json) as told:
         result = pipeline.train(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
-            run=named, tell=_found_line(as_json),
+            run=named, tell=found_line(as_json),
             callbacks=(told,),
         )  # fmt: skip
-    _tell(result, as_json)
+    tell(result, as_json)
 
 
 @app.command("cross-validate")
@@ -187,14 +180,14 @@ def cross_validate(
 ) -> None:
     """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     quick = quick_from_environment(quick)
-    with _working(f"cross-validating {model}", as_json):
+    with working(f"cross-validating {model}", as_json):
         result = pipeline.cross_validate(
             Workspace(workspace), symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
             window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
-            run=named, tell=_found_line(as_json),
+            run=named, tell=found_line(as_json),
             search=SearchSpec(trials=trials) if search else None,
         )  # fmt: skip
-    _tell(result, as_json)
+    tell(result, as_json)
 
 
 @app.command()
@@ -208,11 +201,11 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What fits into this session, in which order. Example: `python -m ml_factory plan --model lstm --model tcn`"""
-    with _working("warming up", as_json):
+    with working("warming up", as_json):
         result = pipeline.plan(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick_from_environment(quick)
         )
-    _tell(result, as_json)
+    tell(result, as_json)
 
 
 @app.command()
@@ -229,10 +222,10 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Probabilities of every bar, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
-    with _working(f"predicting with {model}", as_json):
+    with working(f"predicting with {model}", as_json):
         bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal)
         result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, bars=bars, out=out)
-    _tell(result, as_json)
+    tell(result, as_json)
 
 
 @app.command()
@@ -248,10 +241,10 @@ def tracking(
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
     folder = Workspace(workspace).results / check_symbol(symbol) / Path(run).name / "log"
-    with _working("telling W&B", as_json):
+    with working("telling W&B", as_json):
         told = replay(folder, mirror="offline" if offline else "auto")
     if as_json:
-        _print_json(told)
+        print_json(told)
     else:
         print(f"{told['steps']} steps of {told['run']} told to W&B, {told['mode']}: {told['folder']}")
 
@@ -269,10 +262,10 @@ def run(
     path = find_notebook(notebook)
     place = Workspace(workspace or given.get("WORKSPACE", ""))
     given["WORKSPACE"] = place.address
-    with _working(path.name, as_json):
+    with working(path.name, as_json):
         written = run_notebook(path, out or place.results / "notebooks" / path.name, given)
     place.push()
-    _print_json({"notebook": str(written)}) if as_json else print(written)
+    print_json({"notebook": str(written)}) if as_json else print(written)
 
 
 @app.command()
@@ -293,7 +286,7 @@ def suite(
     place, quick = Workspace(workspace), quick_from_environment(quick)
     symbol, horizon, seed = check_symbol(symbol), check_horizon(horizon), check_seed(seed)
     if data is not None:
-        with _phases(as_json):
+        with phases(as_json):
             settings = DataSpec(bars=BarSpec(stamp=stamp.value, zone=zone, decimal=decimal))
             pipeline.prepare(place, symbol, (horizon,), data=data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
@@ -306,14 +299,14 @@ def suite(
     written = run_suite(place, given, done)
     report = pipeline.evaluate(place, symbol, horizon).report_path
     if as_json:
-        _print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})
+        print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})
     else:
         print(f"Report: {report}")
 
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_Said()])
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[Said()])
     logging.getLogger("ml_factory.training").setLevel(logging.INFO)  # the progress line
     try:
         app()
@@ -326,70 +319,6 @@ def main() -> None:
 def _fail(error: FactoryError, code: int) -> None:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(code)
-
-
-@contextmanager
-def _phases(as_json: bool, console: Console = said) -> Iterator[None]:
-    """A bar for each phase of the work with its rows a second, where the output is a terminal and not for a machine."""
-    if as_json or not console.is_terminal:
-        yield
-        return
-    columns = TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bars:
-        tasks = {}
-
-        def draw(one: Phase) -> None:
-            if one not in tasks:
-                tasks[one] = bars.add_task(one.name, told="")
-            told = f"{one.done:,} rows" + (f", {one.rate:,.0f} a second" if one.done else "")
-            note = ", compiling on first use" if one.compiling else ""
-            bars.update(tasks[one], total=one.rows, completed=one.done, told=told + note)
-            if one.over:
-                bars.stop_task(tasks[one])
-
-        with watch(draw):
-            yield
-
-
-class _Said(logging.Handler):
-    """Notes on standard error as it is now: above the bars, where some are drawn."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr)
-
-
-def _working(what: str, as_json: bool):
-    """A spinner while something takes long, where the output is a terminal and not for a machine."""
-    return Console(stderr=True, quiet=as_json, highlight=False).status(what)
-
-
-@contextmanager
-def _training(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
-    """What hears every epoch: a line above a network's bar, the words beside a booster's spinner."""
-    if spec_of(model).windowed:
-        with _phases(as_json):
-            yield lambda epoch, metrics: None if as_json else said.print(_epoch_line(model, epoch, metrics))
-    else:
-        with _working(f"training {model}", as_json) as status:
-            yield lambda epoch, metrics: status.update(_epoch_line(model, epoch, metrics))
-
-
-def _found_line(as_json: bool):
-    """Where the line goes that says what was found of a run: nowhere for a machine, whose facts hold it."""
-    return (lambda line: None) if as_json else said.print
-
-
-def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
-    losses = " ".join(f"{key} {value:.4f}" for key, value in metrics.items() if key != "seconds" and value is not None)
-    return f"training {model}: {epoch} {losses}"
-
-
-def _tell(result: Result, as_json: bool) -> None:
-    _print_json(result.to_dict()) if as_json else print(result.summary())
-
-
-def _print_json(facts: dict) -> None:
-    print(json.dumps(facts, indent=2, allow_nan=False))
 
 
 def _roll_of(

@@ -48,7 +48,7 @@ units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
 units.holdout units.auditing units.folds units.planning units.nested units.forecasts
 units.explaining units.stacked units.pages
-pipeline notebook suite doctor
+pipeline notebook suite doctor console
 __main__
 """
 MAP = MAP_TEXT.split()
