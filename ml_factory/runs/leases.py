@@ -58,22 +58,27 @@ def write_lease(disk: Disk, folder: Path, unit: Unit, told: dict) -> None:
     write_small(disk, path, json.dumps({"run": unit.run, "phase": unit.phase, **told}).encode())
 
 
-def check_fence(unit: Unit, fence: int, told: Iterable[dict], lease: dict) -> None:
-    """Raise TakenOverError when a checkpoint or the lease of this unit has a higher fence."""
-    highest = max([fence_of(one) for one in told] + [lease.get("fence", 0)], default=0)
-    if highest > fence:
+def check_fence(unit: Unit, writer: tuple[int, str], told: Iterable[dict], lease: dict) -> None:
+    """Raise TakenOverError when a checkpoint or the lease of this unit ranks above the writer (`rank_of`)."""
+    highest = max([rank_of(one.get("lease")) for one in told] + [rank_of(lease)])
+    if highest > writer:
         raise TakenOverError(
             "A later session has taken this work over; this one writes no more",
-            where=f"run {unit.run}, phase {unit.phase}", got=f"fence {fence}", wanted=f"{highest}",
+            where=f"run {unit.run}, phase {unit.phase}", got=f"fence {writer[0]}", wanted=f"{highest[0]}",
             next_step="stop this session, or open a run of its own with FRESH",
         )  # fmt: skip
 
 
 def fence_of(info: dict) -> int:
     """The fence that a checkpoint's description carries; 0 where it carries none."""
-    lease = info.get("lease")
+    return rank_of(info.get("lease"))[0]
+
+
+def rank_of(lease: object) -> tuple[int, str]:
+    """(fence, session) of a lease. Two sessions that began before either saw the other have one fence: the name
+    decides which of them writes on. (0, "") where nobody holds anything."""
     fence = lease.get("fence") if isinstance(lease, dict) else 0
-    return fence if type(fence) is int else 0
+    return (fence, str(lease.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
 
 
 class Tenure:
@@ -130,7 +135,7 @@ class Tenure:
 
     def _tell(self, tier, told: dict) -> None:
         with suppress(WorkspaceError):  # who cannot be told finds the fence in the checkpoints
-            if tier.lease_of(self.unit).get("fence", 0) <= told["fence"]:
+            if rank_of(tier.lease_of(self.unit)) <= rank_of(told):
                 tier.renew(self.unit, told)
 
     def _newest(self) -> dict:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.containers import NotOurs, copy_container, look_at, read_container, write_container
-from ml_factory.runs.leases import check_fence, fence_of, read_lease, write_lease
+from ml_factory.runs.leases import check_fence, fence_of, rank_of, read_lease, write_lease
 from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Pool, Slot, Unit
 from ml_factory.runs.storage import FULL, Disk
 
@@ -143,7 +143,7 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return write_container(disk, path, {**info, "sequence": sequence}, payload)
 
-        return self._write(unit, keep, store, size, fence_of(info))
+        return self._write(unit, keep, store, size, rank_of(info["lease"]))
 
     def copy_in(self, unit: Unit, keep: int, source: str, fence: int = 0, source_disk: Disk | None = None) -> dict:
         """Take a checkpoint over from another pool, byte for byte; as `write` otherwise.
@@ -156,17 +156,19 @@ class Slots:
         def store(path: Path, sequence: int) -> dict:
             return copy_container(self.pool.disk, path, there, Path(source))
 
-        fence = max(fence, fence_of(look.info))
+        writer = rank_of(look.info.get("lease"))
+        if fence > writer[0]:
+            writer = fence, self.lease.session
         if source_disk is not None:  # fetched by whoever holds the work now: the one who saved it may be long gone
-            fence = max(fence, self.lease_of(unit).get("fence", 0))
-        return self._write(unit, keep, store, look.size, fence)
+            writer = max(writer, rank_of(self.lease_of(unit)))
+        return self._write(unit, keep, store, look.size, writer)
 
-    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, fence: int) -> dict:
+    def _write(self, unit: Unit, keep: int, store: Callable[[Path, int], dict], size: int, writer: tuple[int, str]):
         with self.pool.locked():
             slots = self.pool.scan()
             good, bad = self._survey(unit, slots, trust_seen=True)
             told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
-            check_fence(unit, fence, told, self.lease_of(unit))
+            check_fence(unit, writer, told, self.lease_of(unit))
             sequence = 1 + max([self._highest.get(unit, 0), *map(_number, told)])
             aside = self._keep_aside(unit, slots, bad)
             failure: Exception | None = None

@@ -204,6 +204,28 @@ def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(
         one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"4")
 
 
+def test_of_two_that_began_at_once_one_writes_on_and_the_other_hears_of_it(machines):
+    """A mount shows leases late: both have taken fence 1 before either saw the other."""
+    one, two = machines
+    first = one.tenure()
+    first.take()
+    lease = next((one.folder / "leases").iterdir())
+    lease.unlink()  # not shown yet
+    second = two.tenure()
+    second.take()
+    assert first.lease.fence == second.lease.fence == 1
+    for _ in range(2):
+        second.renew()
+        first.renew()
+        assert two.slots.lease_of(UNIT)["session"] == "two"
+        with pytest.raises(TakenOverError):
+            one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
+        two.slots.write(UNIT, 3, {"lease": second.lease.to_dict(), "metrics": {}}, b"2")
+    lease.unlink()  # the checkpoints alone tell it, too
+    with pytest.raises(TakenOverError):
+        one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
+
+
 def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
     one, two = machines
     for number in range(4):
