@@ -7,7 +7,6 @@ Each function takes a workspace, goes on from whatever was interrupted before, a
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -16,7 +15,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import Run, RunSpec, check_horizon, check_seed, open_run, run_spec
+from ml_factory.experiment import RunSpec, check_horizon, check_seed, run_spec
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
@@ -31,6 +30,14 @@ from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phas
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
 from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
+from ml_factory.units.opening import (
+    Tell,
+    certified,
+    check_base_models,
+    for_the_model,
+    found_run,
+    weight_setting,
+)
 from ml_factory.units.planning import PlanResult, plan_models
 from ml_factory.units.preparation import (
     load_dataset,
@@ -39,8 +46,7 @@ from ml_factory.units.preparation import (
     load_splits,
     prepare,
 )
-from ml_factory.units.proving import check_certified
-from ml_factory.units.restoring import bring_back, check_source
+from ml_factory.units.restoring import check_source
 from ml_factory.units.results import (
     AuditResult,
     CrossValidateResult,
@@ -51,7 +57,6 @@ from ml_factory.units.results import (
 )
 from ml_factory.units.searching import SearchResult, search_labels
 from ml_factory.units.stacked import fit_stack
-from ml_factory.units.standing import check_named, standing_line
 from ml_factory.units.views import (
     certificate,
     draw_cuts,
@@ -75,7 +80,6 @@ prepare = pushed_after(prepare)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
-Tell = Callable[[str], None]
 _log = logging.getLogger("ml_factory")
 
 
@@ -156,12 +160,14 @@ def train(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     spec_of(model)
-    data = _certified(workspace, symbol, horizon, uncertified)
+    data = certified(workspace, symbol, horizon, uncertified)
     spec = run_spec(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
-        settings=_for_the_model(model_settings) | _weights(weights),
+        settings=for_the_model(model_settings) | weight_setting(weights),
     )  # fmt: skip
-    run, found, artifact = _found(workspace, spec, fresh, run, [fit_phase(model)], tell, check_source(source), mirror)
+    run, found, artifact = found_run(
+        workspace, spec, fresh, run, [fit_phase(model)], tell, check_source(source), mirror
+    )
     reused = artifact is not None
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
@@ -214,15 +220,15 @@ def cross_validate(
             "A path cannot go through folds that each ask another question", where="search", got=f"scheme={scheme!r}",
             wanted="folds that judge each row once", next_step="use purged_kfold, or leave the search out",
         )  # fmt: skip
-    data = _certified(workspace, symbol, horizon, uncertified)
+    data = certified(workspace, symbol, horizon, uncertified)
     if search is None:
         check_unsearched(data)
-    asked = cut.to_dict() | _weights(weights) | search_setting(search)
-    settings = asked | _for_the_model(model_settings)
+    asked = cut.to_dict() | weight_setting(weights) | search_setting(search)
+    settings = asked | for_the_model(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run, found, _ = _found(workspace, spec, fresh, run, [folds_phase(model)], tell)
+    run, found, _ = found_run(workspace, spec, fresh, run, [folds_phase(model)], tell)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **fitted_with).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
@@ -264,8 +270,8 @@ def stack(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    base_models = _check_base_models(base_models)
-    data = _certified(workspace, symbol, horizon, uncertified)
+    base_models = check_base_models(base_models)
+    data = certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     bases = {
         name: train(
@@ -288,7 +294,7 @@ def stack(
         symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
     )
     phases = [folds_phase(name) for name in base_models]
-    run, found, artifact = _found(workspace, spec, fresh, run, phases, tell, mirror=mirror)
+    run, found, artifact = found_run(workspace, spec, fresh, run, phases, tell, mirror=mirror)
     reused = artifact is not None
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
@@ -357,13 +363,6 @@ def predict(
     )  # fmt: skip
 
 
-def _certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
-    """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
-    data = load_dataset(workspace, symbol, horizon)
-    check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
-    return data
-
-
 def _run_report(
     workspace: Workspace, data: Dataset, artifact: Artifact, verdict: forecasts.Verdict, folder: Path
 ) -> Path:
@@ -380,58 +379,3 @@ def _run_report(
 
 def _store(workspace: Workspace, symbol: str) -> Store:
     return Store.current(workspace.processed(symbol))
-
-
-def _found(
-    workspace: Workspace,
-    spec: RunSpec,
-    fresh: bool,
-    named: str,
-    phases: Sequence[str],
-    tell: Tell,
-    source: str = "registry",
-    mirror: str = "off",
-) -> tuple[Run, str, Artifact | None]:
-    """The run to work on, the line that says what was found of it, and its artifact where it is finished."""
-    if named:
-        check_named(workspace.results / spec.symbol, spec, named)
-    run = open_run(workspace.results, spec.symbol, spec, fresh, named)
-    kind = "stack" if spec.task == "stack" else "model"
-    artifact = None
-    if spec.task != "folds":
-        bring_back(workspace, run, spec, phases[0], source=source, mirror=mirror)
-        artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
-    whole = artifact if artifact is not None and artifact.whole() else None
-    line = standing_line(
-        workspace, run, spec, phases, finished=whole is not None or (spec.task == "folds" and run.ended)
-    )
-    tell(line)
-    return run, line, whole
-
-
-def _for_the_model(settings: Mapping | None) -> dict:
-    """The model's own settings; what is asked of the run has an argument of its own and only that one."""
-    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
-        if name in (settings or {}):
-            raise SettingsError(
-                "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
-            )
-    return dict(settings or {})
-
-
-def _weights(spec: WeightSpec | None) -> dict:
-    """What a run's settings say of them: nothing when they are the default."""
-    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
-
-
-def _check_base_models(names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(names, str):
-        names = names.split(",")
-    names = tuple(name.strip() for name in names)
-    for name in names:
-        spec_of(name)
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise SettingsError(
-            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
-        )
-    return names

@@ -46,7 +46,7 @@ provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
-units.holdout units.auditing units.folds units.planning units.nested units.forecasts
+units.holdout units.auditing units.opening units.folds units.planning units.nested units.forecasts
 units.explaining units.stacked units.pages
 pipeline notebook suite doctor console
 __main__

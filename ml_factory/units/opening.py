@@ -1,0 +1,80 @@
+"""What a verb of the pipeline begins with: settings checked, certified data, the run found or opened."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import Run, RunSpec, open_run
+from ml_factory.models.registry import spec_of
+from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.preparation import load_dataset
+from ml_factory.units.proving import check_certified
+from ml_factory.units.restoring import bring_back
+from ml_factory.units.standing import check_named, standing_line
+
+Tell = Callable[[str], None]
+
+
+def certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
+    """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
+    data = load_dataset(workspace, symbol, horizon)
+    check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    return data
+
+
+def found_run(
+    workspace: Workspace,
+    spec: RunSpec,
+    fresh: bool,
+    named: str,
+    phases: Sequence[str],
+    tell: Tell,
+    source: str = "registry",
+    mirror: str = "off",
+) -> tuple[Run, str, Artifact | None]:
+    """The run to work on, the line that says what was found of it, and its artifact where it is finished."""
+    if named:
+        check_named(workspace.results / spec.symbol, spec, named)
+    run = open_run(workspace.results, spec.symbol, spec, fresh, named)
+    kind = "stack" if spec.task == "stack" else "model"
+    artifact = None
+    if spec.task != "folds":
+        bring_back(workspace, run, spec, phases[0], source=source, mirror=mirror)
+        artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
+    whole = artifact if artifact is not None and artifact.whole() else None
+    line = standing_line(
+        workspace, run, spec, phases, finished=whole is not None or (spec.task == "folds" and run.ended)
+    )
+    tell(line)
+    return run, line, whole
+
+
+def for_the_model(settings: Mapping | None) -> dict:
+    """The model's own settings; what is asked of the run has an argument of its own and only that one."""
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
+        if name in (settings or {}):
+            raise SettingsError(
+                "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
+            )
+    return dict(settings or {})
+
+
+def weight_setting(spec: WeightSpec | None) -> dict:
+    """What a run's settings say of them: nothing when they are the default."""
+    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
+
+
+def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        names = names.split(",")
+    names = tuple(name.strip() for name in names)
+    for name in names:
+        spec_of(name)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise SettingsError(
+            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
+        )
+    return names
