@@ -58,6 +58,8 @@ def test_a_table_that_tells_of_failures():
         "plan": plan.words(),
     }
     assert not facts_of([plan], [fine], 0, 1.0)["failures"]
+    assert not facts_of([plan], [fine], 0, 1.0, least=1)["failures"]
+    assert "1 kills, at least 2 wanted" in facts_of([plan], [fine], 0, 1.0, least=2)["failures"][0]
     assert facts_of([broken], [fine], 0, 1.0)["failures"]  # sabotage that makes no difference
     for wrong in ({"mismatches": ["weights"]}, {"trouble": "it died"}, {"kills": []}):
         told = facts_of([plan], [fine | wrong], 0, 1.0)

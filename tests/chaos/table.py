@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from tests.chaos.chain import Plan
 
 
-def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds: float) -> dict:
-    """Kills by place with what they resumed from, mismatches, sabotage caught, and all failures in words."""
+def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds: float, least: int = 0) -> dict:
+    """Kills by place with what they resumed from, mismatches, sabotage caught, and all failures in words.
+
+    least : kills that each place must have had; one that was not reached is none.
+    """
     places: dict[str, dict] = {}
     caught, failures = {}, []
     for plan, outcome in zip(plans, outcomes, strict=True):
@@ -31,6 +34,9 @@ def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds
             row["mismatches"] += wrong
         if wrong:
             failures.append(f"{outcome['plan']}: {', '.join(outcome['mismatches'])}{outcome['trouble']}")
+    for name in sorted({name for plan in plans if not plan.broken for name, _ in plan.kills if name}):
+        if (had := places.get(name, {"kills": 0})["kills"]) < least:
+            failures.append(f"{name}: {had} kills, at least {least} wanted")
     total = {key: sum(row[key] for row in places.values()) for key in ("kills", "disk_lost", "mismatches")}
     return {
         "seed": seed,
