@@ -47,7 +47,13 @@ def main() -> None:
             stop = len(bars) - round(len(bars) * share)
             full, _ = cpu_of(place, asked.symbol, bars.iloc[:stop], horizons)
             appended, phases = cpu_of(place, asked.symbol, bars, horizons)
-            told = {"bench": "appending", "bars": len(bars), "new": len(bars) - stop, "full_cpu_s": full, "appended_cpu_s": appended}
+            told = {
+                "bench": "appending",
+                "bars": len(bars),
+                "new": len(bars) - stop,
+                "full_cpu_s": full,
+                "appended_cpu_s": appended,
+            }
             print(json.dumps(told | {"ratio": full / appended, "phases_wall_s": phases}), flush=True)
 
 

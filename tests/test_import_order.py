@@ -14,14 +14,16 @@ PACKAGE = ROOT / "ml_factory"
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
 compiled errors seeding progress
-runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer runs.planner runs.session runs.ownership runs.containers runs.pool runs.leases runs.slots
+runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer runs.planner
+runs.session runs.ownership runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
 runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
 data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.frames
 data.resample data.sampling data.stream
-features.logarithm features.windows features.engine features.momentum features.volatility features.volume features.microstructure
+features.logarithm features.windows features.engine features.momentum features.volatility features.volume
+features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.custom features.build features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels

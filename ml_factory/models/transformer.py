@@ -89,7 +89,7 @@ class ITransformerSpec:
     heads: int = 2
     layers: int = 2
     inner: int = 64
-    dropout: float = 0.1
+    dropout: float = 0.3
     instance_norm: bool = True
 
     def __post_init__(self):

@@ -28,7 +28,7 @@ class TrainSpec:
     epochs: int = 20
     batch: int = 256
     accumulate: int = 1
-    lr: float = 2e-3
+    lr: float = 5e-4
     weight_decay: float = 0.01
     warmup: float = 0.1
     patience: int = 5

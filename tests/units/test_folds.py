@@ -14,7 +14,7 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
-from ml_factory.units import folds
+from ml_factory.units import folds, opening
 from ml_factory.units.dataset import Dataset, weights_of
 from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
 from ml_factory.units.preparation import load_dataset
@@ -205,7 +205,7 @@ def of_one_class(data: Dataset, rows: np.ndarray) -> Dataset:
 def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, monkeypatch):
     data = prepared[1]
     first = plan_of(data, "walk_forward_expanding", 3).folds[0][0]
-    monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, data.development()[first]))
+    monkeypatch.setattr(opening, "load_dataset", lambda *_: of_one_class(data, data.development()[first]))
     ask = {"scheme": "walk_forward_expanding", "folds": 3, "model_settings": SMALL}
     result = pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", uncertified=True, **ask)
     assert result.untaught == [0] and sorted(result.folds["fold"].unique()) == [1, 2]
@@ -215,7 +215,7 @@ def test_a_fold_of_one_class_is_named_and_the_others_go_on(prepared, tmp_path, m
 
 def test_when_no_fold_can_learn_it_says_so(prepared, tmp_path, monkeypatch):
     data = prepared[1]
-    monkeypatch.setattr(pipeline, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
+    monkeypatch.setattr(opening, "load_dataset", lambda *_: of_one_class(data, np.arange(len(data.labels))))
     with pytest.raises(FactoryError, match="No fold has training rows of two classes"):
         ask = {"folds": 3, "model_settings": SMALL, "uncertified": True}
         pipeline.cross_validate(Workspace(tmp_path), "MES", HORIZON, "lightgbm", **ask)
