@@ -46,8 +46,8 @@ def test_an_empty_machine_and_the_bucket_are_enough(machine, monkeypatch, tmp_pa
     def dies(epoch, metrics):
         if epoch == 2:
             mirror = workspaces._buckets[Workspace(place).root]
-            while mirror._thread is None or mirror._thread.is_alive():  # the save may still be on its way
-                time.sleep(0.01)
+            while not list(mirror.folder.glob("checkpoints/slot-*.ckpt")) or mirror._thread is not None:
+                time.sleep(0.01)  # the save may still be on its way
             raise Gone
 
     with monkeypatch.context() as dead:

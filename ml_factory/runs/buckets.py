@@ -51,22 +51,28 @@ class BucketMirror:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
         self._level = _levels.setdefault(self.folder, threading.RLock())
-        self._thread, self._again = None, threading.Event()
+        self._asking, self._asked = threading.Lock(), False
+        self._thread: threading.Thread | None = None
 
     def push_later(self, *places: str) -> None:
         """As `push`, in a thread that nobody waits for. What is asked for while it works is done after it; a bucket
         that refuses costs a line, and the next push brings what is missing."""
-        self._again.set()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._push_all, args=places, name="bucket", daemon=True)
-            self._thread.start()
+        with self._asking:
+            self._asked = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._push_asked, args=places, name="bucket", daemon=True)
+                self._thread.start()
 
-    def _push_all(self, *places: str) -> None:
-        while self._again.is_set():
-            self._again.clear()
+    def _push_asked(self, *places: str) -> None:
+        while True:
+            with self._asking:
+                if not self._asked:
+                    self._thread = None
+                    return
+                self._asked = False
             try:
                 self.push(*places)
-            except WorkspaceError as error:
+            except (WorkspaceError, OSError) as error:
                 _log.warning("The bucket does not have the newest yet, the run goes on: %s", error)
 
     def pull(self, *places: str) -> Synced:
@@ -109,7 +115,12 @@ class BucketMirror:
         changed = [name for name, stamp in here.items() if ledger.get(name, {}).get("local") != stamp]
         pushed, removed = [], []
         for name in sorted(changed, key=lambda name: _data_first((name, None))):
-            ledger[name] = {"version": self._send(name), "local": here[name]}
+            try:
+                ledger[name] = {"version": self._send(name), "local": here[name]}
+            except WorkspaceError:
+                if _stamp(self.folder / name) == here[name]:
+                    raise
+                continue  # a slot that was written over on its way: the next pass brings it
             pushed.append(name)
         for name in [name for name in ledger if _within(name, places) and name not in here]:
             with self._errors(name):

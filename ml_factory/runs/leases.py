@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.runs.containers import read_small, write_small
+from ml_factory.runs.ownership import this_machine
 from ml_factory.runs.pool import Lease, Unit
 from ml_factory.runs.storage import Disk, disk_errors, fingerprint
 
@@ -108,7 +108,7 @@ class Tenure:
         self._asked = [self._here, *([self._mount] if ask_mount and self._mount is not None else [])]
         found = self._newest()
         mine = found.get("session") == self.lease.session
-        if found and not mine and not found.get("released") and found.get("host") != socket.gethostname():
+        if found and not mine and not found.get("released") and found.get("host") != this_machine():
             self._watch(found)
         fence = max([found.get("fence", 0), *(fence_of(one) for one in self._ask("told"))])
         self.lease = replace(self.lease, fence=fence if mine else fence + 1)
@@ -121,7 +121,7 @@ class Tenure:
             if not self.taken:
                 return
             self.taken = not released
-            self._word = {**self.lease.to_dict(), "host": socket.gethostname(), "seen": self._now()}
+            self._word = {**self.lease.to_dict(), "host": this_machine(), "seen": self._now()}
             self._word["released"] = released
             self._tell(self._here, self._word)
         if self._mount is not None and not self._on_its_way:

@@ -1,6 +1,7 @@
 """How long sessions live here, from what earlier ones left: what the time between two saves is chosen by.
 
-    results/sessions/{session}.json     {"began", "seen", "ended"}: seconds since 1970, `ended` null until a clean end
+    results/sessions/{began}-{session}.json     {"began", "seen", "ended"}: seconds since 1970, `ended` null until a
+                                                clean end
 
 A session that ended by itself tells only that it lived at least so long; one that was taken away tells its life.
 """
@@ -13,7 +14,7 @@ from ml_factory.errors import WorkspaceError
 from ml_factory.runs.storage import read_json, write_json
 
 # Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
-_USUAL_LIFE = 2 * 3600.0
+USUAL_LIFE = 2 * 3600.0
 _NEWEST = 50
 # A session not seen for longer than this is taken for dead: twice the longest time between two saves.
 _SILENCE = 3600.0
@@ -42,22 +43,25 @@ class SessionLog:
     def mean_life(self) -> float:
         """Mean seconds that a session lives before it is taken away, by maximum likelihood of an exponential life with
         censored ones (total time lived / number taken away), one usual life counted in."""
-        lived, taken = _USUAL_LIFE, 1
+        lived, taken = USUAL_LIFE, 1
         for record in self._others():
             lived += record["seen"] - record["began"]
             taken += record["ended"] is None and self.now() - record["seen"] > _SILENCE
         return lived / taken
 
     def _others(self) -> list[dict]:
-        records = []
-        for path in self.folder.glob("*.json"):
+        records, mine = [], self._path()
+        for path in sorted(self.folder.glob("*.json"))[-_NEWEST:]:  # names begin with the time
             try:
                 record = read_json(path)
-                if path.stem != self.session and record["began"] <= record["seen"] and "ended" in record:
+                if path != mine and record["began"] <= record["seen"] and "ended" in record:
                     records.append(record)
             except (WorkspaceError, KeyError, TypeError):  # half a line of the past is no reason to stop
                 continue
-        return sorted(records, key=lambda record: record["began"])[-_NEWEST:]
+        return records
+
+    def _path(self) -> Path:
+        return self.folder / f"{self.began:012.0f}-{self.session}.json"
 
     def _write(self, seen: float, ended: float | None) -> None:
-        write_json(self.folder / f"{self.session}.json", {"began": self.began, "seen": seen, "ended": ended})
+        write_json(self._path(), {"began": self.began, "seen": seen, "ended": ended})

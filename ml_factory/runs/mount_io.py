@@ -32,6 +32,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from ml_factory.runs.mount_io import serve; serve(*sys.argv[2:])"
 _TELL_EVERY = 0.2  # seconds
 _ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
+_MOST_ABANDONED = 4
 _abandoned: list[subprocess.Popen] = []
 
 
@@ -145,6 +146,10 @@ class ChildSlots:
             self._heard, heard = self._heard + more, time.monotonic()
 
     def _start(self) -> None:
+        """Start a child, unless too many earlier ones are still stuck inside a mount that hangs."""
+        _abandoned[:] = [process for process in _abandoned if _lives(process.pid)]
+        if len(_abandoned) >= _MOST_ABANDONED:
+            raise self._silent(f"{len(_abandoned)} earlier requests still hang")
         ours, theirs = socket.socketpair()
         self._heard, self._parent = b"", os.getpid()
         words = [sys.executable, "-I", "-S", "-c", _START, _ROOT, theirs.fileno(), self._told, os.getpid()]
@@ -175,6 +180,14 @@ class ChildSlots:
             "This folder does not answer", where=self.folder, got=why,
             next_step="mount it again; until then checkpoints stay on the local disk",
         )  # fmt: skip
+
+
+def _lives(pid: int) -> bool:
+    """Whether a killed child is still there: inside a mount, the kernel lets it go only when the mount answers."""
+    try:
+        return os.waitpid(pid, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
 
 
 # ---------------------------------------------------------------------- in the child

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
@@ -52,6 +53,16 @@ def release(path: Path) -> None:
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
     os.close(descriptor)
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> str:
+    """A name for this machine since it was started; two that were given one host name are told apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}".strip()
 
 
 @contextmanager
@@ -112,7 +123,7 @@ def _living_owner(descriptor: int) -> int | None:
         pid, host = note.get("pid"), note.get("host")
     except (ValueError, AttributeError):
         return None
-    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != socket.gethostname():
+    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != this_machine():
         return None
     try:
         os.kill(pid, 0)
@@ -131,6 +142,6 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    note = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode()
+    note = json.dumps({"pid": os.getpid(), "host": this_machine(), "since": time.time()}).encode()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, note, 0)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.runs.lives import SessionLog
+from ml_factory.runs.lives import USUAL_LIFE, SessionLog
 from ml_factory.runs.timer import reserve
 from ml_factory.runs.workspace import on_colab
 
@@ -87,16 +87,22 @@ class _Record:
 
     def __init__(self, folder: Path):
         self._log, self._process = SessionLog(folder), os.getpid()
-        self.mean_life = self._log.mean_life()
-        self._writer: threading.Thread | None = None
+        self.mean_life = USUAL_LIFE
+        self._told = False
+        self._write(self._learn)
+        self._writer.join(_END_SECONDS)
         atexit.register(self._end)
 
+    def _learn(self) -> None:
+        self.mean_life = self._log.mean_life()
+
     def seen(self) -> None:
-        if self._writer is None or not self._writer.is_alive():  # one that hangs is not joined by others
+        if not self._writer.is_alive():  # one that hangs is not joined by others
+            self._told = True
             self._write(self._log.seen)
 
     def _end(self) -> None:
-        if self._writer is None or self._process != os.getpid():
+        if not self._told or self._process != os.getpid():
             return
         self._writer.join(_END_SECONDS)
         if not self._writer.is_alive():

@@ -149,18 +149,44 @@ def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machine
     assert began.wait(30)
     write(one, "checkpoints/slot-2.ckpt", b"second")
     one.push_later("checkpoints/")  # returns at once
+    thread = one._thread
     may_go_on.set()
-    one._thread.join(30)
+    thread.join(30)
+    assert one._thread is None
     assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
-    monkeypatch.setattr(one, "_send", lambda name: _refuse())
+    began.clear()
+    monkeypatch.setattr(one, "_send", lambda name: slow(name) and _refuse())
+    may_go_on.clear()
     write(one, "checkpoints/slot-3.ckpt", b"third")
     one.push_later("checkpoints/")
-    one._thread.join(30)
+    thread = one._thread
+    may_go_on.set()
+    thread.join(30)
     assert "the run goes on" in caplog.text
 
 
 def _refuse():
     raise WorkspaceError("no right to write")
+
+
+def test_a_slot_written_over_on_its_way_up_does_not_hold_up_the_others(machines, monkeypatch):
+    one, two = machines
+    for name in ("a", "b", "c"):
+        write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
+    send = one._send
+
+    def overwritten(name):
+        if name.endswith("b.ckpt"):
+            write(one, name, b"longer than before")
+            _refuse()
+        return send(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_send", overwritten)
+        assert one.push().pushed == ("checkpoints/slot-a.ckpt", "checkpoints/slot-c.ckpt")
+    assert one.push().pushed == ("checkpoints/slot-b.ckpt",)
+    two.pull()
+    assert (two.folder / "checkpoints/slot-b.ckpt").read_bytes() == b"longer than before"
 
 
 def test_locks_and_half_written_files_stay_here(machines):

@@ -25,13 +25,13 @@ class Machine:
         self.slots = Slots(Pool(folder), Lease(name))
 
     def tenure(self) -> Tenure:
-        self.patch.setattr(leases.socket, "gethostname", lambda: self.name)
+        self.patch.setattr(leases, "this_machine", lambda: self.name)
         return Tenure(UNIT, self.name, self.slots, now=lambda: self.now, sleep=self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
         self.while_waiting()
-        self.patch.setattr(leases.socket, "gethostname", lambda: self.name)
+        self.patch.setattr(leases, "this_machine", lambda: self.name)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 
     def renews():
         one.now = two.now
-        one.patch.setattr(leases.socket, "gethostname", lambda: "one")
+        one.patch.setattr(leases, "this_machine", lambda: "one")
         held.renew()
 
     two.while_waiting = renews

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ml_factory.runs import lives
 from ml_factory.runs.lives import SessionLog
 
 HOUR = 3600.0
@@ -12,7 +13,7 @@ HOUR = 3600.0
 
 def record(folder, name, began, seen, ended=None):
     folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"began": began, "seen": seen, "ended": ended}))
+    (folder / f"{began:012.0f}-{name}.json").write_text(json.dumps({"began": began, "seen": seen, "ended": ended}))
 
 
 def test_without_a_past_a_session_lives_as_is_usual(tmp_path):
@@ -41,9 +42,19 @@ def test_this_session_writes_itself_down_and_what_is_broken_is_passed_over(tmp_p
     clock = iter([1000.0, 1060.0, 2000.0])
     log = SessionLog(tmp_path, "me", now=lambda: next(clock))
     log.seen()
-    assert json.loads((tmp_path / "me.json").read_text()) == {"began": 1000.0, "seen": 1060.0, "ended": None}
+    told = json.loads((tmp_path / "000000001000-me.json").read_text())
+    assert told == {"began": 1000.0, "seen": 1060.0, "ended": None}
     log.ended()
     (tmp_path / "torn.json").write_text('{"began": 1')
     (tmp_path / "odd.json").write_text("[1, 2]")
     other = SessionLog(tmp_path, "other", now=lambda: 2000.0 + 2 * HOUR)
     assert other.mean_life() == pytest.approx((2 * HOUR + 1000.0) / 1)
+
+
+def test_only_the_newest_records_are_read(tmp_path, monkeypatch):
+    for i in range(80):
+        record(tmp_path, f"s{i}", i * 1e5, i * 1e5 + HOUR)
+    read = []
+    monkeypatch.setattr(lives, "read_json", lambda path: read.append(path.name) or json.loads(path.read_text()))
+    assert SessionLog(tmp_path, now=lambda: 1e9).mean_life() == pytest.approx((2 + 50) * HOUR / 51)
+    assert len(read) == 50 and min(read).startswith("000003000000")

@@ -6,6 +6,8 @@ a dead mount does. `tests/faults` has real mounts.
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs import checkpoints, storage
+from ml_factory.runs import checkpoints, mount_io, storage
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.courier import COPIED, LOCAL
 from ml_factory.runs.mount_io import ChildSlots
@@ -300,3 +302,21 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
         manager.mount.pool.quota = None  # somebody emptied the Trash
         assert manager.wait(LONG) and saved[-1]["status"] == COPIED
         assert manager.mount.told(UNIT)[0]["sequence"] == 5
+
+
+def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):
+    """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
+    stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
+    monkeypatch.setattr(mount_io, "_abandoned", list(stuck))
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    try:
+        with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
+            slots.told(UNIT)
+        stuck[0].kill()
+        os.waitid(os.P_PID, stuck[0].pid, os.WEXITED | os.WNOWAIT)
+        assert slots.told(UNIT) == []
+    finally:
+        slots.close()
+        for process in stuck:
+            process.kill()
+            process.wait()
