@@ -79,7 +79,9 @@ class PhaseCheckpoints:
     def load(self) -> dict | None:
         """As `CheckpointManager.load_latest_checkpoint`, for the process that goes on with the work: it owns the phase
         from here on, and hears SIGTERM and SIGINT until `done`. Raises CheckpointError when another living process
-        owns it."""
+        owns it. Who was taken over may come back with this, when the other session is gone."""
+        if self._lost is not None:
+            self._lost, self.tenure.taken = None, False
         self.claim()
         self._listen()
         return self.latest()

@@ -250,6 +250,8 @@ def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypa
                 first.save_checkpoint("p", state, force=True)
             assert first.phase("p").due()
             assert first.save_checkpoint("q", state, force=True)["lease"]["fence"] == 1  # other work goes on in peace
+        assert first.phase("p").load()["lease"]["session"] == "second"  # which is gone now
+        assert first.save_checkpoint("p", state, force=True)["lease"] == {"session": "first", "fence": 3}
 
 
 def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks.planner import optimum, share
+from benchmarks.planner import learned, optimum, share
 from ml_factory.errors import SettingsError
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
 from ml_factory.runs.timer import SaveTimer, reserve
@@ -88,11 +88,12 @@ def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced)
     given = SimpleNamespace(blocking=1.0, save=20.0)
     rng = np.random.default_rng(11)
     if announced:
-        told = share(rng.uniform(3600, 43200, 12), lambda clock: SaveTimer(clock=clock, mean_life=7200), True, given)
+        told = share(rng.uniform(3600, 43200, 12), lambda clock, _: SaveTimer(clock=clock, mean_life=7200), True, given)
         assert told["unfinished_saves"] == 0 and told["useful"] > 0.97
         return
     lives = rng.exponential(1800, 40)
-    ours = share(lives, lambda clock: SaveTimer(clock=clock, mean_life=1800), False, given)["useful"]
-    fixed = share(lives, lambda clock: SaveTimer(first=1800, clock=clock), False, given)["useful"]
+    known = learned(lives)
+    ours = share(lives, lambda clock, number: SaveTimer(clock=clock, mean_life=known[number]), False, given)["useful"]
+    fixed = share(lives, lambda clock, _: SaveTimer(first=1800, clock=clock), False, given)["useful"]
     best = optimum(lives, given)["useful"]
     assert ours > best - 0.02 and fixed < best - 0.1
