@@ -21,6 +21,8 @@ from ml_factory.runs.storage import fingerprint, read_json, replace_file, write_
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
+# Seconds for one request. The client waits for ever by default, also for an answer that was lost.
+REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
 _levels: dict[Path, threading.RLock] = {}  # one pass at a time over a mirror
 
@@ -209,7 +211,9 @@ def _open():
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
     try:
-        return fsspec.filesystem(SCHEME, skip_instance_cache=True, **options)
+        return fsspec.filesystem(
+            SCHEME, skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options
+        )
     except ImportError as error:
         raise WorkspaceError(
             "A workspace in a bucket wants gcsfs", where="WORKSPACE", got=error, next_step="pip install gcsfs"

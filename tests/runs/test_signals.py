@@ -8,7 +8,8 @@ from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.signals import StopFlag
 
 TRAINING = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 from ml_factory.runs.checkpoints import CheckpointManager
 with CheckpointManager(sys.argv[1], run="r", auto_save_minutes=600, first_save_minutes=600) as manager:
     with manager.phase("p").claimed() as checkpoints:
