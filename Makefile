@@ -25,7 +25,7 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$(if $(ZONE),--zone '$(ZONE)') $(if $(STAMP),--stamp '$(STAMP)') $(if $(DECIMAL),--decimal '$(DECIMAL)')
 
 test: setup  ## every test; ARGS='-k splits' goes to pytest
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 $(ARGS)
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
