@@ -60,7 +60,7 @@ HOMES = {
     "torch_xla": {"training.device", "models.recurrent"},
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
-    "fsspec": {"runs.buckets"},
+    "gcsfs": {"runs.buckets"},
     "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.explained", "evaluation.report", "notebook"},
     "ipywidgets": {"notebook"},
     "IPython": {"notebook"},

@@ -6,6 +6,7 @@ speak of them last, so that a machine that dies between them leaves nothing that
 
 import base64
 import hashlib
+import importlib
 import logging
 import os
 import threading
@@ -13,8 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-import fsspec
 
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.runs.storage import fingerprint, read_json, replace_file, write_json
@@ -205,19 +204,20 @@ def _bucket_errors(where: str) -> Iterator[None]:
 
 
 def _open():
-    """The client; at the emulator that STORAGE_EMULATOR_HOST names, where there is one."""
+    """The client; at the emulator that STORAGE_EMULATOR_HOST names, where there is one.
+
+    By its plain class: the one that fsspec names asks each bucket over gRPC whether it is a special one, and waits a
+    minute for every answer where only HTTP is spoken.
+    """
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    # The client's probe for special buckets speaks gRPC to the real service and hangs where only HTTP answers.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
     try:
-        return fsspec.filesystem(
-            SCHEME, skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options
-        )
+        client = importlib.import_module("gcsfs.core").GCSFileSystem
     except ImportError as error:
         raise WorkspaceError(
             "A workspace in a bucket wants gcsfs", where="WORKSPACE", got=error, next_step="pip install gcsfs"
         ) from error
+    return client(skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options)
 
 
 def _prefix_of(url: str) -> str:

@@ -1,6 +1,5 @@
 """A real GCS emulator on the loopback interface, one for each test that asks."""
 
-import os
 import warnings
 from collections.abc import Iterator
 
@@ -23,7 +22,6 @@ def gcs_bucket(monkeypatch) -> Iterator[str]:
     try:
         address = f"http://127.0.0.1:{server._api._httpd.server_address[1]}"
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
-        monkeypatch.setitem(os.environ, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         yield "gs://bars/mine"
     finally:
         server.stop()
