@@ -125,7 +125,7 @@ class Box:
     def load(self):
         return None if self.state is None else {"state": self.state}
 
-    def save(self, state, force=False):
+    def save(self, state, metrics=None, force=False):
         self.state = {"finished": state["finished"], "p": state["p"].copy()}
 
 
