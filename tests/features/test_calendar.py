@@ -113,7 +113,7 @@ def test_a_market_that_never_closes_has_no_overnight_gap(make_frame):
     [
         ("24h", "2024-11-27", ["00:00"] * 3),
         ("cme", "2024-11-27", ["18:00", "18:15", "22:00"]),  # Thanksgiving and the day after stop early
-        ("us_equity", "2024-11-27", ["21:00", "21:00", "18:00"]),
+        ("us_equity", "2024-11-27", ["21:00", "18:00", "21:00"]),  # which shares spend at rest, and the day after early
     ],
 )
 def test_the_last_bar_before_the_announced_close_ends_the_session(calendar, start, ends):

@@ -7,6 +7,15 @@ import pytest
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.signals import StopFlag
 
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """A shell's background jobs are born ignoring them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 TRAINING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
