@@ -17,7 +17,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from ml_factory import __main__, suite
+from ml_factory import __main__, console, suite
 from ml_factory.data.sources import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.progress import phase
@@ -113,7 +113,7 @@ def test_no_verb_shows_the_help(call):
 
 def drawn(as_json: bool, terminal: bool) -> str:
     written = io.StringIO()
-    with __main__._phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
+    with console.phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
         with phase("features", 2_000) as done:
             done(500)
         with phase("labels 20", 3):

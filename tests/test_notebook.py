@@ -204,6 +204,7 @@ def test_one_line_serves_all_epochs(monkeypatch):
     shown, updated = [], []
     handle = types.SimpleNamespace(update=lambda line, raw: updated.append(line["text/plain"]))
     monkeypatch.setattr("ml_factory.notebook.display", lambda line, **_: shown.append(line["text/plain"]) or handle)
+    monkeypatch.setattr("ml_factory.notebook.status_line", lambda: "")  # of checkpoints that other tests saved
     line = EpochLine()
     for epoch in (1, 2, 3):
         line(epoch, {"train_loss": 1.0 / epoch, "val_loss": None})

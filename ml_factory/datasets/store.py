@@ -153,6 +153,11 @@ class Store:
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
 
+    def reopen(self, horizon: int) -> None:
+        """Let the files of a horizon that is not whole be written once more."""
+        for name in (f"labels_h{horizon}.parquet", f"splits_h{horizon}.json", f"scaler_h{horizon}.json"):
+            self.files.pop(name, None)
+
     def commit(self, facts: dict, *, current: bool = True) -> None:
         """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs.keys import has_wandb_key, redact
-from ml_factory.runs.records import Attempt
 from ml_factory.runs.storage import write_bytes_atomic
 
 MODES = ("auto", "offline", "off")
@@ -40,7 +39,7 @@ class MirrorProcess:
         self._over = False
 
     @classmethod
-    def start(cls, code: str, mode: str, home: Path, attempt: Attempt, spec: dict) -> "MirrorProcess | None":
+    def start(cls, code: str, mode: str, home: Path, attempt, spec: dict) -> "MirrorProcess | None":
         """Start it on what `spec` tells of the run, or say once why not.
 
         code : what that Python runs; `spec` comes to it as JSON on standard input.

@@ -95,9 +95,8 @@ def prepare(
                     if before is not None:  # what was prepared before belongs to the bars before
                         write_bytes_atomic(workspace.raw_bars(symbol), before)
                     raise
-            else:
-                store.make_current()
             _certify(store, workspace, horizons)
+            store.make_current()
     seconds = time.perf_counter() - started
     return _result(store, symbol, horizons, phases, found=there, reused=not missing, seconds=seconds)
 
@@ -276,8 +275,10 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         store.commit(made, current=False)
     fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
     for horizon in horizons:
-        facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
-        store.commit(made | {"horizons": facts}, current=horizon == horizons[-1])
+        if horizon not in store.horizons:  # sound ones stay where only the features were damaged
+            store.reopen(horizon)
+            facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
+            store.commit(made | {"horizons": facts}, current=False)
     _certify(store, workspace, horizons, bars, seen)
     return store
 

@@ -98,7 +98,7 @@ def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(pre
     read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
     monkeypatch.setattr(forecasts, "labelled", lambda *_: frame)
-    artifact = SimpleNamespace(symbol="MES", facts={"model": "lstm", "run_id": "any"})
+    artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
     test = forecasts.judge(workspace, data, artifact).test_table
 
     def prior_loss(teachers):
@@ -191,7 +191,7 @@ def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkey
         for model in ("lightgbm", "xgboost"):
             _, bases[model] = fitted(data, workspace.root, model)
         settings = (("base_models", list(bases)), ("bases", [one.hash for one in bases.values()]), ("folds", 3))
-        spec = run_spec(data.symbol, HORIZON, "lightgbm", task="s", seed=0, quick=True, data="0", settings=None)
+        spec = run_spec(data.symbol, HORIZON, "lightgbm", task="stack", seed=0, quick=True, data="0", settings=None)
         spec = replace(spec, settings=settings)
         run = open_run(workspace.results, data.symbol, spec, False)
         for base in bases.values():  # said on clean rows: only what the stack itself does is at stake

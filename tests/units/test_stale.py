@@ -48,7 +48,7 @@ UNUSED = {
         "evaluation/report.py", "evaluation/figures.py", "units/pages.py", "notebook.py", "runs/checkpoints.py",
         "models/tabular_xgboost.py", "training/loop.py", "units/folds.py",
     ),
-    ("train", "lstm"): ("models/tabular.py", "models/tft.py"),
+    ("train", "lstm"): ("models/tabular_xgboost.py", "models/tft.py"),
 }  # fmt: skip
 
 
