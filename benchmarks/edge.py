@@ -2,6 +2,8 @@
 
     python -m benchmarks.edge                      # every model, 3 seeds, the planted and the null market
     python -m benchmarks.edge --models gru tft --seeds 0 --kinds planted --set hidden=32
+    python -m benchmarks.edge --done cells.jsonl   # goes on: what the file has is skipped, what is done is added to it
+    python -m benchmarks.edge --split validation   # while settings are chosen: no test row is looked at
 
 One JSON line a model, market and seed; gains in log loss over the class prior, a test row, in nats. On the planted
 market `share` is the part of the oracle's gain that the model recovers. The oracle knows every setting of the market
@@ -10,7 +12,11 @@ On the null market no class can be told: `errors` is the gain on what happened, 
 """
 
 import argparse
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -24,7 +30,9 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.evaluation.metrics import mean_with_error, prior_probabilities, row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.contract import Estimator
-from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.models.registry import available_models, build_model, locate, spec_of
+from ml_factory.provenance import closure, source_hashes
+from ml_factory.runs.storage import fingerprint
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
@@ -46,12 +54,22 @@ class Rows:
     labels: pd.DataFrame
     row: np.ndarray
     splits: dict[str, np.ndarray]
+    known: dict[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, model: Estimator, split: str):
         """(x, y) of one split as the model reads them."""
         positions = self.splits[split]
         rows, y = self.row[positions], self.labels["label"].to_numpy()[positions]
         return (Windows(self.x_NF, rows, model.lookback) if spec_of(model.name).windowed else self.x_NF[rows]), y
+
+    def truth(self, split: str) -> np.ndarray:
+        """What can be known of every `EVERY`-th row of a split, (N, 3); kept, since each model is held to it."""
+        if split not in self.known:
+            labels = self.labels.iloc[self.splits[split][::EVERY]]
+            at, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
+            truth = oracle_probabilities(self.market, at, up, down, 5 * LABELS.horizon, paths=PATHS)
+            self.known[split] = (PATHS * truth + 1 / 3) / (PATHS + 1)  # one path more than were simulated ends anywhere
+        return self.known[split]
 
 
 def rows_of(kind: str, seed: int, days: int) -> Rows:
@@ -69,26 +87,58 @@ def rows_of(kind: str, seed: int, days: int) -> Rows:
     return Rows(market, scaler.transform(matrix.values), labels, row, splits)
 
 
-def judged(rows: Rows, model: Estimator) -> dict[str, float]:
-    """The model, fitted, beside class prior and oracle on test rows."""
+def judged(rows: Rows, model: Estimator, split: str = "test") -> dict[str, float]:
+    """The model, fitted, beside class prior and oracle on the rows of `split`."""
     result = model.fit(*rows.take(model, "train"), validation=rows.take(model, "validation"))
-    x, y = rows.take(model, "test")
+    x, y = rows.take(model, split)
     p, prior = model.predict_proba(x), prior_probabilities(rows.take(model, "train")[1], None, len(y))
     mean, error, _ = mean_with_error(row_log_loss(y, prior) - row_log_loss(y, p), horizon=LABELS.horizon)
-    facts = {"rows": len(y), "gain": digits(mean), "errors": digits(mean / error, 3), "epochs": len(result.history)}
+    facts = {"rows": len(y), "gain": digits(mean), "errors": digits(mean / error, 3)}
+    facts |= {"epochs": len(result.history), "best_epoch": result.best_epoch}
     if rows.market.spec.kind == "null":
         return facts
-    truth, asked = oracle_of(rows), slice(None, None, EVERY)
+    truth, asked = rows.truth(split), slice(None, None, EVERY)
     said, known = (float((truth * np.log(q / prior[asked])).sum(1).mean()) for q in (p[asked], truth))
     return facts | {"expected": digits(said), "oracle": digits(known), "share": digits(said / known, 3)}
 
 
-def oracle_of(rows: Rows) -> np.ndarray:
-    """What can be known of every `EVERY`-th test row, (N, 3); one path more than were simulated ends anywhere."""
-    labels = rows.labels.iloc[rows.splits["test"][::EVERY]]
-    at, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
-    truth = oracle_probabilities(rows.market, at, up, down, 5 * LABELS.horizon, paths=PATHS)
-    return (PATHS * truth + 1 / 3) / (PATHS + 1)
+def code_behind(name: str) -> str:
+    """Hash of the sources that a model's figures come from: other code is another cell."""
+    kinds = [locate(part) for part in (spec_of(name).estimator, spec_of(name).network) if part is not None]
+    files = [kind.__module__.partition(".")[2].replace(".", "/") + ".py" for kind in kinds]
+    return fingerprint(source_hashes(closure(["../benchmarks/edge.py", *files])))[:12]
+
+
+def cells(chosen: argparse.Namespace) -> Iterator[dict]:
+    """What is asked for, in the order of the work: what a line says besides what was found."""
+    given = {"days": chosen.days, "split": chosen.split, "settings": settings_of(chosen.set)}
+    for kind in chosen.kinds:
+        for seed in chosen.seeds:
+            for name in chosen.models:
+                about = {"benchmark": "edge", "market": kind, "model": name, "seed": seed}
+                yield about | given | {"code": code_behind(name)}
+
+
+def settings_of(pairs: list[str]) -> dict[str, float]:
+    named = (pair.split("=") for pair in pairs)
+    return {name: float(value) if "." in value or "e" in value else int(value) for name, value in named}
+
+
+def finished(path: Path | None, cell: Mapping) -> bool:
+    """Whether a whole line of the file has this cell."""
+    text = path.read_text() if path is not None and path.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()  # a line without an end was cut off: it is done again
+    return any(cell.items() <= json.loads(line).items() for line in lines)
+
+
+def keep(path: Path | None, line: Mapping) -> None:
+    """Add one line; what an interruption left of one goes."""
+    if path is None:
+        return
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 def main() -> None:
@@ -96,19 +146,22 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=available_models())
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="*", default=["planted", "null"])
-    parser.add_argument("--days", type=int, default=200)
+    parser.add_argument("--days", type=int, default=100)
+    parser.add_argument("--split", choices=["validation", "test"], default="test", help="the rows that are judged")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="settings over the defaults")
+    parser.add_argument("--done", type=Path, help="file of finished lines: they are skipped, new ones are added")
     chosen = parser.parse_args()
-    pairs = (pair.split("=") for pair in chosen.set)
-    settings = {name: float(value) if "." in value or "e" in value else int(value) for name, value in pairs}
-    for kind in chosen.kinds:
-        for seed in chosen.seeds:
-            rows = rows_of(kind, seed, chosen.days)
-            for name in chosen.models:
-                model = build_model(name, seed=seed, threads=chosen.threads, **settings)
-                found, taken = timed(lambda rows=rows, model=model: judged(rows, model))
-                tell(benchmark="edge", market=kind, model=name, seed=seed, **found, cpu_s=digits(taken.cpu, 3))
+    made = lru_cache(maxsize=1)(rows_of)
+    for cell in list(cells(chosen)):  # what is hashed is what was imported, whatever is edited meanwhile
+        if finished(chosen.done, cell):
+            continue
+        rows = made(cell["market"], cell["seed"], cell["days"])
+        model = build_model(cell["model"], seed=cell["seed"], threads=chosen.threads, **cell["settings"])
+        found, taken = timed(lambda rows=rows, model=model: judged(rows, model, chosen.split))
+        line = cell | found | {"cpu_s": digits(taken.cpu, 3)}
+        tell(**line)
+        keep(chosen.done, line)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,15 @@
-"""A fixed, small form of benchmarks/edge.py: the edge that was planted is found, and none where there is none."""
+"""A fixed, small form of benchmarks/edge.py: the edge that was planted is found, and none where there is none.
+
+And its file of finished cells: what is in it is not done again, what is not whole or of other code is.
+"""
+
+import json
+import sys
 
 import pytest
 
-from benchmarks.edge import judged, rows_of
+from benchmarks import edge
+from benchmarks.edge import code_behind, judged, rows_of
 from ml_factory.models.registry import build_model
 
 SMALL = {"lightgbm": {}, "lstm": {"epochs": 4}}
@@ -20,3 +27,58 @@ def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, n
         assert found["oracle"] > 0.1 and 0.5 < found["share"] < 1, found
     else:
         assert found["errors"] < 2, found
+
+
+@pytest.fixture
+def work(monkeypatch, tmp_path):
+    """Runs the benchmark with nothing to train; gives the cells (model, seed) that a run did."""
+    did, file = [], tmp_path / "cells.jsonl"
+
+    def judge(rows, model, split):
+        did.append((model.name, model.settings.seed))
+        return {"share": 0.5}
+
+    monkeypatch.setattr(edge, "judged", judge)
+    monkeypatch.setattr(edge, "rows_of", lambda *given: given)
+
+    def run(*words: str) -> list:
+        did.clear()
+        given = ["--models", "linear", "gru", "--seeds", "0", "1", "--kinds", "null", "--done", str(file), *words]
+        monkeypatch.setattr(sys, "argv", ["edge", *given])
+        edge.main()
+        return list(did)
+
+    return run, file
+
+
+ALL = [("linear", 0), ("gru", 0), ("linear", 1), ("gru", 1)]
+
+
+def told(text: str) -> list[tuple]:
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all(line["share"] == 0.5 and line["code"] == edge.code_behind(line["model"]) for line in lines)
+    return [(line["model"], line["seed"]) for line in lines]
+
+
+def test_finished_cells_are_skipped_and_what_was_cut_off_is_done_again(work, capsys):
+    run, file = work
+    assert run() == ALL
+    whole = file.read_text()
+    assert whole == capsys.readouterr().out and told(whole) == ALL
+    assert run() == [] and file.read_text() == whole
+    file.write_text(whole[:-1])
+    assert run() == ALL[3:] and told(file.read_text()) == ALL
+
+
+@pytest.mark.parametrize("words", [("--days", "60"), ("--split", "validation"), ("--set", "patience=3")])
+def test_another_cell_is_not_taken_for_a_finished_one(work, words):
+    run, file = work
+    assert run() == ALL and run(*words) == ALL and run(*words) == []
+    assert told(file.read_text()) == ALL * 2
+
+
+def test_cells_of_other_code_are_done_again(work, monkeypatch):
+    run, _ = work
+    assert run() == ALL
+    monkeypatch.setattr(edge, "code_behind", lambda name: {"gru": "changed"}.get(name, code_behind(name)))
+    assert run() == [ALL[1], ALL[3]] and run() == []
