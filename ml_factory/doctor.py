@@ -9,7 +9,17 @@ from ml_factory.runs.session import hours_remaining
 from ml_factory.runs.storage import free_bytes
 from ml_factory.runs.workspace import Workspace, on_colab
 
-NEEDED = ("numpy", "pandas", "pyarrow", "numba", "scikit-learn", "safetensors", "matplotlib", "exchange_calendars")
+NEEDED = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "numba",
+    "scikit-learn",
+    "safetensors",
+    "xxhash",
+    "matplotlib",
+    "exchange_calendars",
+)
 MODELS = ("xgboost", "lightgbm", "catboost", "torch")
 OPTIONAL = ("papermill", "wandb")
 LITTLE_SPACE = 2_000_000_000

@@ -22,6 +22,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+import xxhash
+
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.pool import Lease, Pool, Unit
@@ -29,7 +31,8 @@ from ml_factory.runs.slots import Slots
 from ml_factory.runs.storage import Disk
 
 _ROOT = Path(__file__).resolve().parents[2]
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from ml_factory.runs.mount_io import serve; serve(*sys.argv[2:])"
+_HASHES = Path(xxhash.__file__).resolve().parents[1]
+_START = "import sys; sys.path[:0] = sys.argv[1:3]; from ml_factory.runs.mount_io import serve; serve(*sys.argv[3:])"
 _TELL_EVERY = 0.2  # seconds
 _ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
 _MOST_ABANDONED = 4
@@ -152,11 +155,13 @@ class ChildSlots:
             raise self._silent(f"{len(_abandoned)} earlier requests still hang")
         ours, theirs = socket.socketpair()
         self._heard, self._parent = b"", os.getpid()
-        words = [sys.executable, "-I", "-S", "-c", _START, _ROOT, theirs.fileno(), self._told, os.getpid()]
+        words = [sys.executable, "-I", "-S", "-c", _START, _ROOT, _HASHES, theirs.fileno(), self._told, os.getpid()]
         kept = [theirs.fileno(), *([self._memory] if self._memory >= 0 else [])]
+        # A group of its own, so that Ctrl-C is not for it; not a session, where its niceness would count for nothing:
+        # the kernel shares the cores among sessions first (autogroup).
         with theirs:
             self._process = subprocess.Popen(
-                [str(word) for word in [*words, self._niceness]], pass_fds=kept, cwd="/", start_new_session=True,
+                [str(word) for word in [*words, self._niceness]], pass_fds=kept, cwd="/", process_group=0,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self._channel = ours

@@ -230,7 +230,7 @@ def _torch_zip(path):
 
 def _sparse(path):
     with open(path, "wb") as file:
-        file.write(struct.pack("<8sIIQ", b"mlfckpt\n", 2, 40, 1 << 40))
+        file.write(struct.pack("<8sIIQ", b"mlfckpt\n", containers.VERSION, 40, 1 << 40))
         file.truncate(1 << 40)
 
 

@@ -193,6 +193,16 @@ def test_a_child_that_dies_is_told_and_replaced(drive):
     slots.close()
 
 
+def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
+    """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    assert slots.told(UNIT) == []
+    child = slots._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getsid(child) == os.getsid(0) and os.getpgid(child) != os.getpgid(0)
+    slots.close()
+
+
 ORPHANED = """
 import sys, time
 from ml_factory.runs.checkpoints import CheckpointManager

@@ -150,11 +150,11 @@ def pip(monkeypatch, pretend):
 @pytest.mark.parametrize(
     ("tpu", "there", "added"),
     [
-        ("", COLAB_GPU, {"catboost", "exchange_calendars", "optuna", "papermill"}),
+        ("", COLAB_GPU, {"catboost", "exchange_calendars", "optuna", "papermill", "xxhash"}),
         (
             "v5e-1",
             COLAB_TPU,
-            {"catboost", "exchange_calendars", "optuna", "papermill", "xgboost", "lightgbm", "wandb"},
+            {"catboost", "exchange_calendars", "optuna", "papermill", "xgboost", "lightgbm", "wandb", "xxhash"},
         ),
     ],
     ids=["gpu", "tpu"],
