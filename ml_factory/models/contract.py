@@ -32,7 +32,7 @@ class FitResult:
     stopped_early : the validation loss had not fallen for as long as the settings' patience.
     exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
-    compiles : programs that a lazy device compiled: train, accumulate, evaluate -> how often.
+    compiles : train, accumulate, evaluate -> how often a lazy device, or `torch.compile`, built that program.
     machine : of networks, what the fit ran on and what that took: device, threads, precision, parameters,
         peak_bytes (None where the device does not tell), rows_per_second (of this session, validation included).
     """

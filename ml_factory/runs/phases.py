@@ -45,6 +45,10 @@ class PhaseCheckpoints:
             self.manager.courier.poke()
         return self._lost is not None or self.stopping() or self._timer.due()
 
+    def due_in(self) -> float:
+        """Seconds until a save that is not forced would happen, if nothing ends the session before."""
+        return 0.0 if self._lost is not None or self.stopping() else self._timer.due_in()
+
     def stopping(self) -> bool:
         """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
         return stop.asked is not None or self.manager.ending(self.manager.save_seconds)

@@ -39,12 +39,24 @@ class SaveTimer:
         """Whether a save is due now; the first is at once."""
         return self._last is None or self.clock() - self._last >= self.interval
 
+    def due_in(self) -> float:
+        """Seconds until a save is due, 0 when it is."""
+        if self._last is None:
+            return 0.0
+        now = self.clock()
+        then = self._last + self._interval(now)
+        # A run that is young now may not be any more when that time has come.
+        return max(self._last + self._interval(max(then, now)) - now, 0.0)
+
     @property
     def interval(self) -> float:
         """Seconds between two saves: Young's for what a save costs and a session lives here; as long as either is not
         known, `first` while the run is young and `longest` then."""
+        return self._interval(self.clock())
+
+    def _interval(self, now: float) -> float:
         if self._cost == 0 or math.isinf(self.mean_life):
-            young = self._began is None or self.clock() - self._began < self.longest
+            young = self._began is None or now - self._began < self.longest
             return min(self.first, self.longest) if young else self.longest
         return min(self.longest, max(_SHORTEST_CADENCE, cadence(self._cost, self.mean_life, self.longest)))
 

@@ -84,7 +84,12 @@ class Device:
         return checkpoint(function, *args, use_reentrant=False)
 
     def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
-        """Hand over what was asked for so far: on a lazy device that makes one program of it, and starts it."""
+        """Hand over what was asked for so far: on a lazy device that makes one program of it, and starts it.
+
+        Elsewhere only `torch.compile` builds programs, whenever one is first called; here they are counted.
+        """
+        if self.watchdog.grown(_graphs()):
+            self.watchdog.after(program, 1, inputs)
 
     def free_bytes(self) -> int:
         """Device memory that an array may take; the host's own arrays are there already."""
@@ -265,6 +270,12 @@ def pinned(device: Device) -> Iterator[None]:
         torch.set_rng_state(states)
         for index, state in enumerate(cuda_states):
             torch.cuda.set_rng_state(state, index)
+
+
+def _graphs() -> int:
+    """How many graphs `torch.compile` has built in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils.counters["stats"]["unique_graphs"] if utils else 0
 
 
 def _has_xla() -> bool:

@@ -184,10 +184,11 @@ class _Saver:
         return bool(state)
 
     def due_in(self) -> float | None:
-        """Seconds until the next save may happen; None where nothing is saved."""
+        """Seconds until the next save in mid-epoch: our own pause is over and the timer says so; None without saves."""
         if self.checkpoints is None:
             return None
-        return max(self.run.spec.save_seconds - (time.monotonic() - self.last), 0.0)
+        pause = self.run.spec.save_seconds - (time.monotonic() - self.last)
+        return max(pause, self.checkpoints.due_in(), 0.0)
 
     def step(self) -> None:
         if self.checkpoints is None:

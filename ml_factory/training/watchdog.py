@@ -1,4 +1,4 @@
-"""How often a lazy device compiled each program of a run, and what made it compile again.
+"""How often a lazy device, or `torch.compile`, built each program of a run, and what made it do so again.
 
 A program is what happens between two hand-overs: "train" (a whole step), "accumulate" (an earlier part of one) and
 "evaluate". Each may be compiled twice (the first call holds fresh arrays), and none after the first full cycle of an
@@ -21,6 +21,7 @@ class Watchdog:
 
     def __init__(self):
         self.counts, self.complaints = Counter(), []
+        self._built: int | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -31,6 +32,11 @@ class Watchdog:
     def settle(self) -> None:
         """The first full cycle is over."""
         self.settled = True
+
+    def grown(self, built: int) -> bool:
+        """Whether more had been built in this process than when this was last asked; the first time it is not."""
+        before, self._built = self._built, built
+        return before is not None and built > before
 
     def before(self, program: str, read: Callable[[], str]) -> None:
         """Keep the text of a program in its steady form, once; after an alarm say how the next one differs from it."""

@@ -18,7 +18,7 @@ class Kept:
 
     def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, reached: Callable[[Mapping], str]):
         self._checkpoints, self.here, self._reached = checkpoints, dict(here), reached
-        self.due = checkpoints.due
+        self.due, self.due_in = checkpoints.due, checkpoints.due_in
         self.elsewhere: list[str] = []
         self.metrics: dict = {}
 

@@ -133,6 +133,9 @@ class _Scale:
     def due(self) -> bool:
         return False
 
+    def due_in(self) -> float:
+        return float("inf")
+
     def load(self) -> None:
         return None
 

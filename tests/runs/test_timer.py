@@ -34,6 +34,20 @@ def test_first_at_once_then_every_two_minutes_then_every_thirty():
     assert moments == [*range(0, 1800, 120), 3480, 5280]
 
 
+def test_it_tells_how_long_until_the_next_save():
+    """At every second the answer is the one a loop that asks each second then finds, also where the run grows old."""
+    clock, told = Clock(), {}
+    timer, began = SaveTimer(1800, 120, clock=clock), clock.now
+    for second in range(5300):
+        clock.now = began + second
+        if timer.due():
+            assert timer.due_in() == 0
+            assert {at + left for at, left in told.items()} <= {second}
+            told = {}
+            timer.saved()
+        told[second] = timer.due_in()
+
+
 @pytest.mark.parametrize(("cost", "life"), [(10.0, 1800.0), (2.0, 28800.0)])
 def test_what_a_save_costs_decides_where_sessions_are_taken_away(cost, life):
     clock = Clock()

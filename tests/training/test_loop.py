@@ -1,5 +1,7 @@
 """The loop on a network small enough to follow by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,9 @@ class Memory:
 
     def due(self):
         return self.is_due
+
+    def due_in(self):
+        return 0.0 if self.is_due else 600.0
 
     def save(self, state, metrics=None, force=False):
         self.saves.append((state["step"], state["done"], force))
@@ -104,6 +109,24 @@ def test_saves_in_mid_epoch_once_time_has_passed():
     saves = Memory()
     run(TrainSpec(epochs=1, batch=2, save_seconds=0.0), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [1, 2, 3, 4, 5, 5]
+
+
+def test_the_line_names_the_next_save_that_the_checkpoints_will_make(monkeypatch, caplog):
+    """The timer of the checkpoints is later than our own pause of a minute, and the other way round."""
+    monkeypatch.setattr("ml_factory.training.meter.SECONDS_BETWEEN", 0.0)
+    caplog.set_level("INFO", "ml_factory.training")
+    run(TrainSpec(epochs=1, batch=5, log_steps=1), checkpoints=Memory(due=False))
+    assert "next save in 10 min" in caplog.messages[-1]
+    run(TrainSpec(epochs=1, batch=5, log_steps=1, save_seconds=1200.0), checkpoints=Memory())
+    assert "next save in 20 min" in caplog.messages[-1]
+
+
+def test_what_torch_compile_builds_is_counted(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    network, batch, loss = line()
+    for compiled, counts in ((True, {"train": 1}), (False, {})):
+        spec = TrainSpec(epochs=3, batch=5, compile=compiled)
+        assert fit(network, 10, batch, loss, spec, Device("cpu", 1), identity=IDENTITY).compiles == counts
 
 
 def test_the_whole_gradient_is_clipped():

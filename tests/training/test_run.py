@@ -29,6 +29,9 @@ class Kept:
     def due(self):
         return True
 
+    def due_in(self):
+        return 0.0
+
     def save(self, state, metrics=None, force=False):
         self.saved = encode_state(state)
         self.steps.append(state["step"])
