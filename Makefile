@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
-.PHONY: help setup run test test-xla lint format notebooks bench chaos matrix badges faults clean
+.PHONY: help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -51,6 +51,11 @@ bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=
 	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-bench requirements/bench.txt
 	@for name in $(BENCH); do .venv-bench/bin/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+bench-training: setup  ## trainings beside their peers: steps, windows, the loop's share, compilers; 10 GB of packages the first time
+	@$(PYTHON) .ci/environment.py .venv-peers requirements/peers.txt
+	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
+	@$(PY) -m benchmarks.training $(ARGS)
 
 peers:  ## the networks beside public implementations with the same weights, in an environment of its own
 	@test -n "$(PYTHON)" || { echo "make peers: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }

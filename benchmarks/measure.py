@@ -1,5 +1,6 @@
 """What the benchmarks share: clocks in turns, peak memory, one JSON line a measurement."""
 
+import importlib
 import json
 import statistics
 import threading
@@ -7,8 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NamedTuple
-
-import psutil
 
 
 class Taken(NamedTuple):
@@ -65,6 +64,12 @@ def times(runs: list[Taken], of: list[Taken]) -> dict[str, float]:
     }
 
 
+def median_ratio(runs: list[Taken], of: list[Taken], clock: str = "wall") -> float:
+    """How many times as long as `of`, round by round: what the machine does in a round it does to both."""
+    pairs = zip(runs, of, strict=True)
+    return statistics.median(getattr(one, clock) / max(getattr(other, clock), 1e-9) for one, other in pairs)
+
+
 def digits(number: float, count: int = 4) -> float:
     return float(f"{number:.{count}g}")
 
@@ -76,7 +81,9 @@ def tell(**facts) -> None:
 @contextmanager
 def peak_memory():
     """Yields a dict; afterwards its "bytes" are the most resident memory the process was seen to hold inside."""
-    process, done, found = psutil.Process(), threading.Event(), {"bytes": 0}
+    # On demand: the environments of peers and of XLA, which measure time alone, do not have it.
+    process = importlib.import_module("psutil").Process()
+    done, found = threading.Event(), {"bytes": 0}
 
     def watch() -> None:
         while not done.is_set():

@@ -1,0 +1,250 @@
+"""Trainings of networks beside their peers: steps, windows, the loop's own share, compilers, bins of boosters.
+
+    make bench-training                              # builds what it needs, then all of it: less than eight minutes
+    python -m benchmarks.training --only windows loop
+
+One JSON line a measurement, with what was wanted. Steps are compared where the peers are (.venv-peers), scans where
+XLA is (.venv-xla), each in a process of its own; an environment that is not there is told, with what builds it. Other
+work on the machine lengthens both sides of a comparison alike: they take turns, and ratios are medians of rounds.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall, seconds, tell
+from ml_factory.datasets.windows import Windows
+from ml_factory.models.registry import build_model, locate, spec_of
+from ml_factory.models.tabular_data import BinnedData
+from ml_factory.training.device import pick
+from ml_factory.training.feed import Feed
+from ml_factory.training.loop import fit
+from ml_factory.training.losses import weighted_cross_entropy
+from ml_factory.training.spec import TrainSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+T, F, BATCH, EPOCH_ROWS = 96, 32, 256, 500_000
+IDENTITY = {"model": "bench", "settings": {}, "data": {}}
+
+
+# ---- windows -------------------------------------------------------------------------------------------------------
+
+
+class Sliced(Dataset):
+    """Windows as they are usually written for a DataLoader."""
+
+    def __init__(self, x_NF: Tensor, rows: np.ndarray, lookback: int):
+        self.x_NF, self.rows, self.lookback = x_NF, rows, lookback
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> Tensor:
+        last = self.rows[place]
+        return self.x_NF[last - self.lookback + 1 : last + 1]
+
+
+def windows(repeats: int, rows: int = 200_000, lookback: int = 60, features: int = 100, batch: int = 1024) -> None:
+    """Batches at random places of 80 MB: ours, a DataLoader's, and a copy of as many bytes that lie together."""
+    rng = np.random.default_rng(0)
+    x_NF, last = torch.randn(rows, features), np.arange(lookback - 1, rows)
+    ours, rounds = Windows(x_NF, last, lookback), 8
+    out, flat = torch.empty(batch, lookback, features), x_NF.view(-1)
+    order = rng.permutation(len(last))[: batch * rounds * (repeats + 1)]
+    loader = iter(DataLoader(Sliced(x_NF, last, lookback), batch_size=batch, sampler=order.tolist()))
+    batches, places = iter(order.reshape(-1, batch)), iter(rng.integers(0, len(flat) - out.numel(), 10_000))
+
+    def gathered() -> None:
+        for _ in range(rounds):
+            ours.gather(next(batches), out=out)
+
+    def loaded() -> None:
+        for _ in range(rounds):
+            next(loader)
+
+    def copied() -> None:
+        for _ in range(rounds):
+            place = next(places)
+            out.view(-1).copy_(flat[place : place + out.numel()])
+
+    sides = {"ours": gathered, "DataLoader": loaded, "memcpy": copied}
+    in_turns(sides, 1)
+    runs = in_turns(sides, repeats)
+    for name, taken in runs.items():
+        tell(
+            bench="training", part="windows", side=name, lookback=lookback, features=features, batch=batch,
+            threads=torch.get_num_threads(), windows_per_s=round(batch * rounds / median_wall(taken)),
+            **seconds(taken),
+        )  # fmt: skip
+    tell(
+        bench="training", part="windows", side="ratio", times_dataloader=digits(
+            median_ratio(runs["DataLoader"], runs["ours"]), 3
+        ), share_of_memcpy=digits(median_ratio(runs["memcpy"], runs["ours"]), 3), wanted=">= 3 and >= 0.85",
+    )  # fmt: skip
+
+
+# ---- the loop ------------------------------------------------------------------------------------------------------
+
+
+def loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+    x_BTF, y_B, w_B = batch
+    return weighted_cross_entropy(network(x_BTF), y_B, w_B)
+
+
+class TimedFeed:
+    """A feed whose seconds are counted."""
+
+    def __init__(self, feed: Feed):
+        self.feed, self.seconds = feed, 0.0
+
+    def __call__(self, positions: np.ndarray) -> tuple:
+        began = time.perf_counter()
+        batch = self.feed(positions)
+        self.seconds += time.perf_counter() - began
+        return batch
+
+
+def loop(repeats: int, steps: int = 12) -> None:
+    """fit() beside its bare minimum: forward, backward, clipping and torch's AdamW on batches that lie ready."""
+    spec = TrainSpec(epochs=1, batch=BATCH, device="cpu")
+    device, rows = pick(spec), BATCH * steps
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(rows + T, F)).astype("f")
+    y, w = rng.integers(0, 3, rows), rng.uniform(0.5, 2, rows).astype("f")
+    feed = Feed(device, [Windows(x_NF, np.arange(T - 1, rows + T - 1), T), y, w])
+    ready = [feed(np.arange(number * BATCH, (number + 1) * BATCH)) for number in range(steps)]
+    for name in ("lstm", "tcn", "itransformer"):
+        kind = locate(spec_of(name).network)
+        bare_network, timed = kind(F, T, 3, kind.Spec()).train(), TimedFeed(feed)
+        optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
+
+        def bare(network=bare_network, optimizer=optimizer) -> None:
+            for batch in ready:
+                total, weight = loss(network, batch)
+                (total / weight).backward()
+                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def whole(rows=rows, kind=kind, timed=timed) -> None:
+            fit(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
+
+        sides = {"fit": whole, "bare": bare, "one step": lambda whole=whole: whole(BATCH)}
+        torch.set_num_threads(device.threads)
+        in_turns(sides, 1)
+        timed.seconds = 0.0
+        runs = in_turns(sides, repeats)
+        whole_s, first_s = median_wall(runs["fit"]), median_wall(runs["one step"])
+        step_s = (whole_s - first_s) / (steps - 1)
+        fed = timed.seconds / sum(run.wall for run in (*runs["fit"], *runs["one step"]))
+        tell(
+            bench="training", part="loop", network=name, lookback=T, channels=F, batch=BATCH, steps=steps,
+            threads=device.threads, samples_per_s=round(BATCH / step_s), overhead=digits(
+                1 - median_ratio(runs["bare"], runs["fit"]), 3
+            ), input_share=digits(fed, 3), wanted="overhead < 0.05, input < 0.03",
+        )  # fmt: skip
+        share = (first_s - step_s) / (step_s * EPOCH_ROWS / BATCH)
+        tell(
+            bench="training", part="warm-up", device="cpu", network=name, lookback=T, share_of_epoch=digits(share, 3),
+            epoch_rows=EPOCH_ROWS, wanted="< 0.05",
+        )  # fmt: skip
+
+
+def linear(repeats: int, least: int = 4096, doublings: int = 3) -> None:
+    """Seconds of a fit over its rows, an epoch each: the slope of their logarithms."""
+    sizes = [least << number for number in range(doublings + 1)]
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(sizes[-1], 24, 16)).astype("f"), rng.integers(-1, 2, sizes[-1])
+
+    def fits(rows: int) -> Callable[[], None]:
+        settings = {"lookback": 24, "hidden": 32, "epochs": 1, "device": "cpu"}
+        return lambda: build_model("lstm", **settings).fit(x[:rows], y[:rows])
+
+    sides = {str(rows): fits(rows) for rows in sizes}
+    in_turns({str(least): sides[str(least)]}, 1)
+    runs = in_turns(sides, repeats)
+    clocks = [median_wall(taken) for taken in runs.values()]
+    slope = np.polyfit(np.log(sizes), np.log(clocks), 1)[0]
+    tell(
+        bench="training", part="rows", sizes=sizes, median_wall_s=[digits(clock) for clock in clocks],
+        slope=digits(float(slope), 3), wanted="1: linear",
+    )  # fmt: skip
+
+
+# ---- boosters ------------------------------------------------------------------------------------------------------
+
+
+def boosters(repeats: int, rows: int = 20_000, columns: int = 100) -> None:
+    """Two settings with three seeds each on one fold: its bins built by every fit, or once."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, columns)).astype("f"), rng.integers(-1, 2, rows)
+    trials = [{"seed": seed, "depth": depth} for seed in range(3) for depth in (3, 5)]
+
+    def all_trials(name: str, binned: BinnedData | None) -> np.ndarray:
+        models = [build_model(name, rounds=10, **trial) for trial in trials]
+        for model in models:
+            model.fit(x, y, binned=binned)
+        return np.stack([model.predict_proba(x[:100]) for model in models])
+
+    for name in ("xgboost", "lightgbm"):
+        shared = BinnedData()
+        same = np.array_equal(all_trials(name, None), all_trials(name, shared))
+        sides = {
+            "each": lambda name=name: all_trials(name, None),
+            "once": lambda name=name: all_trials(name, BinnedData()),
+        }
+        runs = in_turns(sides, max(1, repeats // 3))
+        saved = 1 - best(runs["once"]).cpu / best(runs["each"]).cpu
+        tell(
+            bench="training", part="bins", model=name, rows=rows, columns=columns, fits=len(trials),
+            builds=shared.builds, same_bits=same, saved_cpu=digits(saved, 3), wanted="1 build",
+        )  # fmt: skip
+
+
+# ---- all of it -----------------------------------------------------------------------------------------------------
+
+HERE = {"windows": windows, "loop": loop, "rows": linear, "bins": boosters}
+# part -> (its module, its environment, what builds that)
+ELSEWHERE = {
+    "steps": ("benchmarks.training_steps", ".venv-peers", "make peers"),
+    "scan": ("benchmarks.training_scan", ".venv-xla", "make test-xla"),
+}
+
+
+def elsewhere(part: str) -> int:
+    """Measure it with the interpreter of its environment; the exit code."""
+    module, environment, made_by = ELSEWHERE[part]
+    python = ROOT / environment / "bin" / "python"
+    if not python.is_file():
+        tell(bench="training", part=part, not_run=f"{environment} is not there; next: {made_by}")
+        return 0
+    return subprocess.run(
+        [python, "-m", module], cwd=ROOT, env={**os.environ, "PJRT_DEVICE": "CPU"}, check=False
+    ).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=[*HERE, *ELSEWHERE], default=[*HERE, *ELSEWHERE])
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    code = 0
+    for part in args.only:
+        if part in HERE:
+            HERE[part](args.repeats)
+        else:
+            code = elsewhere(part) or code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
