@@ -1,5 +1,6 @@
 """The command line: python -m ml_factory VERB. Exit code 0, 1 (could not be done) or 2 (wrong usage)."""
 
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -41,6 +42,7 @@ from ml_factory.data.contracts import RollSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
+from ml_factory.runs.ownership import rank_here
 from ml_factory.runs.recovery import replay
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
@@ -146,17 +148,21 @@ def train(
     fresh: Fresh = False,
     uncertified: Uncertified = False,
     named: Named = "",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the model, several times.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     quick = quick_from_environment(quick)
-    with training(model, as_json) as told:
+    further = rank_here() > 0  # of several processes the first one speaks
+    settings = {name: _value(text) for name, text in _pairs(setting or [], "--set", "dropout=0.2").items()}
+    with training(model, as_json or further) as told:
         result = pipeline.train(
             Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
-            run=named, tell=found_line(as_json),
+            run=named, tell=found_line(as_json), model_settings=settings,
             callbacks=(told,),
         )  # fmt: skip
-    tell(result, as_json)
+    if not further:
+        tell(result, as_json)
 
 
 @app.command("cross-validate")
@@ -345,6 +351,14 @@ def _roll_of(
     return RollSpec(
         by=by, adjust=adjust, months=held, expiries=tuple(expiries.items()), first=first, forced=tuple(forced.items())
     )
+
+
+def _value(text: str) -> object:
+    """A number, truth value or null as JSON writes it; else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _pairs(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:

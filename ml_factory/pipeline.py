@@ -17,6 +17,8 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import RunSpec, check_horizon, check_seed, run_spec
 from ml_factory.models.registry import available_models, build_model, spec_of
+from ml_factory.models.tabular_data import FoldBins
+from ml_factory.runs.ownership import rank_here
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
@@ -28,6 +30,7 @@ from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.explaining import explain
 from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
+from ml_factory.units.helping import agreed, help_fit
 from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
 from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
 from ml_factory.units.opening import (
@@ -143,8 +146,8 @@ def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    run: str = "", source: str = "registry", tell: Tell = _log.info,
-) -> TrainResult:  # fmt: skip
+    run: str = "", source: str = "registry", tell: Tell = _log.info, bins: FoldBins | None = None,
+) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
     A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
@@ -154,6 +157,10 @@ def train(
     run : the id of the very run to go on with; refused when its settings, data or code are others.
     source : "wandb" loads the finished model from W&B; "registry" asks there only for what this workspace lacks.
     tell : called with one line before the work: what was found, and what is done now.
+    bins : one `FoldBins` for all trials and seeds of a study: a booster's bins are then built once. The same bits.
+
+    Of several processes that torchrun started the first one does all of this; the others take part in a network's fit,
+    write nothing and return None.
 
     Raises SettingsError, NotPreparedError, FactoryError.
     """
@@ -165,14 +172,16 @@ def train(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
         settings=for_the_model(model_settings) | weight_setting(weights),
     )  # fmt: skip
+    if rank_here():
+        return help_fit(data, spec)
     run, found, artifact = found_run(
         workspace, spec, fresh, run, [fit_phase(model)], tell, check_source(source), mirror
     )
-    reused = artifact is not None
+    reused = not agreed(spec, fitting=artifact is None)
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
     else:
-        artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror)
+        artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins)
     verdict = forecasts.judge(workspace, data, artifact)
     facts = artifact.facts
     history = pd.DataFrame(facts["history"])
@@ -199,12 +208,12 @@ def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    search: SearchSpec | None = None, run: str = "", tell: Tell = _log.info,
+    search: SearchSpec | None = None, run: str = "", tell: Tell = _log.info, bins: FoldBins | None = None,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights, run, tell : as of `train`.
+    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights, run, tell, bins : as of `train`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
@@ -234,10 +243,10 @@ def cross_validate(
     plan = fold_plan(data, data.development(), cut, lookback, quick)
     run.begin(spec)
     if search is None:
-        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights)
+        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights, bins)
     else:
         told = searched_folds(
-            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback)
+            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback), bins
         )
     inexact = list(told.inexact)
     table, paths = told.scores, told.paths

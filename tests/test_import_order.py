@@ -14,8 +14,8 @@ PACKAGE = ROOT / "ml_factory"
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
 compiled errors seeding progress
-runs.storage runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer runs.planner
-runs.session runs.ownership runs.containers runs.pool runs.leases runs.slots
+runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer
+runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
 runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
@@ -48,7 +48,7 @@ provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
-units.holdout units.auditing units.opening units.folds units.planning units.nested units.forecasts
+units.holdout units.helping units.auditing units.opening units.folds units.planning units.nested units.forecasts
 units.explaining units.stacked units.pages
 pipeline notebook suite doctor console
 __main__

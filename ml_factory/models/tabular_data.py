@@ -1,7 +1,8 @@
 """Rows as the tabular models read them, and the matrices that libraries make of them, built once a fold."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,3 +96,19 @@ class BinnedData:
             yield self._kept[library][1]
         finally:
             self._lock.release()
+
+
+class FoldBins(defaultdict[Hashable, BinnedData]):
+    """A `BinnedData` for each fold of one data set, the chronological split among them.
+
+    Hand one to every trial and seed: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds
+    the matrices of all folds, and as long as it lives.
+    """
+
+    def __init__(self):
+        super().__init__(BinnedData)
+
+    @property
+    def builds(self) -> int:
+        """How often something was built, in all folds together."""
+        return sum(binned.builds for binned in self.values())

@@ -55,6 +55,16 @@ def release(path: Path) -> None:
     os.close(descriptor)
 
 
+def started_together() -> bool:
+    """Whether torchrun started this process, to work with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def rank_here() -> int:
+    """This process's place among those that torchrun started together; 0 for the first, and for one that is alone."""
+    return int(os.environ.get("RANK", 0)) if started_together() else 0
+
+
 @lru_cache(maxsize=1)
 def this_machine() -> str:
     """A name for this machine since it was started; two that were given one host name are told apart."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.runs.ownership import rank_here
 
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
@@ -169,7 +170,8 @@ def pushed_after(verb: Callable) -> Callable:
         try:
             return verb(workspace, *args, **settings)
         finally:
-            workspace.push()
+            if rank_here() == 0:
+                workspace.push()
 
     return run
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
+from ml_factory.runs.ownership import started_together
 from ml_factory.runs.state import decode_state, encode_state
 
 
@@ -39,7 +40,7 @@ def join(backend: str) -> Processes:
     """The processes this one belongs to: a group that is there already, or the one torchrun has announced."""
     if not distributed.is_available():
         return Processes()
-    if not distributed.is_initialized() and "TORCHELASTIC_RUN_ID" in os.environ:
+    if not distributed.is_initialized() and started_together():
         distributed.init_process_group(backend)
     if not distributed.is_initialized():
         return Processes()

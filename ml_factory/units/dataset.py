@@ -4,7 +4,7 @@ A holdout run, a fold and an out-of-fold part are the same unit on other rows.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +21,8 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.experiment import QuickLimits
+from ml_factory.models.registry import spec_of
+from ml_factory.models.tabular_data import BinnedData
 from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
@@ -109,6 +111,11 @@ def model_inputs(data: Dataset, scaler: Fitted, lookback: int) -> Take:
     # torch comes with the networks only: boosters train where it is not installed.
     windows = importlib.import_module("ml_factory.datasets.windows")
     return lambda positions: windows.Windows(scaled_NF, data.row[positions], lookback)
+
+
+def binned_for(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
+    """What a fit is told of the bins of this fold: nothing without any, and nothing where the model reads windows."""
+    return {} if bins is None or spec_of(model).windowed else {"binned": bins[fold]}
 
 
 def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:

@@ -1,6 +1,6 @@
 """Folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.registry import build_model
+from ml_factory.models.tabular_data import BinnedData
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import load_state, save_state
 from ml_factory.seeding import derive_seed
@@ -18,7 +19,16 @@ from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_p
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, effective_rows
-from ml_factory.units.dataset import Dataset, baselines, fit_on, limit_rows, model_inputs, verdicts, weights_of
+from ml_factory.units.dataset import (
+    Dataset,
+    baselines,
+    binned_for,
+    fit_on,
+    limit_rows,
+    model_inputs,
+    verdicts,
+    weights_of,
+)
 from ml_factory.units.keeping import Kept, reached_by_fit
 
 # scheme -> what its folds are called
@@ -162,10 +172,10 @@ class FoldOutcome:
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
-    weights: WeightSpec | None = None, keep: Path | None = None,
+    weights: WeightSpec | None = None, keep: Path | None = None, bins: Mapping[int, BinnedData] | None = None,
 ) -> FoldOutcome:  # fmt: skip
     """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
-    outcome = forecast_folds(manager, data, plan, spec, model, settings, weights, keep)
+    outcome = forecast_folds(manager, data, plan, spec, model, settings, weights, keep, bins)
     check_taught(outcome.untaught, len(plan.folds), model)
     return outcome
 
@@ -183,11 +193,12 @@ def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
 
 def forecast_folds(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, spec: RunSpec, model: str, settings: dict,
-    weights: WeightSpec | None = None, keep: Path | None = None,
+    weights: WeightSpec | None = None, keep: Path | None = None, bins: Mapping[int, BinnedData] | None = None,
 ) -> FoldOutcome:  # fmt: skip
     """Train `model` once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
 
     keep : the file in which finished forecasts stay, and are found again; the checkpoints' slots are given back then.
+    bins : of each fold, where other trials and seeds have built or will want them (`FoldBins`).
     """
     if keep is not None and (found := _finished(keep, plan)):
         return found
@@ -204,7 +215,7 @@ def forecast_folds(
         if fold - 1 in inner and outer.kept():  # the fold before is in the outer checkpoint: its slots serve this one
             manager.phase(f"{folds_phase(model)}_{fold - 1}").finish()
         inner[fold] = Kept(manager.phase(f"{folds_phase(model)}_{fold}"), here, reached_by_fit)
-        return {"checkpoints": inner[fold]}
+        return {"checkpoints": inner[fold]} | binned_for(model, bins, fold)
 
     forecasts = fold_forecasts(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
 from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model
+from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
 from ml_factory.runs.delivery import SUMMARY
 from ml_factory.runs.records import first_missing
@@ -19,24 +21,23 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
+from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, weighted
 from ml_factory.units.keeping import Kept, history_of, reached_by_fit
 
 Callback = Callable[[int, dict], None]
+SPLIT = "split"  # the chronological split among `FoldBins`
 
 
 def fit_holdout(
-    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str
-) -> Artifact:
-    """Train on the training rows, stop early and calibrate on validation rows, and register the bundle."""
-    started = time.perf_counter()
-    settings = dict(spec.settings)
-    weights = WeightSpec(**settings.pop("weights", {}))
-    model = build_model(spec.model, seed=spec.seed, **settings)
-    train, validation, limited = _teachers(data, model, spec.quick)
-    take = model_inputs(data, data.scaler, model.lookback)
-    (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
-    held_out = (take(validation), data.y[validation], w_validation)
+    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str,
+    bins: FoldBins | None = None,
+) -> Artifact:  # fmt: skip
+    """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
+
+    bins : of this split, where other trials and seeds have built or will want them.
+    """
+    started, lesson = time.perf_counter(), lesson_of(data, spec)
+    model, held_out, limited = lesson.model, lesson.held_out, lesson.limited
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
@@ -46,10 +47,10 @@ def fit_holdout(
     ):
         checkpoints = _RecordFirst(phase, machine(spec), tracker)
         result = model.fit(
-            take(train), data.y[train], w_train, validation=held_out,
-            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints,
+            *lesson.train, validation=held_out,
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
-        temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), held_out[1], w_validation)
+        temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), *held_out[1:])
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
         # On validation rows: those that judge are for nothing else.
@@ -64,6 +65,28 @@ def fit_holdout(
         run.end()
         phase.finish()
     return artifact
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A fresh model and what it is given: (inputs, labels, weights) to learn from, and those held out."""
+
+    model: Estimator
+    train: tuple
+    held_out: tuple
+    limited: dict
+
+
+def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
+    """What a run's settings say is learnt from which rows; the same in every process that takes part."""
+    settings = dict(spec.settings)
+    weights = WeightSpec(**settings.pop("weights", {}))
+    model = build_model(spec.model, seed=spec.seed, **settings)
+    train, validation, limited = _teachers(data, model, spec.quick)
+    take = model_inputs(data, data.scaler, model.lookback)
+    (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
+    held_out = (take(validation), data.y[validation], w_validation)
+    return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)
 
 
 def close_record(run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:

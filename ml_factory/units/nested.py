@@ -14,6 +14,7 @@ import pandas as pd
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.storage import write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import derive_seed
@@ -51,12 +52,12 @@ class FoldsTold:
 
 def plain_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None,
+    weights: WeightSpec | None, bins: FoldBins | None = None,
 ) -> FoldsTold:  # fmt: skip
     """Every fold on the labels as they are prepared."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         keep = run.folder / f"forecasts-{spec.model}.state"
-        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep)
+        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep, bins)
     judged = judged_folds(data, outcome, spec.model)
     paths = path_metrics(data, plan, judged)
     return FoldsTold(fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.inexact)
@@ -64,7 +65,7 @@ def plain_folds(
 
 def searched_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, search: SearchSpec, embargo: int,
+    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None = None,
 ) -> FoldsTold:  # fmt: skip
     """Every fold on labels made with what a search on its own training rows found; purged again.
 
@@ -84,7 +85,8 @@ def searched_folds(
             part = fold_of(own, moments, number, embargo, plan)
             seeded = replace(spec, seed=derive_seed(spec.seed, "nested", number))
             keep = run.folder / f"forecasts-{spec.model}-{number}.state"
-            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep)
+            mine = None if bins is None else {0: bins[number]}
+            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep, mine)
         found += outcome.found
         inexact |= dict.fromkeys(outcome.inexact)
         barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}

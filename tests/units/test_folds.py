@@ -12,6 +12,7 @@ from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.metrics import row_log_loss
+from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.units import folds, opening
@@ -144,6 +145,22 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     else:
         assert result.paths is None and result.paths_path is None
     assert result.plot().axes
+
+
+@pytest.mark.parametrize("model", ["lightgbm", "xgboost"])
+def test_trials_and_seeds_of_a_fold_share_its_bins_and_say_the_same(prepared, model):
+    """Two seeds and two depths on three folds: three builds, and every forecast to the bit as without sharing."""
+    workspace, bins = prepared[0], FoldBins()
+    for seed, depth in ((5, 2), (6, 2), (5, 3)):
+        ask = {"folds": 3, "seed": seed, "model_settings": SMALL | {"depth": depth}}
+        shared = pipeline.cross_validate(workspace, "MES", HORIZON, model, bins=bins, **ask)
+        alone = pipeline.cross_validate(workspace, "MES", HORIZON, model, fresh=True, **ask)
+        assert alone.run_id != shared.run_id and alone.resumed_from is None
+        pd.testing.assert_frame_equal(alone.folds, shared.folds, check_exact=True)
+    assert bins.builds == 3 and sorted(bins) == [0, 1, 2]
+    for seed in (5, 6):
+        pipeline.train(workspace, "MES", HORIZON, model, seed=seed, model_settings=SMALL, bins=bins, uncertified=True)
+    assert bins.builds == 4
 
 
 def test_folds_pass_their_slots_on(prepared, monkeypatch):
