@@ -6,13 +6,16 @@
 One JSON line a measurement: wall and CPU seconds (the best of the repeats), the median wall, rows a second, and how
 many times ours. Rows are one-minute bars and the base frame is one minute.
 
-  compare       89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes), a robust scaler
-                fitted on the first 70 % of the rows, a Parquet file, in memory where the system has files there; each
-                phase, and their sum. Two threads for each side that can use them; same codec: float32, plain,
-                uncompressed, no dictionary
-  alone         ours only: the frames (they are part of `features`), labels, splits, our own file format
+  compare       89 columns that every side makes (momentum and volatility on 1, 15 and 60 minutes) and a Parquet file of
+                them, in memory where the system has files there; a robust scaler fitted on the first 70 % of the rows;
+                and the sum of both. Ours writes a block while it makes the next ones, so columns and file are one phase
+                with one wall; the CPU seconds of each kind of work stand beside it, and each package's two phases too.
+                Two threads for each side that can use them; same codec: float32, plain, uncompressed, no dictionary
+  alone         ours only: the frames (they are part of `features`), the matrix in memory and a scaler of it, labels,
+                splits, our own file format
   whole         ours with every column there is, in our own format
-  peak          most memory of each side in a process of its own: bars, columns, scaler and file
+  peak          most memory of each side in a process of its own: bars, columns, scaler and file; of ours with half of
+                the rows as well
   growth        slope of log time on log rows, 0.5 to 14 million (49 columns); only when asked for
 
 Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
@@ -26,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import psutil
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
@@ -45,6 +46,7 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.datasets.mapped import write_part
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
+from ml_factory.features.export import export_features
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
@@ -57,8 +59,6 @@ THREADS = 2
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # no side is to wait for the disk
 TRAIN = 0.7
 FORGOTTEN = 640 * max(FRAMES)  # rows after which every recursion has forgotten how it was started
-BLOCK = 65_536
-PLAIN = {"compression": "none", "use_dictionary": False, "write_statistics": False, "write_batch_size": BLOCK}
 FEW = 60_000  # rows that warm a side up
 # Where running sums lose digits (a correlation above 0.9999 is asked as well): variances of prices, powers of returns.
 LOOSER = {
@@ -70,12 +70,15 @@ LOOSER = {
 
 @dataclass(frozen=True)
 class Side:
-    """One way to do it: bars -> what was made; that, first row, last training row -> scaler; and a file of it."""
+    """One way to do it: bars -> what was made; that, first row, last training row -> scaler; and a file of it.
+
+    write : None where `features` has written the file already; what was made then has `cpu_s`, kind of work -> seconds.
+    """
 
     given: Callable[[pd.DataFrame], object]
-    features: Callable[[object], object]
+    features: Callable[[object, str], object]
     fit: Callable[[object, int, int], object]
-    write: Callable[[object, str], None]
+    write: Callable[[object, str], None] | None = None
 
 
 def sides(market: MarketSpec, first: int) -> dict[str, Side]:
@@ -83,54 +86,38 @@ def sides(market: MarketSpec, first: int) -> dict[str, Side]:
     return {
         "ours": Side(
             lambda bars: bars,
-            lambda bars: build_features(bars, market, SPEC, threads=THREADS),
-            lambda made, _, stop: RobustScaler.fit(made.values[: stop - first]),
-            lambda made, path: write_parquet(made.values, made.names, path),
+            lambda bars, path: export_features(bars, market, path, SPEC, threads=THREADS),
+            lambda made, _, stop: RobustScaler.fit_blocks(made.blocks.before(stop - first)),
         ),
         "joined": Side(
             talib_polars.table,
-            partial(talib_polars.features, frames=FRAMES),
+            lambda bars, _: talib_polars.features(bars, FRAMES),
             talib_polars.fit,
             talib_polars.write,
         ),
         "pandas": Side(
             lambda bars: bars,
-            partial(pandas_sklearn.features, frames=FRAMES),
+            lambda bars, _: pandas_sklearn.features(bars, FRAMES),
             pandas_sklearn.fit,
             pandas_sklearn.write,
         ),
     }
 
 
-def write_parquet(values: np.ndarray, names: list[str], path: str) -> None:
-    """Rows of float32 as a Parquet file, a block at a time; the next block is turned on its side meanwhile."""
-
-    def turned(begin: int) -> pa.Table:
-        block = np.empty((values.shape[1], min(BLOCK, len(values) - begin)), np.float32)
-        for row in range(0, block.shape[1], 64):  # squares that stay in the first cache
-            block[:, row : row + 64] = values[begin + row : begin + min(row + 64, block.shape[1])].T
-        return pa.Table.from_arrays([pa.array(column) for column in block], schema=schema)
-
-    schema = pa.schema([pa.field(name, pa.float32(), nullable=False) for name in names])
-    with pq.ParquetWriter(path, schema, **PLAIN, data_page_size=4 * BLOCK) as writer, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(turned, 0)
-        for begin in range(0, len(values), BLOCK):
-            block, waiting = (
-                waiting.result(),
-                pool.submit(turned, begin + BLOCK) if begin + BLOCK < len(values) else None,
-            )
-            writer.write_table(block, row_group_size=BLOCK)
-
-
-def run(side: Side, bars: object, first: int, folder: str) -> dict[str, Taken]:
-    """Seconds of each phase of one run, and their sum."""
-    stop = first + int(TRAIN * (len(bars) - first))
-    taken: dict[str, Taken] = {}
-    made, taken["features"] = timed(lambda: side.features(bars))
-    _, taken["scaler"] = timed(lambda: side.fit(made, first, stop))
-    _, taken["write"] = timed(lambda: side.write(made, str(Path(folder) / "columns.parquet")))
-    taken["sum"] = Taken(*map(sum, zip(*taken.values(), strict=True)))
-    return taken
+def run(side: Side, bars: object, first: int, folder: str) -> tuple[dict[str, Taken], dict[str, float]]:
+    """Clocks of each phase of one run and of their sum; and CPU seconds of each kind of work inside a phase."""
+    stop, path = first + int(TRAIN * (len(bars) - first)), Path(folder) / "columns.parquet"
+    path.unlink(missing_ok=True)  # to free the pages of another side's file is not this one's work
+    made, columns = timed(lambda: side.features(bars, str(path)))
+    _, scaler = timed(lambda: side.fit(made, first, stop))
+    written = timed(lambda: side.write(made, str(path)))[1] if side.write else Taken(0.0, 0.0)
+    taken = {
+        "features + write": Taken(*map(sum, zip(columns, written, strict=True))),
+        "scaler": scaler,
+        "sum": Taken(*map(sum, zip(columns, scaler, written, strict=True))),
+    }
+    inside = {"features": columns.cpu, "write": written.cpu} if side.write else made.cpu_s
+    return taken, inside
 
 
 def agree(bars: pd.DataFrame, market: MarketSpec, folder: str) -> FeatureMatrix:
@@ -139,9 +126,19 @@ def agree(bars: pd.DataFrame, market: MarketSpec, folder: str) -> FeatureMatrix:
     begin, stop = max(ours.first, FORGOTTEN), ours.first + int(TRAIN * len(ours))
     scaler = RobustScaler.fit(ours.values, np.arange(begin - ours.first, stop - ours.first))
     for name, side in sides(market, ours.first).items():
-        made = side.features(side.given(bars))
-        side.write(made, path := str(Path(folder) / "columns.parquet"))
-        columns = made if name != "ours" else dict(zip(ours.names, ours.values.T, strict=True))
+        path = str(Path(folder) / "columns.parquet")
+        made = side.features(side.given(bars), path)
+        if name == "ours":
+            stored = RobustScaler.fit_blocks(made.blocks.before(stop - ours.first))
+            matrix = RobustScaler.fit(ours.values, np.arange(stop - ours.first))
+            assert stored.to_dict() == matrix.to_dict(), "another scaler from the file than from the matrix"
+            table = pq.read_table(path)
+            columns = {column: table[column].to_numpy() for column in table.column_names}
+            same = (np.array_equal(columns[column], ours.values[:, f]) for f, column in enumerate(ours.names))
+            assert all(same), "the file holds other numbers than the matrix"
+        else:
+            side.write(made, path)
+            columns = made
         assert sorted(columns) == sorted(ours.names), f"{name}: other columns"
         stored = pq.ParquetFile(path).metadata.row_group(0).column(0)
         assert (stored.compression, stored.has_dictionary_page) == ("UNCOMPRESSED", False), f"{name}: another codec"
@@ -203,14 +200,20 @@ def compare(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -
         first = agree(bars, market, folder).first
         chosen = sides(market, first)
         given = {name: side.given(bars) for name, side in chosen.items()}
-        runs = {name: [] for name in chosen}
+        runs: dict[str, list[dict[str, Taken]]] = {name: [] for name in chosen}
+        inside: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
         for _ in range(repeats):
             for name, side in chosen.items():
-                runs[name].append(run(side, given[name], first, folder))
-    for phase in ("features", "scaler", "write", "sum"):
+                taken, kinds = run(side, given[name], first, folder)
+                runs[name].append(taken)
+                inside[name].append(kinds)
+    for phase in ("features + write", "scaler", "sum"):
         taken = {name: [run[phase] for run in rounds] for name, rounds in runs.items()}
         for name, clocks in taken.items():
             compared = rated(clocks, len(bars)) | times(clocks, taken["ours"])
+            if phase == "features + write":
+                least = {kind: digits(min(one[kind] for one in inside[name])) for kind in inside[name][0]}
+                compared |= {"cpu_s_inside": least}
             tell(bench="pipeline", phase=phase, side=name, **facts, **compared)
 
 
@@ -227,6 +230,8 @@ def alone(bars: pd.DataFrame, market: MarketSpec, repeats: int, facts: dict) -> 
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         calls = {
             "frames (in features)": frames,
+            "features, a matrix in memory": partial(build_features, bars, market, SPEC, threads=THREADS),
+            "scaler, of that matrix": partial(RobustScaler.fit, made.values[: int(TRAIN * len(made))]),
             "labels": partial(triple_barrier, made.base, None, LabelSpec(), market),
             "splits": partial(holdout, labels, SplitSpec()),
             "write, own format": partial(write_part, Path(folder) / "columns.npy", made.values),
@@ -270,11 +275,14 @@ def peak(bars: pd.DataFrame, market: MarketSpec, imported: int, side: str, facts
 
 def peaks(bars: pd.DataFrame, market: MarketSpec, symbol: str | None) -> None:
     """`peak` of every side, on bars that a file hands over: making them here would leave its own traces."""
+    halves = {"ours": bars[: len(bars) // 2]}
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         path = str(Path(folder) / "bars.npy")
-        np.save(path, np.column_stack([bars.index.as_unit("ns").asi8.view(float), bars[list(COLUMNS)].to_numpy()]).T)
-        options = ["--bars", path, *(["--symbol", symbol] if symbol else [])]
-        for side in SIDES:
+        for side, some in [*halves.items(), *((side, bars) for side in SIDES)]:
+            np.save(
+                path, np.column_stack([some.index.as_unit("ns").asi8.view(float), some[list(COLUMNS)].to_numpy()]).T
+            )
+            options = ["--bars", path, *(["--symbol", symbol] if symbol else [])]
             subprocess.run([sys.executable, "-m", "benchmarks.pipeline", *options, "--peak", side], check=True)
 
 

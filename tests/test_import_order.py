@@ -20,12 +20,12 @@ runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.regist
 runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
 data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
-data.synthetic data.frames
+data.synthetic data.plain_parquet data.frames
 data.resample data.sampling data.stream
-features.logarithm features.windows features.engine features.momentum features.volatility features.volume
-features.microstructure
+features.logarithm features.windows features.moments features.engine features.momentum features.volatility
+features.volume features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
-features.custom features.build features.stream
+features.custom features.build features.export features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
 targets.kinds
 targets.search_spec targets.barrier_search

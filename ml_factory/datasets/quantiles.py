@@ -1,4 +1,4 @@
-"""Exact quantiles of every column of a row-major matrix, in one pass over it.
+"""Exact quantiles of every column of a matrix, in one pass over it, whether rows or columns lie together in memory.
 
 A sample of rows brackets each wanted rank between two of its values (Floyd and Rivest, 1975). One pass over the rows
 then counts what lies below each bracket and keeps the few values inside, so the rank is found exactly among them. A
@@ -7,6 +7,7 @@ slow. No copy of the matrix is made.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ from numba import njit
 
 SAMPLE_ROWS = 65_536
 TILE_ROWS = 256
+TILE_VALUES = 2048
 LANES = 48
 """Columns compared side by side: three vector registers of float32, so that their counts do not wait for each other."""
 BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket in 100,000 misses its rank
@@ -39,6 +41,23 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
         return np.concatenate(list(parts))
 
 
+def quantiles_of_blocks(blocks: Sequence[np.ndarray], shares: tuple[float, ...]) -> np.ndarray:
+    """As `quantiles`, of the rows of all blocks: float32 (F, n) each, every column contiguous.
+
+    blocks : asked for one at a time, several times over, so they may be mapped from a file.
+    """
+    features, ends = len(blocks[0]), np.cumsum([block.shape[1] for block in blocks])
+    if ends[-1] < 2 * SAMPLE_ROWS:
+        return np.array([_by_numpy(_of_all(blocks, f), shares) for f in range(features)]).reshape(-1, len(shares))
+    threads = min(_cores(), features)
+    edges = np.linspace(0, features, threads + 1).astype(int)
+    with ThreadPoolExecutor(threads) as pool:
+        parts = pool.map(
+            lambda first, stop: _of_blocks(blocks, ends, slice(first, stop), shares), edges[:-1], edges[1:]
+        )
+        return np.concatenate(list(parts))
+
+
 def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
     """Linear interpolation with the rounding of np.quantile: from the nearer end."""
     step = high - low
@@ -47,12 +66,43 @@ def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
 
 def _of_columns(x_NF, rows, shares) -> np.ndarray:
     """Quantiles (F, Q) of these columns.  rows : positions, or none for all."""
-    low_QF, high_QF = _brackets(x_NF, rows, shares)
-    features, count = x_NF.shape[1], len(rows) or len(x_NF)
-    # What a bracket holds on average, and a quarter more.
-    room = int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / SAMPLE_ROWS) ** 0.5 for p in shares)) + 4096
-    kept = np.empty((-(-features // LANES) * LANES, room), np.float32)
+    count = len(rows) or len(x_NF)
+    chosen = _sampled(count)
+    low_QF, high_QF = _brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    kept = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, shares)), np.float32)
     counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), kept)
+    column = lambda f: _column(x_NF, f, rows if len(rows) else None)  # noqa: E731 - asked for where a bracket missed
+    return _found(counts, many, kept, low_QF, high_QF, shares, column)
+
+
+def _of_blocks(blocks, ends, columns: slice, shares) -> np.ndarray:
+    """Quantiles (F, Q) of these columns of the blocks, whose rows end at `ends`."""
+    chosen, begins = _sampled(ends[-1]), np.append(0, ends)
+    cuts = np.searchsorted(chosen, begins)
+    sample = np.empty((columns.stop - columns.start, len(chosen)), np.float32)
+    for b, block in enumerate(blocks):
+        sample[:, cuts[b] : cuts[b + 1]] = block[columns, chosen[cuts[b] : cuts[b + 1]] - begins[b]]
+    low_QF, high_QF = _brackets(sample, shares)
+    kept = np.empty((len(sample), _room(ends[-1], shares)), np.float32)
+    counts, many = np.zeros((len(sample), 1 + 2 * len(shares), 2), np.int64), np.zeros(len(sample), np.int64)
+    for block in blocks:
+        flat, step = _flat(block[columns])
+        _count_columns(flat, step, block.shape[1], low_QF, high_QF, counts, many, kept)
+    return _found(counts, many, kept, low_QF, high_QF, shares, lambda f: _of_all(blocks, columns.start + f))
+
+
+def _sampled(count: int) -> np.ndarray:
+    return np.linspace(0, count - 1, SAMPLE_ROWS).astype(np.int64)
+
+
+def _room(count: int, shares: tuple[float, ...]) -> int:
+    """What the brackets of a column hold on average, and a quarter more."""
+    return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / SAMPLE_ROWS) ** 0.5 for p in shares)) + 4096
+
+
+def _found(counts, many, kept, low_QF, high_QF, shares, column: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Quantiles (F, Q) from what a pass counted and kept; `column` gives one whose bracket missed or overflowed."""
+    features, room = low_QF.shape[1], kept.shape[1]
     finite = counts[:, 0, 0]
     counts[:, 1::2, 0] -= counts[:, :1, 1]  # -inf is below every bracket, and counts for nothing
     found = np.empty((features, len(shares)))
@@ -63,26 +113,24 @@ def _of_columns(x_NF, rows, shares) -> np.ndarray:
             held = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()
             value = _ranked(finite[f], share, held, low_QF[q, f], high_QF[q, f], ordered) if whole else None
             if value is None:
-                found[f] = _by_numpy(_column(x_NF, f, rows if len(rows) else None), shares)
+                found[f] = _by_numpy(column(f), shares)
                 break
             found[f, q] = value
     return found
 
 
-def _brackets(x_NF, rows, shares) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (Q, F) twice: sample values surely below and above each quantile."""
-    chosen = np.linspace(0, (len(rows) or len(x_NF)) - 1, SAMPLE_ROWS).astype(np.int64)
-    ordered = np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T)
-    ordered[~np.isfinite(ordered)] = np.nan
-    ordered.sort(axis=1)  # NaN goes to the end
-    finite = np.count_nonzero(~np.isnan(ordered), axis=1)
-    low_QF, high_QF = np.full((2, len(shares), x_NF.shape[1]), [[[-LARGEST]], [[LARGEST]]], np.float32)
+def _brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (Q, F) twice: sample values surely below and above each quantile. Sorts the sample in place."""
+    sample_FS[~np.isfinite(sample_FS)] = np.nan
+    sample_FS.sort(axis=1)  # NaN goes to the end
+    finite = np.count_nonzero(~np.isnan(sample_FS), axis=1)
+    low_QF, high_QF = np.full((2, len(shares), len(sample_FS)), [[[-LARGEST]], [[LARGEST]]], np.float32)
     for q, share in enumerate(shares):
         place = (finite - 1) * share
         reach = BRACKET * np.sqrt(np.maximum(finite * share * (1 - share), 4.0))
         for edge_F, wanted in ((low_QF[q], np.floor(place - reach)), (high_QF[q], np.ceil(place + reach))):
             there = np.flatnonzero((wanted >= 0) & (wanted < finite))  # beyond the sample anything may come
-            edge_F[there] = ordered[there, wanted[there].astype(np.int64)]
+            edge_F[there] = sample_FS[there, wanted[there].astype(np.int64)]
     return low_QF, high_QF
 
 
@@ -195,6 +243,63 @@ def _add(pairs, counts):
         counts[f, 0] += pairs[f] & 0xFFFF
         counts[f, 1] += pairs[f] >> 16
         pairs[f] = 0
+
+
+@njit(cache=True, nogil=True)
+def _count_columns(flat, step, rows, low_QF, high_QF, counts, many, kept):
+    """What `_count` gives, added up over blocks; column f is flat[f * step : f * step + rows]."""
+    room = kept.shape[1]
+    wanted = np.empty(TILE_VALUES, np.uint8)
+    words = wanted.view(np.uint64)
+    for f in range(len(counts)):
+        for begin in range(0, rows, TILE_VALUES):
+            size = min(TILE_VALUES, rows - begin)
+            tile = flat[f * step + begin : f * step + begin + size]
+            wanted[:] = 0
+            finite, lowest = np.int32(0), np.int32(0)
+            for i in range(size):
+                finite += np.int32(abs(tile[i]) <= LARGEST)
+                lowest += np.int32(tile[i] < -LARGEST)
+            counts[f, 0, 0] += finite
+            counts[f, 0, 1] += lowest
+            for q in range(len(low_QF)):
+                _compare_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
+            place, kept_f = many[f], kept[f]
+            for word in range(-(-size // 8)):
+                if words[word]:
+                    for i in range(8 * word, min(8 * word + 8, size)):
+                        kept_f[place] = tile[i]
+                        place = min(place + wanted[i], room - 1)
+            many[f] = place
+
+
+@njit(cache=True, nogil=True)
+def _compare_tile(tile, low, high, counts, wanted):
+    """Add a bracket's counts of these values of one column, and mark in `wanted` what lies strictly inside."""
+    below, at_low, inside, at_high = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
+    for i in range(len(tile)):
+        value = tile[i]
+        within = (low < value) & (value < high)
+        below += np.int32(value < low)
+        at_low += np.int32(value == low)
+        inside += np.int32(within)
+        at_high += np.int32(value == high)
+        wanted[i] |= np.uint8(within)
+    counts[0, 0] += below
+    counts[0, 1] += at_low
+    counts[1, 0] += inside
+    counts[1, 1] += at_high if low < high else np.int32(0)
+
+
+def _flat(block_FN: np.ndarray) -> tuple[np.ndarray, int]:
+    """(the memory from the first value to the last, values from one column to the next), read-only."""
+    step = block_FN.strides[0] // block_FN.itemsize
+    size = (len(block_FN) - 1) * step + block_FN.shape[1]
+    return np.lib.stride_tricks.as_strided(block_FN, (size,), (block_FN.itemsize,), writeable=False), step
+
+
+def _of_all(blocks: Sequence[np.ndarray], f: int) -> np.ndarray:
+    return np.concatenate([block[f] for block in blocks])
 
 
 def _column(x_NF: np.ndarray, f: int, rows: np.ndarray | None) -> np.ndarray:

@@ -1,15 +1,17 @@
 """Columns of very different spread made comparable, by numbers read off training rows only."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtri
 
-from ml_factory.datasets.quantiles import quantiles
+from ml_factory.datasets.quantiles import quantiles, quantiles_of_blocks
 from ml_factory.errors import FactoryError, SettingsError
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1
+QUARTILES = (0.25, 0.5, 0.75)
 BLOCK_ROWS = 65_536
 
 
@@ -40,9 +42,12 @@ class LinearScaler:
     def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
         """Read center and scale off these rows alone. Non-finite values are left out; an empty column gives (0, 1)."""
         _check_rows(x_NF, rows, cls.__name__)
+        return cls._of(*cls._read_off(np.asarray(x_NF, np.float32), rows), clip)
+
+    @classmethod
+    def _of(cls, center: np.ndarray, scale: np.ndarray, clip: float) -> "LinearScaler":
         if not 0 < clip < np.inf:
             raise SettingsError("Values cannot be clipped like this", where="clip", got=clip, wanted="a number above 0")
-        center, scale = cls._read_off(np.asarray(x_NF, np.float32), rows)
         # A spread at the rounding of the level itself is a constant column: dividing would blow noise up.
         scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(center)), scale, 1.0)
         return cls(np.where(np.isfinite(center), center, 0.0), scale, float(clip))
@@ -82,14 +87,25 @@ class RobustScaler(LinearScaler):
 
     kind = "robust"
 
+    @classmethod
+    def fit_blocks(cls, blocks: Sequence[np.ndarray], clip: float = 8.0) -> "RobustScaler":
+        """`fit` on all rows of blocks of float32 (F, n), every column contiguous: as `ExportedFeatures.blocks` are."""
+        quartiles = quantiles_of_blocks(blocks, QUARTILES)
+        return cls._of(*_of_quartiles(quartiles, lambda f: np.concatenate([block[f] for block in blocks])), clip)
+
     @staticmethod
     def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        low, center, high = quantiles(x_NF, (0.25, 0.5, 0.75), rows).T
-        scale = (high - low) / IQR_OF_NORMAL
-        for column in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
-            values = x_NF[:, column] if rows is None else x_NF[rows, column]
-            scale[column] = values[np.isfinite(values)].astype(np.float64).std()
-        return center, scale
+        return _of_quartiles(quantiles(x_NF, QUARTILES, rows), lambda f: x_NF[:, f] if rows is None else x_NF[rows, f])
+
+
+def _of_quartiles(quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(center, scale), float64[F] each; `column` gives one whose quartiles are equal."""
+    low, center, high = quartiles_F3.T
+    scale = (high - low) / IQR_OF_NORMAL
+    for f in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
+        values = column(f)
+        scale[f] = values[np.isfinite(values)].astype(np.float64).std()
+    return center, scale
 
 
 class StandardScaler(LinearScaler):

@@ -159,9 +159,55 @@ def build_features(
     """
     spec = spec or FeatureSpec()
     threads = threads or min(2, os.cpu_count() or 1)
+    made = joined_frames(bars, market, spec, threads)
+    base, first, joins, names = made.base, made.first, made.joins, made.names
+    values = np.empty((len(base) - first, len(names)), dtype=dtype)
+    with phase("features", len(values)) as done:
+        with ThreadPoolExecutor(threads) as pool:
+            tasks = list(_tasks(made, market, spec, values))
+            for task in as_completed([pool.submit(*one) for one in tasks]):
+                done(task.result() * len(values) // len(names))
+        for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
+            custom.fill(name, base, first, column)  # the user's code runs in the user's thread
+    return FeatureMatrix(
+        values=values,
+        names=names,
+        known_at=base.known_at[first:],
+        session=base.session[first:],
+        segment=base.segment[first:],
+        close=made.held.close[first:],
+        frame_staleness={
+            frame_name(minutes): staleness(base.known_at[first:], made.frames[minutes].known_at, rows[first:])
+            for minutes, rows in joins.items()
+        },
+        base=made.held,
+        first=first,
+        engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
+    )
+
+
+@dataclass(frozen=True)
+class JoinedFrames:
+    """Frames ready for their columns.
+
+    held : the base frame at the prices that traded.  base, frames : at prices that go through rolls, as features see
+    them.  joins : frame's minutes -> int64[N], the freshest coarse bar of each base bar.
+    first : the first base bar after warm-up.  names : the columns to make.
+    """
+
+    held: Frame
+    base: Frame
+    frames: dict[int, Frame]
+    joins: dict[int, np.ndarray]
+    first: int
+    names: list[str]
+
+
+def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> JoinedFrames:
+    """The frames of `spec`; BarsError where too few bars are left after warm-up."""
     with phase("frames", len(bars)):
         frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
-    held = frames.pop(spec.base_minutes)  # at the prices that traded; features go through rolls
+    held = frames.pop(spec.base_minutes)
     base, frames = chained(held), {minutes: chained(frame) for minutes, frame in frames.items()}
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
@@ -174,30 +220,7 @@ def build_features(
             "reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
-    names = column_names(market, spec)
-    values = np.empty((len(base) - first, len(names)), dtype=dtype)
-    with phase("features", len(values)) as done:
-        with ThreadPoolExecutor(threads) as pool:
-            tasks = list(_tasks(base, frames, joins, first, market, spec, values))
-            for task in as_completed([pool.submit(*one) for one in tasks]):
-                done(task.result() * len(values) // len(names))
-        for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
-            custom.fill(name, base, first, column)  # the user's code runs in the user's thread
-    return FeatureMatrix(
-        values=values,
-        names=names,
-        known_at=base.known_at[first:],
-        session=base.session[first:],
-        segment=base.segment[first:],
-        close=held.close[first:],
-        frame_staleness={
-            frame_name(minutes): staleness(base.known_at[first:], frames[minutes].known_at, rows[first:])
-            for minutes, rows in joins.items()
-        },
-        base=held,
-        first=first,
-        engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
-    )
+    return JoinedFrames(held, base, frames, joins, first, column_names(market, spec))
 
 
 def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
@@ -219,24 +242,24 @@ def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> i
     return max([FIRST_BARS["base"], begun, *warm])
 
 
-def _tasks(base, frames, joins, first, market, spec, values) -> Iterator[tuple]:
+def _tasks(made: JoinedFrames, market: MarketSpec, spec: FeatureSpec, values: np.ndarray) -> Iterator[tuple]:
     """Calls that each fill their own columns of `values` and return how many: base families in two groups, frames."""
-    families = spec.families_of(market)
     place = 0
-    for group in _halves(families, market):
+    for group in base_groups(market, spec):
         engine = FrameFeatures(market, group, coarse=False)
         stop = place + len(engine.names)
-        yield _own, engine, base, first, values[:, place:stop]
+        yield _own, engine, made.base, made.first, values[:, place:stop]
         place = stop
-    for minutes, frame in frames.items():
-        engine = FrameFeatures(market, families, coarse=not spec.full_frames)
+    for minutes, frame in made.frames.items():
+        engine = FrameFeatures(market, spec.families_of(market), coarse=not spec.full_frames)
         stop = place + len(engine.names)
-        yield _join, engine, frame, joins[minutes][first:], values[:, place:stop]
+        yield _join, engine, frame, made.joins[minutes][made.first :], values[:, place:stop]
         place = stop
 
 
-def _halves(families: dict[str, Family], market: MarketSpec) -> list[dict[str, Family]]:
-    """The families in two groups of about as many columns, in order."""
+def base_groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, Family]]:
+    """The base frame's families in two groups of about as many columns, in order."""
+    families = spec.families_of(market)
     counts = np.cumsum([len(family.names(market, False)) for family in families.values()])
     half = int(np.argmin(np.abs(counts - counts[-1] / 2))) + 1
     items = list(families.items())

@@ -73,7 +73,11 @@ class FrameFeatures:
                 width, count = self._width[name], rows.stop - begin
                 values = self._scratch[: width * count].reshape(width, count)
                 family.kernel(block, self._state[name], values, self.coarse)
-                _store(values[:, drop:], out[begin + drop - skip : rows.stop - skip, place : place + len(values)])
+                rows_out = out[begin + drop - skip : rows.stop - skip, place : place + len(values)]
+                if rows_out.strides[0] == rows_out.itemsize:  # columns lie side by side in memory
+                    rows_out.T[:] = values[:, drop:]
+                else:
+                    _store(values[:, drop:], rows_out)
                 place += len(values)
             self._keep(rows.stop - begin)
         if len(out):

@@ -12,20 +12,18 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
+from ml_factory.features.moments import deviation_48, line_24
 from ml_factory.features.windows import (
     HISTORY,
     bars_since_max,
-    deviation,
     differences,
     doubled,
     lag,
     ratio,
     recursive_means,
     sizes,
-    window_covariance,
     window_max,
     window_min,
-    window_std,
     window_sum,
 )
 
@@ -51,14 +49,15 @@ def _names(market, coarse):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
     x = _means(b, state[:_MEANS])
-    spread = deviation(b.ret, 48, b.t0, HISTORY)
+    # One division each instead of six: rows times these are returns in deviations and prices in ATRs.
+    per_spread, per_atr = inverses(deviation_48(b.ret, HISTORY)), inverses(b.atr)
     for place, n in enumerate((1, 4, 12)):
-        normal_return(b.log_close, spread, n, out[place])
+        normal_return(b.log_close, per_spread, n, out[place])
     rsi(x[_GAIN_14], x[_LOSS_14], out[3])
     second = _means_of_means(x, state[_MEANS : _MEANS + 2])
-    macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], b.atr, out[4], out[5])
+    macd(x[_EMA_12], x[_EMA_26], second[_SIGNAL], per_atr, out[4], out[5])
     out[6] = second[_DX, HISTORY:]  # ADX 14, in points of 100; 0 where nothing moved (TA-Lib ADX)
-    directional(x[_PLUS], x[_MINUS], b.atr, out[7])
+    directional(x[_PLUS], x[_MINUS], per_atr, out[7])
     cci(b.high, b.low, b.close, 20, b.t0, out[8])
     place_14 = stochastic(b, 14, HISTORY - 8)
     out[9] = place_14[HISTORY:]
@@ -67,18 +66,18 @@ def _kernel(b, state, out, coarse):
     if coarse:
         return
     for place, n in enumerate((2, 24, 48)):
-        normal_return(b.log_close, spread, n, out[12 + place])
+        normal_return(b.log_close, per_spread, n, out[12 + place])
     rsi(x[_GAIN_5], x[_LOSS_5], out[15])
     out[16] = window_sum(place_14, 3, b.t0, HISTORY)[HISTORY:] / 3.0
     out[17] = stochastic(b, 48, HISTORY)[HISTORY:]
     ultimate(b, out[18])
     aroon(b, 25, out[19])
-    regression(b, 24, out[20], out[21])
-    close, atr, ema_20, ema_50 = b.close[HISTORY:], b.atr[HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
+    regression(b.close, per_atr, out[20], out[21])
+    close, ema_20, ema_50 = b.close[HISTORY:], x[_EMA_20, HISTORY:], x[_EMA_50, HISTORY:]
     gap, trend = out[22], out[23]
     for i in range(len(close)):
-        gap[i] = (close[i] - ema_20[i]) / atr[i]
-        trend[i] = (ema_20[i] - ema_50[i]) / atr[i]
+        gap[i] = (close[i] - ema_20[i]) * per_atr[i]
+        trend[i] = (ema_20[i] - ema_50[i]) * per_atr[i]
     streak(b.close, state[_STREAK], out[24])
 
 
@@ -123,11 +122,21 @@ def _means_of_means(x, state):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def normal_return(log_close, spread, n, out):
+def inverses(x):
+    """1 / x of the rows after the history."""
+    x = x[HISTORY:]
+    out = np.empty(len(x))
+    for i in range(len(x)):
+        out[i] = 1.0 / x[i]
+    return out
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def normal_return(log_close, per_spread, n, out):
     """Log return over n bars in units of what n bars of the last 48 bars' deviation would give."""
-    scale, now, before, spread = math.sqrt(n), log_close[HISTORY:], log_close[HISTORY - n :], spread[HISTORY:]
+    scale, now, before = 1.0 / math.sqrt(n), log_close[HISTORY:], log_close[HISTORY - n :]
     for i in range(len(out)):
-        out[i] = (now[i] - before[i]) / (spread[i] * scale)
+        out[i] = (now[i] - before[i]) * (per_spread[i] * scale)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -139,21 +148,21 @@ def rsi(gain, loss, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def macd(fast, slow, signal, atr, out_line, out_histogram):
+def macd(fast, slow, signal, per_atr, out_line, out_histogram):
     """(MACD, MACD minus its mean of 9) in ATRs, from the exponential means of 12 and 26 (TA-Lib MACD)."""
-    fast, slow, signal, atr = fast[HISTORY:], slow[HISTORY:], signal[HISTORY:], atr[HISTORY:]
+    fast, slow, signal = fast[HISTORY:], slow[HISTORY:], signal[HISTORY:]
     for i in range(len(fast)):
         line = fast[i] - slow[i]
-        out_line[i] = line / atr[i]
-        out_histogram[i] = (line - signal[i]) / atr[i]
+        out_line[i] = line * per_atr[i]
+        out_histogram[i] = (line - signal[i]) * per_atr[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def directional(plus, minus, atr, out):
+def directional(plus, minus, per_atr, out):
     """+DI minus -DI in points of 100; 0 where nothing moved (TA-Lib PLUS_DI, MINUS_DI)."""
-    plus, minus, atr = plus[HISTORY:], minus[HISTORY:], atr[HISTORY:]
+    plus, minus = plus[HISTORY:], minus[HISTORY:]
     for i in range(len(out)):
-        out[i] = 100.0 * (plus[i] - minus[i]) / atr[i]
+        out[i] = 100.0 * (plus[i] - minus[i]) * per_atr[i]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -243,17 +252,13 @@ def aroon(b, n, out):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def regression(b, n, out_slope, out_fit):
-    """(slope per bar in ATRs, signed share of variance explained) of a line through n closes."""
-    time = np.empty(len(b.close))
-    for i in range(len(time)):
-        time[i] = i
-    together = window_covariance(b.close, time, n, b.t0, HISTORY)[HISTORY:]
-    deviation, atr = window_std(b.close, n, b.t0, HISTORY)[HISTORY:], b.atr[HISTORY:]
-    spread = (n * n - 1) / 12.0  # population variance of n consecutive integers
-    for i in range(len(atr)):
-        out_slope[i] = together[i] / (spread * atr[i])
-        explained = ratio(together[i] * abs(together[i]), spread * deviation[i] * deviation[i], 0.0)
+def regression(close, per_atr, out_slope, out_fit):
+    """(slope per bar in ATRs, signed share of variance explained) of a line through 24 closes."""
+    rise, spread = line_24(close)
+    rise, spread, times = rise[HISTORY:], spread[HISTORY:], 24.0 * (24.0 * 24.0 - 1.0) / 12.0
+    for i in range(len(out_slope)):
+        out_slope[i] = rise[i] * (1.0 / times) * per_atr[i]
+        explained = ratio(rise[i] * abs(rise[i]), times * spread[i], 0.0)
         out_fit[i] = min(max(explained, -1.0), 1.0)
 
 

@@ -15,10 +15,10 @@ from numba import njit
 
 from ml_factory.features.engine import Family
 from ml_factory.features.logarithm import logarithms
+from ml_factory.features.moments import deviation_of, moments_of_three, moments_of_twice
 from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
-    deviation,
     differences,
     lag,
     products,
@@ -54,7 +54,12 @@ def _names(market, coarse):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _kernel(b, state, out, coarse):
-    plain_24, plain_48 = deviation(b.ret, 24, b.t0, HISTORY), deviation(b.ret, 48, b.t0, HISTORY)
+    mean, spread = moments_of_three(b.ret, HISTORY - 105)
+    mean, spread_6 = moments_of_twice(mean, spread, 3, HISTORY - 102)
+    mean, spread_12 = moments_of_twice(mean, spread_6, 6, HISTORY - 96)  # a window of 48 of them looks back so far
+    mean, spread_24 = moments_of_twice(mean, spread_12, 12, HISTORY - 72)
+    mean, spread_48 = moments_of_twice(mean, spread_24, 24, HISTORY - 48)
+    plain_24, plain_48 = deviation_of(spread_24, 24, HISTORY), deviation_of(spread_48, 48, HISTORY)
     variances, size = bar_variances(b.log_open, b.log_high, b.log_low, b.log_close), sizes(b.ret)
     squares = products(size, size)
     realised = window_sum(squares, 48, b.t0, HISTORY)
@@ -65,14 +70,15 @@ def _kernel(b, state, out, coarse):
     choppiness(b, 14, out[3])
     downside_share(b.ret, realised, 48, b.t0, out[4])
     log_ratio(parkinson, plain_24, out[5])
-    log_ratio(deviation(b.ret, 6, b.t0, HISTORY), plain_48, out[6])
+    log_ratio(deviation_of(spread_6, 6, HISTORY), plain_48, out[6])
     if coarse:
         return
+    _, spread_96 = moments_of_twice(mean, spread_48, 48, HISTORY)
     garman_klass = root_mean(variances[_GARMAN_KLASS], 24, b.t0)
     log_ratio(garman_klass, parkinson, out[7])
     log_ratio(root_mean(variances[_ROGERS_SATCHELL], 24, b.t0), garman_klass, out[8])
     log_ratio(yang_zhang(b, variances[_ROGERS_SATCHELL], 24), plain_24, out[9])
-    log_ratio(plain_24, deviation(b.ret, 96, b.t0, HISTORY), out[10])
+    log_ratio(plain_24, deviation_of(spread_96, 96, HISTORY), out[10])
     jump_share(size, realised, 48, b.t0, out[11])
     surprise(b, out[12])
     dispersion(b.span, 48, b.t0, out[13])
@@ -80,7 +86,7 @@ def _kernel(b, state, out, coarse):
     median_jump_share(size, realised, 48, b.t0, out[16])
     downside_share(b.ret, window_sum(squares, 12, b.t0, HISTORY), 12, b.t0, out[17])
     ewma_ratio(squares, plain_48, 48, state[:1], out[18])
-    dispersion(deviation(b.ret, 12, b.t0, HISTORY - 96), 48, b.t0, out[19])
+    dispersion(deviation_of(spread_12, 12, HISTORY - 96), 48, b.t0, out[19])
     reach(b, 48, spread_20, out[20], out[21])
     range_asymmetry(b, 24, out[22])
     place(b.atr, 96, b.t0, out[23])

@@ -352,31 +352,33 @@ def recursive_means(x_KM, n_K, alpha_K, state_KS):
         for k in range(count):
             x_KM[k, i] = _slow_step(x_KM[k, i], n_K[k], alpha_K[k], state_KS[k])
         i += 1
-    spare = np.zeros(size - i)  # for the places of four that no series takes
-    for k in range(0, count, 4):
-        b = x_KM[k + 1, i:] if k + 1 < count else spare
-        c = x_KM[k + 2, i:] if k + 2 < count else spare
-        d = x_KM[k + 3, i:] if k + 3 < count else spare
-        means, alphas = np.zeros(4), np.zeros(4)
-        for j in range(min(4, count - k)):
-            means[j], alphas[j] = state_KS[k + j, 0], alpha_K[k + j]
-        _four_means(x_KM[k, i:], b, c, d, means, alphas)
-        for j in range(min(4, count - k)):
-            state_KS[k + j, 0] = means[j]
+    spare = np.zeros(size - i)  # for the places of six that no series takes
+    for k in range(0, count, 6):
+        used = min(6, count - k)
+        b, c = x_KM[k + 1, i:] if used > 1 else spare, x_KM[k + 2, i:] if used > 2 else spare
+        d, e = x_KM[k + 3, i:] if used > 3 else spare, x_KM[k + 4, i:] if used > 4 else spare
+        f = x_KM[k + 5, i:] if used > 5 else spare
+        means, alphas = np.zeros(6), np.zeros(6)
+        means[:used], alphas[:used] = state_KS[k : k + used, 0], alpha_K[k : k + used]
+        _six_means(x_KM[k, i:], b, c, d, e, f, means, alphas)
+        state_KS[k : k + used, 0] = means[:used]
+
+
+@njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def _next_mean(mean, alpha, x):
+    return mean + alpha * (x - mean) if x == x else mean
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _four_means(a, b, c, d, means, alphas):
-    """Exponential means of four series in place; they stay in registers from row to row."""
-    mean_a, mean_b, mean_c, mean_d = means[0], means[1], means[2], means[3]
-    alpha_a, alpha_b, alpha_c, alpha_d = alphas[0], alphas[1], alphas[2], alphas[3]
-    for i in range(len(a)):
-        mean_a = mean_a + alpha_a * (a[i] - mean_a) if a[i] == a[i] else mean_a
-        mean_b = mean_b + alpha_b * (b[i] - mean_b) if b[i] == b[i] else mean_b
-        mean_c = mean_c + alpha_c * (c[i] - mean_c) if c[i] == c[i] else mean_c
-        mean_d = mean_d + alpha_d * (d[i] - mean_d) if d[i] == d[i] else mean_d
-        a[i], b[i], c[i], d[i] = mean_a, mean_b, mean_c, mean_d
-    means[0], means[1], means[2], means[3] = mean_a, mean_b, mean_c, mean_d
+def _six_means(x_a, x_b, x_c, x_d, x_e, x_f, means, alphas):
+    """Exponential means of six series in place; they stay in registers from row to row."""
+    a, b, c, d, e, f = means[0], means[1], means[2], means[3], means[4], means[5]
+    by_a, by_b, by_c, by_d, by_e, by_f = alphas[0], alphas[1], alphas[2], alphas[3], alphas[4], alphas[5]
+    for i in range(len(x_a)):
+        a, b, c = _next_mean(a, by_a, x_a[i]), _next_mean(b, by_b, x_b[i]), _next_mean(c, by_c, x_c[i])
+        d, e, f = _next_mean(d, by_d, x_d[i]), _next_mean(e, by_e, x_e[i]), _next_mean(f, by_f, x_f[i])
+        x_a[i], x_b[i], x_c[i], x_d[i], x_e[i], x_f[i] = a, b, c, d, e, f
+    means[0], means[1], means[2], means[3], means[4], means[5] = a, b, c, d, e, f
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
