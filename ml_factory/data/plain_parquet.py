@@ -82,22 +82,33 @@ class ColumnWriter:
 class ColumnBlocks(Sequence):
     """The blocks of a file that a ColumnWriter wrote, mapped as they are asked for: read-only float32 [F, n], in order.
 
-    features : F.  rows : of each block.  stop : rows from here on are left out.
+    features : F.  rows : of each block in the file.  stop : rows from here on are left out.
+    sizes : n of each block that is left.
+    sample : (rows int64[S], values [F, S]) that whoever wrote the file kept of them, evenly spread; or None.
     """
 
-    def __init__(self, path: str | os.PathLike, features: int, rows: Sequence[int], stop: int | None = None):
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        features: int,
+        rows: Sequence[int],
+        stop: int | None = None,
+        sample: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
         self.path, self.features, self.rows = Path(path), features, list(rows)
         self._begins = list(accumulate((features * _step(count) for count in self.rows), initial=ALIGNED))
         firsts = list(accumulate(self.rows, initial=0))
         stop = firsts[-1] if stop is None else stop
-        self._used = [min(count, stop - first) for count, first in zip(self.rows, firsts, strict=False) if first < stop]
+        self.sizes = [min(count, stop - first) for count, first in zip(self.rows, firsts, strict=False) if first < stop]
+        kept = 0 if sample is None else int(np.searchsorted(sample[0], stop))
+        self.sample = None if sample is None else (sample[0][:kept], sample[1][:, :kept])
 
     def __len__(self) -> int:
-        return len(self._used)
+        return len(self.sizes)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """float32 [F, n]; its pages leave memory with the last view of it."""
-        used, rows = self._used[number], self.rows[number]
+        used, rows = self.sizes[number], self.rows[number]
         begin = self._begins[number]
         page = begin - begin % mmap.ALLOCATIONGRANULARITY
         with open(self.path, "rb") as file:
@@ -108,7 +119,7 @@ class ColumnBlocks(Sequence):
 
     def before(self, stop: int) -> "ColumnBlocks":
         """The rows before this one."""
-        return ColumnBlocks(self.path, self.features, self.rows, stop)
+        return ColumnBlocks(self.path, self.features, self.rows, stop, self.sample)
 
 
 @cache

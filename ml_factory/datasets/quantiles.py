@@ -7,11 +7,13 @@ slow. No copy of the matrix is made.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import njit
+
+from ml_factory.data.plain_parquet import ColumnBlocks
 
 SAMPLE_ROWS = 65_536
 TILE_ROWS = 256
@@ -19,6 +21,7 @@ TILE_VALUES = 2048
 LANES = 48
 """Columns compared side by side: three vector registers of float32, so that their counts do not wait for each other."""
 BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket in 100,000 misses its rank
+FEW_TIES = 16  # of the sample: no more of it may share an edge of a bracket where equal values are not counted apart
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -44,18 +47,38 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
 def quantiles_of_blocks(blocks: Sequence[np.ndarray], shares: tuple[float, ...]) -> np.ndarray:
     """As `quantiles`, of the rows of all blocks: float32 (F, n) each, every column contiguous.
 
-    blocks : asked for one at a time, several times over, so they may be mapped from a file.
+    blocks : asked for one at a time, several times over, so they may be mapped from a file. They are shared out over
+    the processor's cores; no number depends on how many there are.
     """
-    features, ends = len(blocks[0]), np.cumsum([block.shape[1] for block in blocks])
+    sizes = blocks.sizes if isinstance(blocks, ColumnBlocks) else [block.shape[1] for block in blocks]
+    features, ends = len(blocks[0]), np.cumsum(sizes)
     if ends[-1] < 2 * SAMPLE_ROWS:
         return np.array([_by_numpy(_of_all(blocks, f), shares) for f in range(features)]).reshape(-1, len(shares))
-    threads = min(_cores(), features)
-    edges = np.linspace(0, features, threads + 1).astype(int)
+    threads = min(_cores(), len(blocks))
+    given = blocks.sample if isinstance(blocks, ColumnBlocks) else None
+    sample = given[1].copy() if given and len(given[0]) >= SAMPLE_ROWS // 2 else _drawn(blocks, ends, features)
+    halves = np.linspace(0, features, threads + 1).astype(int)
+
+    def bracket(k: int) -> tuple[np.ndarray, ...]:
+        return _brackets(sample[halves[k] : halves[k + 1]], shares)
+
+    def count(k: int) -> tuple[np.ndarray, ...]:
+        mine = range(k, len(blocks), threads)
+        room = _room(sum(sizes[b] for b in mine), sample.shape[1], shares)
+        return _passed((blocks[b] for b in mine), room, low_QF, high_QF, tied_F)
+
     with ThreadPoolExecutor(threads) as pool:
-        parts = pool.map(
-            lambda first, stop: _of_blocks(blocks, ends, slice(first, stop), shares), edges[:-1], edges[1:]
+        low_QF, high_QF, tied_F = (
+            np.concatenate(part, axis=-1) for part in zip(*pool.map(bracket, range(threads)), strict=True)
         )
-        return np.concatenate(list(parts))
+        parts = list(pool.map(count, range(threads)))
+    counts = np.sum([part[0] for part in parts], axis=0)
+
+    def kept(f: int) -> np.ndarray | None:
+        whole = all(many[f] <= held.shape[1] - TILE_VALUES for _, many, held in parts)
+        return np.concatenate([held[f, : many[f]] for _, many, held in parts]) if whole else None
+
+    return _found(counts, kept, low_QF, high_QF, shares, lambda f: _of_all(blocks, f))
 
 
 def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -68,50 +91,62 @@ def _of_columns(x_NF, rows, shares) -> np.ndarray:
     """Quantiles (F, Q) of these columns.  rows : positions, or none for all."""
     count = len(rows) or len(x_NF)
     chosen = _sampled(count)
-    low_QF, high_QF = _brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    kept = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, shares)), np.float32)
-    counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), kept)
-    column = lambda f: _column(x_NF, f, rows if len(rows) else None)  # noqa: E731 - asked for where a bracket missed
-    return _found(counts, many, kept, low_QF, high_QF, shares, column)
+    low_QF, high_QF, _ = _brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, SAMPLE_ROWS, shares)), np.float32)
+    counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
+
+    def kept(f: int) -> np.ndarray | None:
+        return held[f, : many[f]] if many[f] < held.shape[1] else None
+
+    return _found(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
 
 
-def _of_blocks(blocks, ends, columns: slice, shares) -> np.ndarray:
-    """Quantiles (F, Q) of these columns of the blocks, whose rows end at `ends`."""
-    chosen, begins = _sampled(ends[-1]), np.append(0, ends)
-    cuts = np.searchsorted(chosen, begins)
-    sample = np.empty((columns.stop - columns.start, len(chosen)), np.float32)
-    for b, block in enumerate(blocks):
-        sample[:, cuts[b] : cuts[b + 1]] = block[columns, chosen[cuts[b] : cuts[b + 1]] - begins[b]]
-    low_QF, high_QF = _brackets(sample, shares)
-    kept = np.empty((len(sample), _room(ends[-1], shares)), np.float32)
-    counts, many = np.zeros((len(sample), 1 + 2 * len(shares), 2), np.int64), np.zeros(len(sample), np.int64)
+def _passed(blocks, room: int, low_QF, high_QF, tied_F) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `_count` counts; how many values of each column were kept, more than `room` where some were not; those."""
+    shares, features = low_QF.shape
+    counts, many = np.zeros((features, 1 + 2 * shares, 2), np.int64), np.zeros(features, np.int64)
+    held = np.empty((features, room + TILE_VALUES), np.float32)
     for block in blocks:
-        flat, step = _flat(block[columns])
-        _count_columns(flat, step, block.shape[1], low_QF, high_QF, counts, many, kept)
-    return _found(counts, many, kept, low_QF, high_QF, shares, lambda f: _of_all(blocks, columns.start + f))
+        flat, step = _flat(block)
+        _count_columns(flat, step, block.shape[1], low_QF, high_QF, tied_F, counts, many, held)
+    return counts, many, held
 
 
 def _sampled(count: int) -> np.ndarray:
     return np.linspace(0, count - 1, SAMPLE_ROWS).astype(np.int64)
 
 
-def _room(count: int, shares: tuple[float, ...]) -> int:
+def _drawn(blocks: Sequence[np.ndarray], ends: np.ndarray, features: int) -> np.ndarray:
+    """float32 (F, SAMPLE_ROWS) of the blocks' rows, which end at `ends`."""
+    chosen, begins = _sampled(ends[-1]), np.append(0, ends)
+    cuts, sample = np.searchsorted(chosen, begins), np.empty((features, len(chosen)), np.float32)
+    for b, block in enumerate(blocks):
+        sample[:, cuts[b] : cuts[b + 1]] = block[:, chosen[cuts[b] : cuts[b + 1]] - begins[b]]
+    return sample
+
+
+def _room(count: int, sampled: int, shares: tuple[float, ...]) -> int:
     """What the brackets of a column hold on average, and a quarter more."""
-    return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / SAMPLE_ROWS) ** 0.5 for p in shares)) + 4096
+    return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / sampled) ** 0.5 for p in shares)) + 4096
 
 
-def _found(counts, many, kept, low_QF, high_QF, shares, column: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Quantiles (F, Q) from what a pass counted and kept; `column` gives one whose bracket missed or overflowed."""
-    features, room = low_QF.shape[1], kept.shape[1]
+def _found(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
+    """Quantiles (F, Q) from what a pass counted.
+
+    kept : column -> its values inside any bracket, None where there was no room.  column : one that must be selected,
+    since a bracket missed or overflowed.
+    """
+    features = low_QF.shape[1]
     finite = counts[:, 0, 0]
     counts[:, 1::2, 0] -= counts[:, :1, 1]  # -inf is below every bracket, and counts for nothing
     found = np.empty((features, len(shares)))
     for f in range(features):
-        whole = many[f] < room
-        ordered = np.sort(kept[f, : many[f]]) if whole else kept[f, :0]
+        held = kept(f)
+        ordered = None if held is None else np.sort(held)
         for q, share in enumerate(shares):
-            held = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()
-            value = _ranked(finite[f], share, held, low_QF[q, f], high_QF[q, f], ordered) if whole else None
+            edges = low_QF[q, f], high_QF[q, f]
+            around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()
+            value = None if ordered is None else _ranked(finite[f], share, around, *edges, ordered)
             if value is None:
                 found[f] = _by_numpy(column(f), shares)
                 break
@@ -119,19 +154,28 @@ def _found(counts, many, kept, low_QF, high_QF, shares, column: Callable[[int], 
     return found
 
 
-def _brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (Q, F) twice: sample values surely below and above each quantile. Sorts the sample in place."""
+def _brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """float32 (Q, F) twice: sample values surely below and above each quantile; bool[F]: whether any of them is common.
+
+    Sorts the sample in place.
+    """
     sample_FS[~np.isfinite(sample_FS)] = np.nan
     sample_FS.sort(axis=1)  # NaN goes to the end
     finite = np.count_nonzero(~np.isnan(sample_FS), axis=1)
     low_QF, high_QF = np.full((2, len(shares), len(sample_FS)), [[[-LARGEST]], [[LARGEST]]], np.float32)
+    tied_F = np.zeros(len(sample_FS), bool)
     for q, share in enumerate(shares):
         place = (finite - 1) * share
         reach = BRACKET * np.sqrt(np.maximum(finite * share * (1 - share), 4.0))
         for edge_F, wanted in ((low_QF[q], np.floor(place - reach)), (high_QF[q], np.ceil(place + reach))):
-            there = np.flatnonzero((wanted >= 0) & (wanted < finite))  # beyond the sample anything may come
-            edge_F[there] = sample_FS[there, wanted[there].astype(np.int64)]
-    return low_QF, high_QF
+            inside = (wanted >= 0) & (wanted < finite)  # beyond the sample anything may come
+            there = np.flatnonzero(inside)
+            at = wanted[there].astype(np.int64)
+            edge_F[there] = sample_FS[there, at]
+            near = np.minimum(at + FEW_TIES, finite[there] - 1), np.maximum(at - FEW_TIES, 0)
+            tied_F[there] |= (sample_FS[there, near[0]] == edge_F[there]) | (sample_FS[there, near[1]] == edge_F[there])
+            tied_F |= ~inside
+    return low_QF, high_QF, tied_F
 
 
 def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
@@ -246,11 +290,13 @@ def _add(pairs, counts):
 
 
 @njit(cache=True, nogil=True)
-def _count_columns(flat, step, rows, low_QF, high_QF, counts, many, kept):
-    """What `_count` gives, added up over blocks; column f is flat[f * step : f * step + rows]."""
-    room = kept.shape[1]
-    wanted = np.empty(TILE_VALUES, np.uint8)
-    words = wanted.view(np.uint64)
+def _count_columns(flat, step, rows, low_QF, high_QF, tied_F, counts, many, held):
+    """What `_count` gives, added up over blocks; column f is flat[f * step : f * step + rows].
+
+    Where no value is common, those at a bracket's edges count as below and above it, and their number as 0.
+    """
+    room = held.shape[1] - TILE_VALUES
+    wanted = np.zeros(TILE_VALUES, np.uint8)
     for f in range(len(counts)):
         for begin in range(0, rows, TILE_VALUES):
             size = min(TILE_VALUES, rows - begin)
@@ -263,14 +309,29 @@ def _count_columns(flat, step, rows, low_QF, high_QF, counts, many, kept):
             counts[f, 0, 0] += finite
             counts[f, 0, 1] += lowest
             for q in range(len(low_QF)):
-                _compare_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
-            place, kept_f = many[f], kept[f]
-            for word in range(-(-size // 8)):
-                if words[word]:
-                    for i in range(8 * word, min(8 * word + 8, size)):
-                        kept_f[place] = tile[i]
-                        place = min(place + wanted[i], room - 1)
-            many[f] = place
+                if tied_F[f]:
+                    _compare_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
+                else:
+                    _place_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
+            if many[f] <= room:
+                place, held_f = np.uint64(many[f]), held[f]  # numba asks of no unsigned position if it is negative
+                for i in range(size):  # no branch: what is not wanted is written over
+                    held_f[place] = tile[i]
+                    place += np.uint64(wanted[i])
+                many[f] = np.int64(place)
+
+
+@njit(cache=True, nogil=True)
+def _place_tile(tile, low, high, counts, wanted):
+    """`_compare_tile` without counting equal values apart: half the comparisons."""
+    below, inside = np.int32(0), np.int32(0)
+    for i in range(len(tile)):
+        within = (low < tile[i]) & (tile[i] < high)
+        below += np.int32(tile[i] <= low)
+        inside += np.int32(within)
+        wanted[i] |= np.uint8(within)
+    counts[0, 0] += below
+    counts[1, 0] += inside
 
 
 @njit(cache=True, nogil=True)

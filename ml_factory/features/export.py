@@ -25,6 +25,8 @@ from ml_factory.progress import phase
 from ml_factory.runs import storage
 
 BLOCK_ROWS = 8 * CHUNK
+SAMPLED_ROWS = 96 * 1024
+"""About so many rows, evenly spread, are kept in memory: who fits a scaler reads the file once instead of twice."""
 BUFFERS = 3  # blocks in memory: one being written, and those in which columns are made
 KNOWN_AT = "known_at"
 
@@ -73,14 +75,15 @@ def export_features(
 
     def fill(aside: os.PathLike) -> None:
         with phase("features", rows) as done, ColumnWriter(aside, names) as writer:
-            belt = _Belt(lanes, writer, sizes, len(names), done)
+            belt = _Belt(lanes, writer, sizes, (chosen, sample), done)
             with ThreadPoolExecutor(threads) as pool:
                 for worker in [pool.submit(belt.work) for _ in range(threads)]:
                     worker.result()
             cpu_s.update(belt.cpu_s)
 
+    sample = np.empty((len(names), len(chosen := np.arange(0, rows, max(1, rows // SAMPLED_ROWS)))), np.float32)
     storage.replace_file(path, fill, 4 * rows * len(names), flush=False)
-    blocks = ColumnBlocks(path, len(names), sizes)
+    blocks = ColumnBlocks(path, len(names), sizes, sample=(chosen, sample))
     return ExportedFeatures(names, made.first, blocks, made.base.known_at[made.first :], cpu_s)
 
 
@@ -163,9 +166,11 @@ class _Belt:
     writing the next whole block, else the lane that is furthest behind.
     """
 
-    def __init__(self, lanes: list[_Lane], writer: ColumnWriter, sizes: list[int], features: int, done: Callable):
-        self.lanes, self.writer, self.sizes, self.done = lanes, writer, sizes, done
+    def __init__(self, lanes: list[_Lane], writer: ColumnWriter, sizes: list[int], sample: tuple, done: Callable):
+        """sample : (rows int64[S], values [F, S] to fill)."""
+        self.lanes, self.writer, self.sizes, self.sample, self.done = lanes, writer, sizes, sample, done
         self.cpu_s: dict[str, float] = {}
+        features = len(sample[1])
         self._buffers = [np.empty((features, max(sizes)), np.float32) for _ in range(min(BUFFERS, len(sizes)))]
         self._next = [0] * len(lanes)  # block of each lane
         self._busy = [False] * len(lanes)
@@ -213,7 +218,11 @@ class _Belt:
 
     def _write(self) -> str:
         block = self._written
-        self.writer.write(self._buffers[block % len(self._buffers)][:, : self.sizes[block]])
+        columns = self._buffers[block % len(self._buffers)][:, : self.sizes[block]]
+        chosen, sample = self.sample
+        kept = slice(*np.searchsorted(chosen, (block * BLOCK_ROWS, block * BLOCK_ROWS + columns.shape[1])))
+        sample[:, kept] = columns[:, chosen[kept] - block * BLOCK_ROWS]
+        self.writer.write(columns)
         with self._turn:
             self._written, self._writing = block + 1, False
             self._turn.notify_all()

@@ -8,6 +8,7 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.preprocessing import RobustScaler as Reference
 from sklearn.preprocessing import StandardScaler as Standard
 
+from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter
 from ml_factory.datasets import quantiles as exact
 from ml_factory.datasets.scaling import (
     IQR_OF_NORMAL,
@@ -152,6 +153,33 @@ def test_quantiles_are_those_of_numpy_to_the_bit(shares, monkeypatch):
             wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
             np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
     assert len(asked) <= 6  # the one pass found nearly all of them
+
+
+@pytest.mark.parametrize("shares", [(0.25, 0.5, 0.75), (0.0, 0.001, 0.3, 1.0)])
+@pytest.mark.parametrize("stop", [20_003, 13_001])
+def test_quantiles_of_blocks_are_those_of_numpy_to_the_bit(shares, stop, monkeypatch, tmp_path):
+    monkeypatch.setattr(exact, "SAMPLE_ROWS", 512)
+    x = awkward(20_003)
+    rows = [4096, 4096, 100, 4096, 7615]
+    parts = np.split(np.ascontiguousarray(x.T), np.cumsum(rows)[:-1], axis=1)
+    with ColumnWriter(tmp_path / "x.parquet", [str(f) for f in range(x.shape[1])]) as writer:
+        for part in parts:
+            writer.write(part)
+    chosen = np.arange(0, len(x), 30)
+    asked = []
+    monkeypatch.setattr(exact, "_by_numpy", lambda *a, real=exact._by_numpy: asked.append(1) or real(*a))
+    of_file = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows)
+    sampled = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows, sample=(chosen, x[chosen].T.copy()))
+    for blocks in (of_file.before(stop), sampled.before(stop), list(of_file.before(stop))):
+        found = exact.quantiles_of_blocks(blocks, shares)
+        for f in range(x.shape[1]):
+            values = x[:stop][np.isfinite(x[:stop, f]), f].astype(float)
+            wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
+            np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
+    assert len(asked) <= 9  # the one pass found nearly all of them
+    # A sample of other rows puts every bracket in the wrong place, and costs time only.
+    wrong = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows, sample=(chosen, 100 + x[chosen].T))
+    np.testing.assert_array_equal(exact.quantiles_of_blocks(wrong.before(stop), shares), found)
 
 
 def test_a_bracket_that_misses_is_mended(monkeypatch):
