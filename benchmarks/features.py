@@ -41,7 +41,7 @@ LENGTHS = (20, 32, 64, 128, 256)
 def of_families(frame: Frame, chosen: dict[str, Family], threads: int) -> tuple[Callable[[], None], list[np.ndarray]]:
     """A call that makes these families' columns of a frame, and the matrices that it writes them into."""
     widths = [len(family.names(MADE_UP, False)) for family in chosen.values()]
-    outs = [np.zeros((len(frame), width), np.float32) for width in widths]
+    outs = [np.zeros((width, len(frame)), np.float32).T for width in widths]  # columns by themselves, as TA-Lib's
 
     def call() -> None:
         with ThreadPoolExecutor(threads) as pool:

@@ -1,5 +1,6 @@
 """Sixty standard indicators twice: by TA-Lib, and as two families of the feature engine, written as a user would."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,15 +10,14 @@ from numba import njit
 from ml_factory.data.resample import Frame
 from ml_factory.features import momentum
 from ml_factory.features.engine import Family
+from ml_factory.features.moments import line_24, moments_of_twice, rise_of_twice
 from ml_factory.features.volume import mfi, typical_trend
 from ml_factory.features.windows import (
     HISTORY,
     ratio,
     window_correlation,
-    window_covariance,
     window_max,
     window_min,
-    window_std,
     window_sum,
 )
 
@@ -100,9 +100,9 @@ def _trend(b, state, out, coarse):
         out[20 + place] = 100.0 * (close / b.close[HISTORY - n : -n] - 1.0)
     out[23], out[24] = close - b.close[HISTORY - 24 : -24], close - b.close[HISTORY - 48 : -48]
     out[25] = close / b.close[HISTORY - 10 : -10] - 1.0
-    time = np.arange(len(b.close)) + 0.0
-    for place, n in enumerate((24, 48)):
-        out[26 + place] = window_covariance(b.close, time, n, b.t0, HISTORY)[HISTORY:] * (12.0 / (n * n - 1))
+    rise, mean, _ = line_24(b.close, HISTORY - 24)
+    out[26] = rise[HISTORY:] / (24.0 * (24.0 * 24.0 - 1.0) / 12.0)
+    out[27] = rise_of_twice(rise, mean, 24, HISTORY)[HISTORY:] / (48.0 * (48.0 * 48.0 - 1.0) / 12.0)
     typical = (b.high + b.low + b.close) / 3.0
     mfi(typical * b.volume, typical_trend(typical), 14, b.t0, out[28])
 
@@ -110,12 +110,23 @@ def _trend(b, state, out, coarse):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _spread(b, state, out, coarse):
     close, t0 = b.close, b.t0
-    for place, n in enumerate((5, 10, 20, 50, 100)):
-        out[place] = window_sum(close, n, t0, HISTORY)[HISTORY:] / n
-    for place, n in enumerate((10, 20, 50)):
-        out[5 + place] = window_std(close, n, t0, HISTORY)[HISTORY:]
-    out[8] = window_covariance(close, close, 30, t0, HISTORY)[HISTORY:]
-    out[9], out[10] = out[2] + 2.0 * out[6], out[2] - 2.0 * out[6]
+    mean_5, spread_5 = _of_five(close, HISTORY - 95)
+    mean_10, spread_10 = moments_of_twice(mean_5, spread_5, 5, HISTORY - 90)
+    mean_20, spread_20 = moments_of_twice(mean_10, spread_10, 10, HISTORY - 70)
+    mean_40, spread_40 = moments_of_twice(mean_20, spread_20, 20, HISTORY - 50)
+    mean_50, spread_50 = _of_both(mean_40, spread_40, 40, mean_10, spread_10, 10, HISTORY - 50)
+    mean_100, _ = moments_of_twice(mean_50, spread_50, 50, HISTORY)
+    _, spread_30 = _of_both(mean_20, spread_20, 20, mean_10, spread_10, 10, HISTORY)
+    out[0], out[1], out[2], out[3] = mean_5[HISTORY:], mean_10[HISTORY:], mean_20[HISTORY:], mean_50[HISTORY:]
+    out[4] = mean_100[HISTORY:]
+    spread_10, spread_20, spread_50 = spread_10[HISTORY:], spread_20[HISTORY:], spread_50[HISTORY:]
+    spread_30, middle_20 = spread_30[HISTORY:], mean_20[HISTORY:]
+    std_10, std_20, std_50, variance, top, bottom = out[5], out[6], out[7], out[8], out[9], out[10]
+    for i in range(len(std_10)):
+        std_10[i], std_20[i] = math.sqrt(spread_10[i] / 10.0), math.sqrt(spread_20[i] / 20.0)
+    for i in range(len(std_50)):
+        std_50[i], variance[i] = math.sqrt(spread_50[i] / 50.0), spread_30[i] / 30.0
+        top[i], bottom[i] = middle_20[i] + 2.0 * std_20[i], middle_20[i] - 2.0 * std_20[i]
     for place, n in enumerate((14, 48, 96)):
         first = HISTORY - 8 if n == 14 else HISTORY
         top, bottom = window_max(b.high, n, t0, first), window_min(b.low, n, t0, first)
@@ -128,15 +139,18 @@ def _spread(b, state, out, coarse):
             out[20] = slow[HISTORY:]
             out[21] = window_sum(slow, 3, t0, HISTORY)[HISTORY:] / 3.0
     high, low, opened, close = b.high[HISTORY:], b.low[HISTORY:], b.open[HISTORY:], b.close[HISTORY:]
-    volume = window_sum(b.volume, 20, t0, HISTORY)[HISTORY:]
+    traded, uneven = _of_five(b.volume, HISTORY - 15)
+    traded, uneven = moments_of_twice(traded, uneven, 5, HISTORY - 10)
+    traded, uneven = moments_of_twice(traded, uneven, 10, HISTORY)
+    traded, uneven, volume, deviation = traded[HISTORY:], uneven[HISTORY:], out[23], out[25]
+    for i in range(len(volume)):
+        volume[i], deviation[i] = 20.0 * traded[i], math.sqrt(uneven[i] / 20.0)
     out[22] = window_correlation(b.high, b.low, 30, t0, HISTORY)[HISTORY:]
     out[24] = window_sum(b.volume, 50, t0, HISTORY)[HISTORY:] / 50.0
-    out[25] = window_std(b.volume, 20, t0, HISTORY)[HISTORY:]
     middle, williams, top_14, bottom_14, top_48, bottom_48 = out[17], out[18], out[11], out[14], out[12], out[15]
     for i in range(len(close)):
         middle[i] = 0.5 * (top_14[i] + bottom_14[i])
         williams[i] = -100.0 * ratio(top_48[i] - close[i], top_48[i] - bottom_48[i], 0.0)
-    out[23] = volume
     typical, median, weighted, average = out[26], out[27], out[28], out[29]
     for i in range(len(close)):
         typical[i] = (high[i] + low[i] + close[i]) / 3.0
@@ -144,6 +158,33 @@ def _spread(b, state, out, coarse):
     for i in range(len(close)):
         weighted[i] = 0.25 * (high[i] + low[i] + 2.0 * close[i])
         average[i] = 0.25 * (opened[i] + high[i] + low[i] + close[i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _of_five(x, first):
+    """(mean, sum of squared distances from it) of the last 5 values."""
+    mean, spread = np.empty(len(x)), np.empty(len(x))
+    a, b, c, d, e = x[first - 4 :], x[first - 3 :], x[first - 2 :], x[first - 1 :], x[first:]
+    means, spreads = mean[first:], spread[first:]
+    for i in range(len(means)):
+        middle = ((a[i] + b[i]) + (c[i] + d[i]) + e[i]) * 0.2
+        p, q, r, s, t = a[i] - middle, b[i] - middle, c[i] - middle, d[i] - middle, e[i] - middle
+        means[i], spreads[i] = middle, (p * p + q * q) + (r * r + s * s) + t * t
+    return mean, spread
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _of_both(newer_mean, newer_spread, n, older_mean, older_spread, m, first):
+    """The moments of n values and the m before them."""
+    mean, spread = np.empty(len(newer_mean)), np.empty(len(newer_mean))
+    newer, older, means = newer_mean[first:], older_mean[first - n :], mean[first:]
+    newer_2, older_2, spreads = newer_spread[first:], older_spread[first - n :], spread[first:]
+    share, weight = n / (n + m), n * m / (n + m)
+    for i in range(len(means)):
+        apart = newer[i] - older[i]
+        means[i] = older[i] + share * apart
+        spreads[i] = (newer_2[i] + older_2[i]) + weight * (apart * apart)
+    return mean, spread
 
 
 FAMILIES = {

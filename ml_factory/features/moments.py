@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import njit
 
-from ml_factory.features.windows import FLOOR, HISTORY
+from ml_factory.features.windows import FLOOR
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -63,24 +63,24 @@ def deviation_48(ret, first):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def line_24(x):
-    """(sum of the products of 24 values' and their times' distances from their means, that of the values' squares)."""
-    first, n = HISTORY - 21, 3
-    mean, spread = moments_of_three(x, first)
+def line_24(x, first):
+    """(sum of the products of 24 values' and their times' distances from their means, mean, squares' sum)."""
+    n, back = 3, 21
+    mean, spread = moments_of_three(x, first - back)
     rise = np.empty(len(x))
-    rows, oldest, newest = rise[first:], x[first - 2 :], x[first:]
+    rows, oldest, newest = rise[first - back :], x[first - back - 2 :], x[first - back :]
     for i in range(len(rows)):
         rows[i] = newest[i] - oldest[i]
     while n < 24:
-        first = HISTORY - 24 + 2 * n
-        rise = _rise_of_twice(rise, mean, n, first)
-        mean, spread = moments_of_twice(mean, spread, n, first)
+        back = 24 - 2 * n
+        rise = rise_of_twice(rise, mean, n, first - back)
+        mean, spread = moments_of_twice(mean, spread, n, first - back)
         n *= 2
-    return rise, spread
+    return rise, mean, spread
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _rise_of_twice(rise, mean, n, first):
+def rise_of_twice(rise, mean, n, first):
     """The products of 2 n values and their times from those of n; the newer half's mean time is n later."""
     out = np.empty(len(rise))
     newer, older, newer_mean, older_mean = rise[first:], rise[first - n :], mean[first:], mean[first - n :]

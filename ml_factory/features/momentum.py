@@ -254,7 +254,7 @@ def aroon(b, n, out):
 @njit(cache=True, nogil=True, error_model="numpy")
 def regression(close, per_atr, out_slope, out_fit):
     """(slope per bar in ATRs, signed share of variance explained) of a line through 24 closes."""
-    rise, spread = line_24(close)
+    rise, _, spread = line_24(close, HISTORY)
     rise, spread, times = rise[HISTORY:], spread[HISTORY:], 24.0 * (24.0 * 24.0 - 1.0) / 12.0
     for i in range(len(out_slope)):
         out_slope[i] = rise[i] * (1.0 / times) * per_atr[i]

@@ -314,20 +314,21 @@ def bars_since_max(x, n, t0, first):
     """How many rows ago the largest of the last n values stood, the latest of equals (TA-Lib AROON)."""
     size = len(x)
     out = np.empty(size)
-    tail, tail_row = np.empty(n + 1), np.zeros(n + 1, np.int64)
-    tail[n] = -np.inf
+    tail, tail_row = np.full(n + 1, -np.inf), np.zeros(n + 1, np.int64)
     for start in range(first - (first + t0 - HISTORY) % n, size, n):
         older, newer, row = x[start - n : start], x[start : start + n], out[start : start + n]
         best, best_row = -np.inf, -1
         for k in range(n - 1, 0, -1):
-            if older[k] > best:
-                best, best_row = older[k], k - n
+            best_row = k - n if older[k] > best else best_row
+            best = max(best, older[k])
             tail[k], tail_row[k] = best, best_row
         best, best_row = -np.inf, 0
         for k in range(len(row)):
-            if newer[k] >= best:
-                best, best_row = newer[k], k
-            row[k] = k - (tail_row[k + 1] if tail[k + 1] > best else best_row)
+            best = max(best, newer[k])
+            row[k] = best
+        for k in range(len(row)):  # apart: a place waits for the place before it only, not for two comparisons
+            best_row = k if newer[k] == row[k] else best_row
+            row[k] = k - (tail_row[k + 1] if tail[k + 1] > row[k] else best_row)
     oldest, rows = x[first - n + 1 :], out[first:]
     for i in range(len(rows)):
         rows[i] += 0.0 * oldest[i]
