@@ -34,7 +34,7 @@ class PhaseCheckpoints:
         self._timer = SaveTimer(
             manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
         )
-        self._claimed = self._warned = self._listening = False
+        self._claimed = self._warned = self._listening = self._passed_over = False
         later = manager.courier.do if manager.courier is not None else None
         self.tenure = Tenure(self.unit, manager.lease.session, manager.home, manager.mount, later)
         self._lost: TakenOverError | None = None
@@ -65,6 +65,7 @@ class PhaseCheckpoints:
         must = force or self.stopping()
         if not self.manager._wait_home(self.manager.deadline if must else _PATIENCE):
             self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
+            self._passed_over = True
             return None  # still due: the next step asks again
         info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.tenure.lease.to_dict()}
         saved = self._hand_over(layout, info)
@@ -125,9 +126,10 @@ class PhaseCheckpoints:
             stop.unlisten()
 
     def kept(self) -> bool:
-        """Whether the last save is on the disk, after waiting for it."""
+        """Whether what `save` was given last is on the disk, after waiting for it. It is not where that save was passed
+        over, since the one before was still being written."""
         self.manager._wait_home()
-        return self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
+        return not self._passed_over and self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
 
     def finish(self) -> None:
         """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
@@ -201,7 +203,8 @@ class PhaseCheckpoints:
         payload = manager.staging.copy(layout)
         blocking = time.perf_counter() - began
         saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
-        self.state = state = State(self.name, at=time.time())
+        self.state, self._passed_over = State(self.name, at=time.time()), False
+        state = self.state
         show(state)
         told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
 

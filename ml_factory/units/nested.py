@@ -79,7 +79,7 @@ def searched_folds(
     for number, (train, test) in enumerate(plan.folds):
         moments = plan.labels.index[train], plan.labels.index[test]
         with open_checkpoints(workspace.checkpoints, Run(f"{run.run_id}-fold{number}", run.folder)) as manager:
-            spec_found, *_ = kept_search(manager.phase("barriers"), frames, *moments, search)
+            spec_found, _, _, elsewhere = kept_search(manager.phase("barriers"), frames, *moments, search)
             write_bytes_atomic(_place(run, number), spec_found.to_json().encode())
             own = relabelled(data, frames, spec_found.labels, plan.labels.index)
             part = fold_of(own, moments, number, embargo, plan)
@@ -88,7 +88,7 @@ def searched_folds(
             mine = None if bins is None else {0: bins[number]}
             outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep, mine)
         found += outcome.found
-        inexact |= dict.fromkeys(outcome.inexact)
+        inexact |= dict.fromkeys([*elsewhere, *outcome.inexact])
         barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}
         tables.append(part.table().assign(fold=number, **barriers))
         if outcome.untaught:

@@ -8,6 +8,7 @@ import pickle
 import random
 import signal
 import struct
+import threading
 import time
 import zipfile
 
@@ -331,6 +332,19 @@ def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
         clock.minutes = 2
         assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None
+
+
+def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, monkeypatch):
+    with CheckpointManager(tmp_path, deadline_seconds=0.1) as manager:
+        phase, gate, write = manager.phase("p"), threading.Event(), manager.home.write
+        monkeypatch.setattr(manager.home, "write", lambda *given: gate.wait(60) and write(*given))
+        assert not phase.kept()
+        assert phase.save({"fold": 1}, force=True)
+        assert phase.save({"fold": 2}, force=True) is None  # the first is still being written
+        gate.set()
+        assert not phase.kept()
+        assert phase.latest()["state"] == {"fold": 1}
+        assert phase.save({"fold": 2}, force=True) and phase.kept()
 
 
 class Quota(storage.Disk):

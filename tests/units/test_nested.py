@@ -16,7 +16,7 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
-from ml_factory.units import nested
+from ml_factory.units import nested, searching
 
 SPEC = SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
@@ -110,6 +110,32 @@ def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
     pd.testing.assert_frame_equal(anew.fold_table, resumed.fold_table)
     again = folds(prepared)
     assert again.run_id == anew.run_id and again.resumed_from == 3 and len(judged) == 6 * SPEC.trials
+
+
+def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None:
+    """A nest that dies in the search of this fold, after so many trials."""
+    judged, whole = [], barrier_search._View.judge
+
+    def judge(*given):
+        if len(judged) == fold * SPEC.trials + trials:
+            raise KeyboardInterrupt
+        judged.append(1)
+        return whole(*given)
+
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(barrier_search._View, "judge", judge)
+        folds(place)
+
+
+def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
+    with monkeypatch.context() as patch:
+        machine = searching.machine_with
+        patch.setattr(searching, "machine_with", lambda *given: machine(*given) | {"python": "3.1"})
+        killed_in_the_search(prepared, monkeypatch, trials=3)
+    result = folds(prepared)
+    assert not result.exact and any("python: began with 3.1" in reason for reason in result.inexact_because)
+    assert folds(prepared, fresh=True).exact
 
 
 def test_without_a_search_nothing_says_so_and_folds_with_paths_refuse_one(prepared):
