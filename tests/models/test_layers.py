@@ -1,9 +1,10 @@
 """Layers against torch's own and against numbers worked by hand."""
 
+import pytest
 import torch
 from torch import nn
 
-from ml_factory.models.layers import Attention, EncoderLayer, InstanceNorm, Patches, TokenDropout
+from ml_factory.models.layers import FEW, MANY, Attention, EncoderLayer, InstanceNorm, Patches, TokenDropout, mix
 
 
 def test_patches_by_hand():
@@ -46,6 +47,24 @@ def test_the_encoder_layer_is_torchs():
     x_BND = torch.randn(5, 7, 16)
     with torch.no_grad():
         torch.testing.assert_close(ours(x_BND), theirs(x_BND), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [2, FEW, FEW + 1, MANY - 1, MANY, 70])
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_each_way_to_mix_is_the_formula(tokens, size):
+    """Values and all gradients, also where the largest scores are in the hundreds: nothing overflows."""
+    torch.manual_seed(0)
+    parts, found = [size**0.5 * torch.randn(3, tokens, 2, 4) for _ in range(3)], {}
+    for name, dtype in (("ours", torch.float32), ("formula", torch.float64)):
+        q, k, v = (part.clone().to(dtype).requires_grad_() for part in parts)
+        q_BHNK, k_BHNK, v_BHNK = (part.transpose(1, 2) for part in (q, k, v))
+        y = mix(q_BHNK, k_BHNK, v_BHNK)
+        if name == "formula":
+            y = (q_BHNK @ k_BHNK.transpose(2, 3) / 2).softmax(dim=-1) @ v_BHNK
+        y.square().sum().backward()
+        found[name] = [y.double(), *(part.grad.double() for part in (q, k, v))]
+    for ours, formula in zip(found["ours"], found["formula"], strict=True):
+        assert (ours - formula).norm() <= 1e-5 * formula.norm()
 
 
 def test_attention_of_one_token_is_its_value():
