@@ -130,7 +130,17 @@ class BatchNorm(nn.BatchNorm1d):
     """Each of D numbers normalised over all tokens of all rows, x_BND (Nie et al. 2023, appendix A.1.4)."""
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return super().forward(x_BND.flatten(0, -2)).view_as(x_BND)
+        x_MD, before_D = x_BND.flatten(0, -2), None
+        if self.training and x_BND.device.type == "xla":
+            before_D = self.running_var.clone()
+        y_MD = super().forward(x_MD)
+        if before_D is not None:
+            # torch_xla 2.9 remembers the mean square of M numbers where torch has the sum over M - 1. A new tensor: the
+            # backward pass wants the old one as it is.
+            with torch.no_grad():
+                step_D = self.running_var - (1 - self.momentum) * before_D
+                self.running_var = self.running_var + step_D / (len(x_MD) - 1)
+        return y_MD.view_as(x_BND)
 
 
 NORMS = {"layer": nn.LayerNorm, "batch": BatchNorm}

@@ -48,8 +48,9 @@ class AdamW:
         named.sort(key=lambda item: item[1].ndim < 2)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self.decayed = sum(p.ndim >= 2 for p in self.parameters)
-        self.means = [_zeros(p) for p in self.parameters]
-        self.squares = [_zeros(p) for p in self.parameters]
+        # A kernel for each parameter is what a compiler's time goes into: there all moments are one vector each.
+        self.one_vector = any(p.device.type == "xla" for p in self.parameters)
+        self.means, self.squares = self._zeros(), self._zeros()
 
     def gradients(self) -> list[Tensor]:
         """Each parameter's gradient; a parameter that the loss does not reach has one of 0."""
@@ -71,7 +72,7 @@ class AdamW:
         clipped; 0 where not ok.
         """
         one, zero = torch.ones_like(factor), torch.zeros_like(factor)
-        gradients = self.gradients()
+        gradients = self._together(self.gradients())
         for gradient in gradients:
             gradient.nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf would be NaN
         torch._foreach_mul_(gradients, factor)
@@ -86,11 +87,30 @@ class AdamW:
         torch._foreach_mul_(moves, torch.where(ok, -numbers[2], zero))
         if self.decayed:
             torch._foreach_mul_(self.parameters[: self.decayed], torch.where(ok, numbers[1], one))
-        torch._foreach_add_(self.parameters, moves)
+        torch._foreach_add_(self.parameters, self._apart(moves))
+
+    def _together(self, tensors: list[Tensor]) -> list[Tensor]:
+        """One tensor for each parameter as the moments are kept."""
+        return [torch.cat([one.flatten() for one in tensors])] if self.one_vector else tensors
+
+    def _apart(self, kept: list[Tensor]) -> list[Tensor]:
+        """What is kept like the moments, as one tensor for each parameter."""
+        if not self.one_vector:
+            return kept
+        parts = kept[0].split([p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def _zeros(self) -> list[Tensor]:
+        # Made on the host: on a lazy device a fill would be one more program.
+        zeros = self._together([torch.zeros(p.shape, dtype=p.dtype) for p in self.parameters])
+        return [zero.to(p.device) for zero, p in zip(zeros, self.parameters, strict=False)]
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Moments by parameter name: {"weight": {"exp_avg": tensor, "exp_avg_sq": tensor}}."""
-        moments = zip(self.names, self.means, self.squares, strict=True)
+        kept = self.means, self.squares
+        if self.one_vector:  # cut on the device it would be a program of its own
+            kept = [one.cpu() for one in self.means], [one.cpu() for one in self.squares]
+        moments = zip(self.names, *map(self._apart, kept), strict=True)
         return {name: {"exp_avg": mean, "exp_avg_sq": square} for name, mean, square in moments}
 
     @torch.no_grad()
@@ -99,16 +119,13 @@ class AdamW:
         if set(state) != set(self.names):
             strange = sorted(set(state) ^ set(self.names))[:3]
             raise CheckpointError("Optimizer state of another network", got=strange, wanted=sorted(self.names)[:3])
-        for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
-            mean.copy_(state[name]["exp_avg"])
-            square.copy_(state[name]["exp_avg_sq"])
+        for kept, moment in ((self.means, "exp_avg"), (self.squares, "exp_avg_sq")):
+            for place, value in zip(kept, self._together([state[name][moment] for name in self.names]), strict=True):
+                place.copy_(value)
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:
     """Euclidean norm of all of them together, float32."""
+    if gradients[0].device.type == "xla":
+        return torch.cat([gradient.flatten() for gradient in gradients]).float().square().sum().sqrt()
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).float())
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    # Made on the host: on a lazy device a fill would be one more program.
-    return torch.zeros(parameter.shape, dtype=parameter.dtype).to(parameter.device)

@@ -30,6 +30,16 @@ NOT_ALONE_IN_TRAINING = {"patchtst-batch"}
 WITHOUT_GRADIENT = {"patchtst-batch": ("attention.out.bias", "feed.2.bias")}
 
 
+def felt(case: "Case", name: str, parameter: Tensor) -> Tensor:
+    """The numbers of a parameter that feel the loss, flat; those of an attention's biases are the queries' third alone
+    where batch norm follows: a bias of the keys is the same for all scores of a query, one of the values passes the
+    softmax as a constant."""
+    if name.endswith(WITHOUT_GRADIENT.get(case.name, ("none",))):
+        return parameter.new_empty(0)
+    third = case.name in WITHOUT_GRADIENT and name.endswith("qkv.bias")
+    return parameter.flatten()[: len(parameter) // 3] if third else parameter.flatten()
+
+
 @dataclass(frozen=True)
 class Case:
     """A network class with its settings and its task. known, static : numbers of a TFT's other inputs."""
