@@ -104,7 +104,7 @@ def compiles() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--lookback", type=int, default=48)
+    parser.add_argument("--lookback", type=int, default=96)
     parser.add_argument("--layers", type=int, default=1)
     args = parser.parse_args()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
