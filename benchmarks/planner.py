@@ -1,12 +1,13 @@
 """A thousand runtimes, simulated: how much of their time becomes saved work, with announced ends and without.
 
-    python -m benchmarks.planner [--runtimes 1000] [--save 20] [--blocking 1]
+    python -m benchmarks.planner [--runtimes 1000] [--save 20] [--local 4] [--blocking 1]
 
-The timer, the reserve and the order of work are the library's own, on a simulated clock. A runtime works on units of
-0.05 to 3 hours in steps of 1 to 5 seconds; what a unit really takes differs from its forecast by 15 % (log-normal), a
-save from the last one by 30 %. A save blocks training for a while and is durable later; a runtime that ends before
-then loses it. What background writing takes from the training beside it is drawn for each runtime, and is not what the
-timer believes. Our policy knows of a runtime's life what the record of those before it tells. One JSON line a policy.
+The timer, the times of saves, the reserve and the order of work are the library's own, on a simulated clock. A runtime
+works on units of 0.05 to 3 hours in steps of 1 to 5 seconds; what a unit really takes differs from its forecast by
+15 % (log-normal), a save from the last one by 30 %. A save blocks training for a while, is on the local disk later and
+on the mount later still; a runtime that ends before then loses it. What background writing takes from the training
+beside it is drawn for each runtime, and is not what the timer believes. Our policy knows of a runtime's life what the
+record of those before it tells. One JSON line a policy.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
-from ml_factory.runs.timer import SaveTimer, cadence, reserve
+from ml_factory.runs.timer import SaveTimer, SaveTimes, cadence, reserve
 
 HOUR = 3600.0
 BESIDE = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
@@ -31,6 +32,7 @@ class World:
     rng: np.random.Generator
     ends: float
     blocking: float
+    local: float
     durable: float
     beside: float
     now: float = 0.0
@@ -38,17 +40,18 @@ class World:
     held: float = 0.0  # useful seconds since then
     unfinished: int = 0
 
-    def save(self) -> tuple[float, float] | None:
-        """(blocking, writing) seconds of a save, or None when the runtime ended first."""
+    def save(self, times: SaveTimes) -> float | None:
+        """Seconds in which a save blocked training, or None when the runtime ended before it was on the mount."""
         factor = math.exp(self.rng.normal(0, 0.3))
-        blocking, writing = self.blocking * factor, (self.durable - self.blocking) * factor
+        blocking, durable = self.blocking * factor, self.durable * factor
         began = self.now
-        self.now += blocking + self.beside * writing  # beside the writing, training goes on a little slower
-        if began + blocking + writing > self.ends:
+        self.now += blocking + self.beside * (durable - blocking)  # beside the writing, training is a little slower
+        if began + durable > self.ends:
             self.unfinished += 1
             return None
+        times.written, times.copied = self.local * factor, durable
         self.saved, self.held = self.saved + self.held, 0.0
-        return blocking, writing
+        return blocking
 
 
 def units(rng: np.random.Generator) -> list[WorkUnit]:
@@ -60,7 +63,7 @@ def units(rng: np.random.Generator) -> list[WorkUnit]:
 
 def live(world: World, timer_of, announced: float) -> None:
     """Work through the plan until the runtime ends; stop in time where its end is announced."""
-    save_seconds = 0.0  # the last save tells what the next will take
+    times = SaveTimes()  # the last save tells what the next will take
     for row in plan(units(world.rng), Room(seconds=announced), Cost(world.durable)):
         timer, left = timer_of(lambda: world.now), row.unit.work * math.exp(world.rng.normal(0, 0.15))
         world.now += row.unit.model.fixed.seconds
@@ -69,14 +72,13 @@ def live(world: World, timer_of, announced: float) -> None:
             if world.now + step > world.ends:
                 return
             world.now, world.held, left = world.now + step, world.held + step, left - step
-            over = announced - world.now < reserve(save_seconds)
+            over = announced - world.now < reserve(times.seconds)
             if timer.due() or over or left <= 0:
-                cost = world.save()
-                if cost is None:
+                blocking = world.save(times)
+                if blocking is None:
                     return
                 timer.saved()
-                timer.measured(*cost)
-                save_seconds = sum(cost)
+                timer.measured(blocking, times.seconds - blocking)
             if over:
                 return
 
@@ -86,7 +88,7 @@ def share(lives: np.ndarray, timer_of, announced: bool, given, seed: int = 7) ->
     useful = unfinished = 0
     for number, life in enumerate(lives):
         rng = np.random.default_rng([seed, number])
-        world = World(rng, life, given.blocking, given.save, rng.uniform(*BESIDE))
+        world = World(rng, life, given.blocking, given.local, given.save, rng.uniform(*BESIDE))
         live(world, lambda clock, known=number: timer_of(clock, known), life if announced else math.inf)
         useful, unfinished = useful + world.saved, unfinished + world.unfinished
     return {"useful": useful / lives.sum(), "unfinished_saves": unfinished}
@@ -95,7 +97,8 @@ def share(lives: np.ndarray, timer_of, announced: bool, given, seed: int = 7) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtimes", type=int, default=1000)
-    parser.add_argument("--save", type=float, default=20.0, help="seconds until a save is durable")
+    parser.add_argument("--save", type=float, default=20.0, help="seconds until a save is on the mount")
+    parser.add_argument("--local", type=float, default=4.0, help="of them, seconds until it is on the local disk")
     parser.add_argument("--blocking", type=float, default=1.0, help="of them, seconds in which training stands still")
     given = parser.parse_args()
     rng = np.random.default_rng(11)

@@ -25,6 +25,7 @@ from ml_factory.runs.pool import Lease, Pool
 from ml_factory.runs.slots import Slots
 from ml_factory.runs.staging import Staging
 from ml_factory.runs.storage import Disk, cache_folder, fingerprint, on_mount
+from ml_factory.runs.timer import save_times
 
 _SMALL = 1 << 22  # bytes that a thread of this process writes: a child would take longer to start
 _LAST_SECONDS = 10.0  # a local save at the interpreter's end
@@ -57,8 +58,8 @@ class CheckpointManager:
         cache folder on a mount (told by the mount table, or $ML_FACTORY_MOUNTS), and nowhere otherwise.
     quota_bytes : what all checkpoints in `folder` together may take; None: what is free there.
     deadline_seconds : silence after which a mount counts as dead.
-    ending : whether the session is about to end, given the seconds a save takes; asked at every step boundary. Then
-        it is saved once more, and SessionOver ends the work.
+    ending : whether the session is about to end, given the seconds until a save is where it belongs (on the mount, if
+        there is one); asked at every step boundary. Then it is saved once more, and SessionOver ends the work.
     mean_life_seconds : what a session lives here before it is taken away unannounced; saves come more often for it.
     on_saved : called after each save that is on the disk, from the thread that writes; it must not wait for a mount.
     lease : who writes, for who shares the workspace.
@@ -92,7 +93,7 @@ class CheckpointManager:
         self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), check_name(run, "run"), keep_last
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
-        self.mean_life, self.on_saved, self.save_seconds = mean_life_seconds, on_saved, 0.0
+        self.mean_life, self.on_saved, self.times = mean_life_seconds, on_saved, save_times(self.folder)
         self.lease, self.deadline = lease or Lease(session_id()), deadline_seconds
         self.staging, self._process = Staging(), os.getpid()
         self._phases: dict[str, PhaseCheckpoints] = {}

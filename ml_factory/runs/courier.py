@@ -131,6 +131,11 @@ class Courier:
         """Whether something that was saved locally is not on the mount."""
         return bool(self._behind)
 
+    @property
+    def silent(self) -> bool:
+        """Whether the mount did not take what was brought last; what is copied then waited for the mount."""
+        return self._told
+
     def carry(
         self, unit: Unit, then: Callable[[], None] = lambda: None,
         lost: Callable[[TakenOverError], None] = lambda error: None, fence: int = 0,

@@ -1,11 +1,13 @@
 """How long sessions live here, from what earlier ones left: what the time between two saves is chosen by.
 
     results/sessions/{began}-{session}.json     {"began", "seen", "ended"}: seconds since 1970, `ended` null until a
-                                                clean end
+                                                clean end; {"limit"}: when this runtime was expected to be taken away
+                                                at the latest, null without an end in sight
 
 A session that ended by itself tells only that it lived at least so long; one that was taken away tells its life.
 """
 
+import math
 import time
 import uuid
 from pathlib import Path
@@ -29,11 +31,13 @@ class SessionLog:
     def __init__(self, folder: Path, session: str | None = None, now=time.time):
         self.folder, self.now = Path(folder), now
         self.session = session or uuid.uuid4().hex[:12]
-        self.began = now()
+        self.began, self._limit = now(), math.inf
 
-    def seen(self) -> None:
-        """Write that this session lives: when it begins, and beside each checkpoint."""
-        self._write(self.now(), None)
+    def seen(self, hours_left: float = math.inf) -> None:
+        """Write that this session lives, when it begins and beside each checkpoint, and how long it still may."""
+        now = self.now()
+        self._limit = now + 3600 * hours_left
+        self._write(now, None)
 
     def ended(self) -> None:
         """Write that this session ends by itself."""
@@ -64,4 +68,5 @@ class SessionLog:
         return self.folder / f"{self.began:012.0f}-{self.session}.json"
 
     def _write(self, seen: float, ended: float | None) -> None:
-        write_json(self._path(), {"began": self.began, "seen": seen, "ended": ended})
+        limit = self._limit if math.isfinite(self._limit) else None
+        write_json(self._path(), {"began": self.began, "seen": seen, "ended": ended, "limit": limit})

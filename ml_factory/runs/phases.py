@@ -17,10 +17,19 @@ from ml_factory.runs.pool import Unit
 from ml_factory.runs.signals import stop
 from ml_factory.runs.slots import order
 from ml_factory.runs.state import decode_state, lay_out
-from ml_factory.runs.timer import SaveTimer
+from ml_factory.runs.timer import SaveTimer, reserve
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _PATIENCE = 1.0  # seconds a save that is not forced waits for the one before
+_LAST_COPY = 10.0  # seconds a process that was told to end waits for the mount
+# What can be said of the last save when the work ends.
+_REACHED = {
+    SAVED: "the work was saved and stopped here",
+    COPIED: "the work was saved and stopped here; that the mount's copy was uploaded is not confirmed",
+    LOCAL: "the work was saved on this machine's disk alone, the mount has not taken it in time",
+    IN_MEMORY: "the last save is still being written, only the one before it is sure",
+    REFUSED: "the last save was refused, only the one before it stands",
+}
 _log = logging.getLogger("ml_factory")
 
 
@@ -51,7 +60,7 @@ class PhaseCheckpoints:
 
     def stopping(self) -> bool:
         """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
-        return stop.asked is not None or self.manager.ending(self.manager.save_seconds)
+        return stop.asked is not None or self.manager.ending(self.manager.times.seconds)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """As `CheckpointManager.save_checkpoint`."""
@@ -73,13 +82,23 @@ class PhaseCheckpoints:
             raise self._lost
         self._timer.saved()
         if self.stopping():
-            self.manager._wait_home(self.manager.deadline)
-            stop.end_if_asked()
-            raise SessionOver(
-                "This session is about to end: the work was saved and stopped here", where=self.name, got=self.state,
-                next_step="run again in a new session: it goes on from this step",
-            )  # fmt: skip
+            self._end()
         return saved
+
+    def _end(self) -> None:
+        """Wait until the save is where it belongs, no longer than the end leaves time for; then the signal acts, or
+        SessionOver ends the work."""
+        manager = self.manager
+        manager._wait_home(manager.deadline)
+        manager.wait(_LAST_COPY if stop.asked is not None else reserve(manager.times.seconds))
+        reached = _REACHED[self.state.where]
+        if stop.asked is not None:
+            _log.warning("Stopped: %s (%s)", reached, self.state)
+            stop.end_if_asked()
+        raise SessionOver(
+            f"This session is about to end: {reached}", where=self.name, got=self.state,
+            next_step="run again in a new session: it goes on from the newest save that is there",
+        )  # fmt: skip
 
     def load(self) -> dict | None:
         """As `CheckpointManager.load_latest_checkpoint`, for the process that goes on with the work: it owns the phase
@@ -214,22 +233,23 @@ class PhaseCheckpoints:
             if done is None:
                 state.where = saved["status"] = REFUSED
                 return
-            manager.save_seconds = time.perf_counter() - began
-            self._timer.measured(blocking, manager.save_seconds - blocking)
+            manager.times.written = time.perf_counter() - began
+            self._timer.measured(blocking, manager.times.seconds - blocking)
             state.sequence = done["sequence"]
             state.where = SAVED if manager.courier is None else LOCAL
             saved.update(_shown(done), status=state.where)
             if manager.courier is not None:
-                manager.courier.carry(
-                    self.unit, lambda: self._copied(state, saved), self._lose, self.tenure.lease.fence
-                )
+                manager.courier.carry(self.unit, copied, self._lose, self.tenure.lease.fence)
             manager.on_saved()
+
+        def copied() -> None:
+            state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
+            if not manager.courier.silent:  # what waited for a mount that was away tells nothing of the next
+                manager.times.copied = time.perf_counter() - began
+                self._timer.measured(blocking, manager.times.seconds - blocking)
 
         manager._clerk.do(write)
         return None if saved["status"] == REFUSED else saved
-
-    def _copied(self, state: State, saved: dict) -> None:
-        state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
 
     def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
         manager = self.manager

@@ -1,6 +1,7 @@
 """What is left of this session: a Colab runtime ends a fixed time after it began, not after the notebook began."""
 
 import atexit
+import logging
 import math
 import os
 import threading
@@ -17,6 +18,7 @@ from ml_factory.runs.workspace import on_colab
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
 TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0, "enterprise": 24.0}
 _END_SECONDS = 2.0  # that a process waits at its end for a line of the record
+_log = logging.getLogger("ml_factory")
 
 
 def runtime_started(proc: Path = Path("/proc")) -> float:
@@ -34,15 +36,34 @@ def runtime_started(proc: Path = Path("/proc")) -> float:
 def hours_remaining(tier: str = "free", limit_hours: float | None = None, now: float | None = None) -> float:
     """Hours until this runtime may be taken away at the latest; infinite off Colab without a limit given.
 
-    tier : a key of TIER_HOURS; an unknown one counts as free.  limit_hours : overrides the tier.
-    now : seconds since 1970, for tests.
+    tier : a key of TIER_HOURS; an unknown one counts as free. A runtime that has outlived it is of a larger one.
+    limit_hours : overrides the tier.  now : seconds since 1970, for tests.
     """
+    if limit_hours is None and not on_colab():
+        return math.inf
+    lived = ((time.time() if now is None else now) - runtime_started()) / 3600
     if limit_hours is None:
-        if not on_colab():
-            return math.inf
-        limit_hours = TIER_HOURS.get(tier, TIER_HOURS["free"])
-    lived = (time.time() if now is None else now) - runtime_started()
-    return max(0.0, limit_hours - lived / 3600)
+        limit_hours = _limit_of(tier if tier in TIER_HOURS else "free", lived)
+    return max(0.0, limit_hours - lived)
+
+
+def _limit_of(tier: str, lived: float) -> float:
+    """Hours a runtime of this tier may live; of one that has lived longer, and so is of another, the next limit."""
+    if lived < TIER_HOURS[tier]:
+        return TIER_HOURS[tier]
+    limit = min((hours for hours in TIER_HOURS.values() if hours > lived), default=math.inf)
+    _say_outlived(tier, limit)
+    return limit
+
+
+@lru_cache
+def _say_outlived(tier: str, limit: float) -> None:
+    _log.warning(
+        "This runtime has outlived the %.0f h of the tier %s: it is taken to live %s. "
+        "Set ML_FACTORY_COLAB_TIER (%s) to say which it is",
+        TIER_HOURS[tier], tier, "on, with no end in sight" if math.isinf(limit) else f"up to {limit:.0f} h",
+        ", ".join(TIER_HOURS),
+    )  # fmt: skip
 
 
 def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
@@ -67,7 +88,7 @@ class Session:
     """
 
     def __init__(self, records: Path):
-        self.bounded = not math.isinf(hours_left())
+        self.bounded = on_colab() or not math.isinf(hours_left())
         self._record = _record_of(Path(records).absolute(), os.getpid()) if self.bounded else None
         self.mean_life = self._record.mean_life if self.bounded else math.inf
 
@@ -78,7 +99,7 @@ class Session:
     def seen(self) -> None:
         """It lives; told beside each checkpoint. Never waits for the disk and never raises."""
         if self.bounded:
-            self._record.seen()
+            self._record.seen(hours_left())
 
 
 class _Record:
@@ -96,10 +117,10 @@ class _Record:
     def _learn(self) -> None:
         self.mean_life = self._log.mean_life()
 
-    def seen(self) -> None:
+    def seen(self, hours_left: float) -> None:
         if not self._writer.is_alive():  # one that hangs is not joined by others
             self._told = True
-            self._write(self._log.seen)
+            self._write(lambda: self._log.seen(hours_left))
 
     def _end(self) -> None:
         if not self._told or self._process != os.getpid():

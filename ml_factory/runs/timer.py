@@ -4,7 +4,11 @@ And how long before a session's end the last one must begin.
 """
 
 import math
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from ml_factory.errors import SettingsError
 
@@ -66,8 +70,36 @@ class SaveTimer:
         self._began = self._last if self._began is None else self._began
 
     def measured(self, blocking: float, writing: float) -> None:
-        """What a save cost: seconds in which training stood still, and seconds until it was written beside it."""
+        """What a save cost: seconds in which training stood still, and seconds until it was where it belongs."""
         self._cost = blocking + _SHARE_BESIDE * writing
+
+
+@dataclass
+class SaveTimes:
+    """What the last save took, in seconds from the hand-over: the next is forecast to take as long.
+
+    written : until it was on the first disk, 0 before the first save.  copied : until it was on the mount; 0 where
+    there is none, and before the first that got there.
+    """
+
+    written: float = 0.0
+    copied: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Until a save is where it outlives this machine."""
+        return max(self.written, self.copied)
+
+
+def save_times(folder: str | os.PathLike) -> SaveTimes:
+    """Those of this process and the checkpoints in `folder`: a unit that begins late in a session knows what the saves
+    of those before it took."""
+    return _times_of(Path(os.path.abspath(folder)), os.getpid())
+
+
+@lru_cache(maxsize=64)
+def _times_of(folder: Path, process: int) -> SaveTimes:
+    return SaveTimes()
 
 
 def reserve(save_seconds: float) -> float:

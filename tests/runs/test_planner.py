@@ -85,7 +85,7 @@ def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced):
-    given = SimpleNamespace(blocking=1.0, save=20.0)
+    given = SimpleNamespace(blocking=1.0, local=4.0, save=20.0)
     rng = np.random.default_rng(11)
     if announced:
         told = share(rng.uniform(3600, 43200, 12), lambda clock, _: SaveTimer(clock=clock, mean_life=7200), True, given)

@@ -42,7 +42,7 @@ def test_hours(monkeypatch):
     assert session.hours_remaining(now=1000 + 7200) == 10
     assert session.hours_remaining("pro", now=1000 + 7200) == 22
     assert session.hours_remaining("unheard of", now=1000 + 7200) == 10
-    assert session.hours_remaining(now=1e9) == 0
+    assert session.hours_remaining(limit_hours=3, now=1e9) == 0
 
 
 def test_this_machine_started_before_now():
@@ -57,6 +57,32 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
     for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
         lived["seconds"] = 3600 - left
         assert here.ending(save) is ends, (left, save)
+
+
+def test_a_runtime_that_outlived_its_tier_is_of_the_next_and_goes_on_training(monkeypatch, tmp_path, caplog):
+    lived = {"hours": 12 - 10 / 3600}
+    session._say_outlived.cache_clear()
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
+    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
+    here = session.Session(tmp_path / "free")
+    assert here.ending(0) and not caplog.text
+    for hours, left in ((13, 11), (13.5, 10.5), (23.99, 0.01), (25, math.inf), (400, math.inf)):
+        lived["hours"] = hours
+        assert session.hours_left() == pytest.approx(left, abs=1e-3) and here.ending(20) is (left < 0.02)
+    assert [record.getMessage().count("ML_FACTORY_COLAB_TIER") for record in caplog.records] == [1, 1]
+    assert session.hours_left(limit_hours=12) == 0 and session.hours_left("pro") == math.inf
+
+
+def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
+    for hours, left in ((13, 11 * 3600), (25, None)):
+        monkeypatch.setattr(session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
+        here = session.Session(tmp_path / str(hours))
+        here.seen()
+        here._record._writer.join()
+        told = written(tmp_path / str(hours))[0]
+        assert here.mean_life == 2 * 3600
+        assert told["limit"] == (left and pytest.approx(told["seen"] + left, abs=60))
 
 
 def written(folder) -> list[dict]:

@@ -19,11 +19,25 @@ def interrupts_are_heard():
 TRAINING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
+from ml_factory.runs import phases
 from ml_factory.runs.checkpoints import CheckpointManager
-with CheckpointManager(sys.argv[1], run="r", auto_save_minutes=600, first_save_minutes=600) as manager:
+from ml_factory.runs.storage import Disk
+
+class Slow(Disk):  # a mount
+    seconds = 0.0
+    def write(self, descriptor, data, offset):
+        time.sleep(self.seconds)
+        return super().write(descriptor, data, offset)
+
+folder, local, slow = sys.argv[1], sys.argv[2] or None, float(sys.argv[3])
+phases._LAST_COPY = 60.0 if slow < 60 else 0.5
+disk = Slow() if local else None
+often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
+with CheckpointManager(folder, run="r", **often) as manager:
     with manager.phase("p").claimed() as checkpoints:
         checkpoints.save({"step": 0}, force=True)
         manager.wait()
+        Slow.seconds = slow
         print("ready", flush=True)
         for step in range(1, 10**9):
             time.sleep(0.01)
@@ -35,14 +49,27 @@ with CheckpointManager(sys.argv[1], run="r", auto_save_minutes=600, first_save_m
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, number):
-    process = spawn(TRAINING, tmp_path)
+@pytest.mark.parametrize("slow", [None, 0.3], ids=["one disk", "slow mount"])
+def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, number, slow):
+    process = spawn(TRAINING, tmp_path / "there", tmp_path / "here" if slow else "", slow or 0)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     step = int(process.stdout.readline())
-    assert process.wait(30) == -number
-    with CheckpointManager(tmp_path, run="r") as manager:
+    assert process.wait(90) == -number
+    # the machine and its local disk are gone
+    with CheckpointManager(tmp_path / "there", run="r") as manager:
         assert manager.load_latest_checkpoint("p")["state"] == {"step": step}
+
+
+def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_far_the_save_came(tmp_path, spawn):
+    process = spawn(TRAINING.replace("import signal,", "import logging, signal,").replace(
+        "folder, local", "logging.basicConfig(stream=sys.stdout, format='%(message)s')\nfolder, local", 1
+    ), tmp_path / "there", tmp_path / "here", 600)  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    told = process.stdout.read()
+    assert process.wait(30) == -signal.SIGTERM
+    assert "on this machine's disk alone" in told and "saved locally" in told
 
 
 def test_a_second_signal_acts_at_once():
