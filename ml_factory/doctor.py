@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 
 from ml_factory.inference.bundle import library_versions
+from ml_factory.runs.mounts import SilentMount, free_bytes, names
 from ml_factory.runs.session import hours_remaining
-from ml_factory.runs.storage import free_bytes
 from ml_factory.runs.workspace import Workspace, on_colab
 
 NEEDED = (
@@ -48,10 +48,16 @@ def examine(workspace: Workspace) -> list[Check]:
     checks.append(Check("cores", str(os.cpu_count())))
     if on_colab():
         checks.append(Check("hours left", f"{hours_remaining():.1f}"))
-    free = free_bytes(workspace.root)
+    try:
+        free = free_bytes(workspace.root)
+        raw = [name for name in names(workspace.raw) if name.endswith("_1m.parquet")]
+    except SilentMount as error:
+        return [
+            *checks,
+            Check("workspace", f"{workspace.root} does not answer ({error.strerror})", False, "mount it again"),
+        ]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
     checks.append(Check("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
-    raw = sorted(path.name for path in workspace.raw.glob("*_1m.parquet"))
     checks.append(Check("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a market to try"))
     return checks
 

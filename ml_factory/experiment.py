@@ -17,7 +17,7 @@ from ml_factory.models.registry import signature_of, spec_of
 from ml_factory.provenance import closure, commit, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.session import Session
-from ml_factory.runs.storage import fingerprint, plain, write_json
+from ml_factory.runs.storage import fingerprint, is_file, is_folder, plain, write_json
 from ml_factory.runs.workspace import push_checkpoints
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.search_spec import SearchedLabels
@@ -227,8 +227,7 @@ class Run:
         """Make the folder and write down the settings, this machine, the sources and their commit: only when the
         settings have proved usable, and only the first time."""
         record = self.folder / "run.json"
-        if not record.is_file():
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if not is_file(record):
             made = {"run_id": self.run_id, "environment": machine(spec), "sources": spec.sources, "commit": commit()}
             write_json(record, spec.to_dict() | made)
 
@@ -239,7 +238,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        return (self.folder / "done.json").is_file()
+        return is_file(self.folder / "done.json")
 
 
 def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
@@ -251,9 +250,9 @@ def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str 
     if named:
         return Run(named, parent / named)
     attempt = 1
-    while (parent / _attempt(base, attempt + 1)).is_dir():
+    while is_folder(parent / _attempt(base, attempt + 1)):
         attempt += 1
-    if fresh and (parent / _attempt(base, attempt)).is_dir():
+    if fresh and is_folder(parent / _attempt(base, attempt)):
         attempt += 1
     return Run(_attempt(base, attempt), parent / _attempt(base, attempt))
 

@@ -7,6 +7,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import time
 import types
 from collections.abc import Iterable, Mapping
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.models.registry import available_models, spec_of
+from ml_factory.runs import mounts
 from ml_factory.runs.courier import status_line
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.restoring import check_source
@@ -333,26 +335,34 @@ def on_screen() -> bool:
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """Raw files of the workspace: symbol, megabytes."""
-    files = sorted(workspace.raw.glob("*_1m.parquet"))
-    rows = [{"symbol": file.name.removesuffix("_1m.parquet"), "MB": file.stat().st_size / 1e6} for file in files]
+    names = [name for name in mounts.names(workspace.raw) if name.endswith("_1m.parquet")]
+    rows = [
+        {"symbol": name.removesuffix("_1m.parquet"), "MB": mounts.size(workspace.raw / name) / 1e6} for name in names
+    ]
     return pd.DataFrame(rows, columns=["symbol", "MB"]).round(2)
 
 
 def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     """What each notebook has left in the workspace for this symbol: notebook -> what is there."""
     models, results = workspace.models / symbol, workspace.results / symbol
-    left = {name: models.glob(f"model-{name}-*/artifact.json") for name in available_models()}
+    left = {name: _holds(models, f"model-{name}-", "artifact.json") for name in available_models()}
     found = {notebook: [] for notebook in NOTEBOOKS[1:]}
-    for name, files in left.items():
-        found[spec_of(name).notebook] += [name] if any(files) else []
-    for notebook, name, files in (
-        ("01_data_pipeline", "prepared", workspace.processed(symbol).glob("current.json")),
-        ("05_train_ensemble", "stack", models.glob("stack-*/artifact.json")),
-        ("06_cross_validation", "folds", results.glob("*/folds.parquet")),
-        ("07_inference", "predictions", results.glob("predictions-*.parquet")),
+    for name, there in left.items():
+        found[spec_of(name).notebook] += [name] if there else []
+    predicted = [name for name in mounts.names(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
+    for notebook, name, there in (
+        ("01_data_pipeline", "prepared", "current.json" in mounts.names(workspace.processed(symbol))),
+        ("05_train_ensemble", "stack", _holds(models, "stack-", "artifact.json")),
+        ("06_cross_validation", "folds", _holds(results, "", "folds.parquet")),
+        ("07_inference", "predictions", bool(predicted)),
     ):
-        found[notebook] += [name] if any(files) else []
+        found[notebook] += [name] if there else []
     return found
+
+
+def _holds(folder: Path, start: str, file: str) -> bool:
+    """Whether one of the folders in it whose names begin like this has that file."""
+    return any(name.startswith(start) and mounts.kind(folder / name / file) for name in mounts.names(folder))
 
 
 def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:

@@ -145,7 +145,8 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
 
 def safe_stop(seconds: float = 300, logs=()) -> bool:
     """Before this machine is given back: wait for the checkpoints, let `logs` (callables) write theirs, and on Colab
-    flush Drive, which also unmounts it (there is no call that only flushes). Prints and tells whether all is safe.
+    flush Drive, which also unmounts it (there is no call that only flushes). Prints how far each checkpoint has come,
+    and prints and tells whether all is safe.
 
     seconds : for all of it; on expiry nothing is confirmed.
     """
@@ -157,7 +158,6 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
     stopped = importlib.import_module("ml_factory.runs.checkpoints").safe_stop(seconds, logs=logs, flush=flush)
-    print(stopped.text)
     return stopped.safe
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ml_factory.runs import storage
+from ml_factory.runs import mounts, storage
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
@@ -148,9 +148,7 @@ def _sound(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with open(source, "rb") as file, open(target, "wb") as copy:
-        while block := file.read(BLOCK_BYTES):
-            copy.write(block)
+    mounts.bring(source, str(target))
 
 
 def _sweep(folder: Path) -> None:

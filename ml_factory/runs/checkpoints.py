@@ -12,14 +12,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.runs.courier import Clerk, Courier, Now, State
+from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.runs.courier import IN_MEMORY, LOCAL, Clerk, Courier, Now, State
 from ml_factory.runs.leases import Heartbeat, session_id
 from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.phases import PhaseCheckpoints, check_name
 from ml_factory.runs.pool import Lease, Pool
 from ml_factory.runs.slots import Slots
@@ -95,7 +97,7 @@ class CheckpointManager:
         self.clock, self.ending, self.background = clock, ending, background
         self.mean_life, self.on_saved, self.times = mean_life_seconds, on_saved, save_times(self.folder)
         self.lease, self.deadline = lease or Lease(session_id()), deadline_seconds
-        self.staging, self._process = Staging(), os.getpid()
+        self.staging, self._process, self._one_save = Staging(), os.getpid(), threading.RLock()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._open_tiers(None if local is None else Path(os.path.abspath(local)), quota_bytes, disk)
         self._clerk = Clerk("checkpoint") if background else Now()
@@ -127,6 +129,34 @@ class CheckpointManager:
             self.courier = Courier(self.home, self.mount, self.keep_last, clerk)
 
     @property
+    def mine(self) -> bool:
+        """Whether this very process opened it."""
+        return self._process == os.getpid()
+
+    def check_process(self) -> None:
+        """Raises CheckpointError in a process made by fork: the copy in memory, the threads that write and the leases
+        are its parent's."""
+        if not self.mine:
+            raise CheckpointError(
+                "This CheckpointManager is another process's", where=f"run {self.run}",
+                got=f"process {os.getpid()}, made by fork", wanted=f"process {self._process}",
+                next_step="open a CheckpointManager in the process that saves",
+            )  # fmt: skip
+
+    @contextmanager
+    def turn(self, seconds: float) -> Iterator[bool]:
+        """Alone among the threads of this process with the copy in memory, once it was written; False inside when that
+        took longer."""
+        ends = time.monotonic() + seconds
+        if not self._one_save.acquire(timeout=seconds):
+            yield False
+            return
+        try:
+            yield self._wait_home(max(0.0, ends - time.monotonic()))
+        finally:
+            self._one_save.release()
+
+    @property
     def locks(self) -> Path:
         """Where locks are: on a disk of this machine."""
         return self.home_folder / "locks"
@@ -155,11 +185,19 @@ class CheckpointManager:
         """
         return self.phase(phase).latest()
 
-    def list_checkpoints(self, phase: str | None = None) -> list[dict]:
-        """The verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each."""
+    def list_checkpoints(self, phase: str | None = None, verify: bool = True) -> list[dict]:
+        """The verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each.
+
+        verify : without it they are not read through, and what each says of itself is told.
+        """
+        self.check_process()
         self._wait_neighbours()
-        names = set(self.home.units(self.run)) | set(self._ask_mount(lambda: self.mount.units(self.run)) or ())
-        return [info for name in ([phase] if phase else sorted(names)) for info in self.phase(name).list()]
+        return [info for name in ([phase] if phase else self._names()) for info in self.phase(name).list(verify)]
+
+    def _names(self) -> list[str]:
+        """The phases of this run that have slots, here or on the mount."""
+        there = self._ask_mount(lambda: self.mount.units(self.run)) or ()
+        return sorted({*self.home.units(self.run), *there})
 
     def status(self) -> list[State]:
         """How far the newest checkpoint of each phase has come."""
@@ -182,16 +220,21 @@ class CheckpointManager:
         *,
         logs: Iterable[Callable[[], object]] = (),
         flush: Callable[[], object] | None = None,
+        tell: Callable[[str], object] = print,
     ) -> Stopped:
         """Wait for every write, let `logs` write theirs, and `flush` the mount (on Colab: flush and unmount).
 
         Safe is said only when all of it came back in time; on a mount without `flush` the upload stays unconfirmed.
+        tell : hears what is waited for, how far each checkpoint has come, and whether it is safe.
         """
-        return _safe_stop([self], seconds, logs, flush)
+        return _safe_stop([self], seconds, logs, flush, tell)
 
     def close(self, seconds: float | None = None) -> None:
         """Finish the writes and let another process have this run. What a mount does not take in time (its deadline
-        unless said otherwise) stays on the local disk, and the next session carries it over."""
+        unless said otherwise) stays on the local disk, and the next session carries it over. In a process made by fork
+        nothing happens."""
+        if not self.mine:
+            return
         self._wait_home(seconds)
         self.heartbeat.stop()
         for phase in self._phases.values():
@@ -207,7 +250,7 @@ class CheckpointManager:
 
     def leave(self) -> None:
         """What the interpreter's end can still do in a few seconds."""
-        if self._process == os.getpid():
+        if self.mine:
             self._wait_home(_LAST_SECONDS)
             self._close_children()
 
@@ -232,38 +275,51 @@ class CheckpointManager:
     def _wait_neighbours(self) -> None:
         """What any manager of this process was told to save here is on the disk."""
         for manager in list(_open):
-            if manager.home_folder == self.home_folder and manager._process == os.getpid():
+            if manager.home_folder == self.home_folder and manager.mine:
                 manager._wait_home(self.deadline)
 
-    def _ask_mount(self, question: Callable):
-        """What the mount says; None, with a line logged, when it does not answer."""
+    def _ask_mount(self, question: Callable, needed: bool = False):
+        """What the mount says; None, with a line logged, when it does not answer: with `needed` SilentMountError."""
         if self.mount is None:
             return None
         try:
             return question()
         except WorkspaceError as error:
+            if needed and isinstance(error, SilentMountError):
+                raise
             _log.warning("Only the local disk is looked at: %s", error)
             return None
 
 
 def safe_stop(
-    seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (), flush: Callable[[], object] | None = None
-) -> Stopped:
+    seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (), flush: Callable[[], object] | None = None,
+    tell: Callable[[str], object] = print,
+) -> Stopped:  # fmt: skip
     """`CheckpointManager.safe_stop` for all that this process has open."""
-    return _safe_stop(list(_open), seconds, logs, flush)
+    return _safe_stop([manager for manager in list(_open) if manager.mine], seconds, logs, flush, tell)
 
 
-def _safe_stop(managers: list[CheckpointManager], seconds: float, logs: Iterable[Callable], flush) -> Stopped:
+def _safe_stop(
+    managers: list[CheckpointManager], seconds: float, logs: Iterable[Callable], flush: Callable | None, tell: Callable
+) -> Stopped:
+    """As `CheckpointManager.safe_stop`, of several; every ending is told."""
     ends = time.monotonic() + seconds
+    if any(state.where in (IN_MEMORY, LOCAL) for manager in managers for state in manager.status()):
+        tell(f"Stopping safely: waiting up to {seconds:.0f} s for the checkpoints")
+    written = [manager.wait(max(0.0, ends - time.monotonic())) for manager in managers]
     for manager in managers:
-        if not manager.wait(max(0.0, ends - time.monotonic())):
-            return Stopped(False, f"Not confirmed: {'; '.join(map(str, manager.status())) or 'nothing was saved'}")
-    failure = _in_time([*logs, *([flush] if flush else [])], ends)
+        for state in manager.status():
+            tell(f"  {state}")
+    failure = "" if all(written) else "a checkpoint is not where it belongs yet"
+    failure = failure or _in_time([*logs, *([flush] if flush else [])], ends)
+    if not failure and flush is None and any(manager.mount is not None for manager in managers):
+        failure = "copied to the mount, and nobody told that it was uploaded"
+    reached = "; ".join(str(state) for manager in managers for state in manager.status())
+    text = "Safe to stop: every checkpoint is where it belongs"
     if failure:
-        return Stopped(False, f"Not confirmed: {failure}")
-    if flush is None and any(manager.mount is not None for manager in managers):
-        return Stopped(False, "Not confirmed: copied to the mount, and nobody told that it was uploaded")
-    return Stopped(True, "Safe to stop: every checkpoint is where it belongs")
+        text = f"Not confirmed: {failure}" + (f" ({reached})" if reached and not all(written) else "")
+    tell(text)
+    return Stopped(not failure, text)
 
 
 def _in_time(steps: list[Callable[[], object]], ends: float) -> str:

@@ -138,10 +138,10 @@ class Courier:
 
     def carry(
         self, unit: Unit, then: Callable[[], None] = lambda: None,
-        lost: Callable[[TakenOverError], None] = lambda error: None, fence: int = 0,
+        lost: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
     ) -> None:  # fmt: skip
         """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there, `lost` when the
-        mount tells that another session has taken the unit over.
+        mount tells that another session has taken the unit over (without one, a line in the log tells).
 
         fence : of this session; what an earlier one of this machine left behind is carried under it.
         """

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
+from ml_factory.runs.mounts import touch_directly
 from ml_factory.runs.records import Attempt, in_order, read_attempts, segments
 from ml_factory.runs.storage import disk_errors, on_mount, write_bytes_atomic
 
@@ -132,6 +133,7 @@ class Delivery:
 
 def serve(local: str, folder: str, parent: str) -> None:
     """The child: do what the parent asks until it is gone."""
+    touch_directly()
     for line in sys.stdin.buffer:
         if os.getppid() != int(parent):
             return  # another process may own the run already

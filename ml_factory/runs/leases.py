@@ -1,17 +1,24 @@
 """Who works on a unit of work, told to sessions on other machines, and a number that grows with each takeover.
 
-    checkpoints/leases/{unit}.json     {"session", "fence", "host", "seen", "released"}
+    checkpoints/leases/{unit}.json     {"session", "fence", "host", "beat", "seen", "kept", "released"}
 
 A lock of the operating system ends at the machine. So a living session renews its lease every minute; another one that
 finds a lease watches it for a while, is refused when it is renewed, and takes over when it is not. A mount may show
 leases late or never: then both may live for a time. Every checkpoint carries its session's fence; who finds a higher
 one beside its own writes no more (Gray and Cheriton 1989; the fencing tokens of Kleppmann 2016).
+
+How long a lease has been silent is told by two clocks only where both are known to be right: kept by NTP, as either
+kernel says of its own, or one and the same. A lease of three minutes ago is then stale at once, which is the usual
+resume. Otherwise it has to stay as it is for three minutes of our own monotonic clock, whatever its time says. The
+mount itself has no time to share: what Drive shows as a file's time comes from the machine that wrote it.
 """
 
+import ctypes
 import json
 import logging
 import os
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -26,6 +33,9 @@ from ml_factory.runs.pool import Lease, Unit
 from ml_factory.runs.storage import Disk, disk_errors, fingerprint
 
 RENEW_SECONDS, SILENCE_SECONDS, LOOK_SECONDS = 60.0, 180.0, 5.0
+BEYOND_DOUBT = 86400.0  # seconds no clock is wrong by: certificates would have stopped all else before
+_TIMEX = struct.Struct("i4xqqqqi")  # modes, offset, freq, maxerror, esterror, status: the beginning of struct timex
+_UNSYNCHRONISED = 0x40
 _log = logging.getLogger("ml_factory")
 _ids: dict[int, str] = {}
 
@@ -81,21 +91,33 @@ def rank_of(lease: object) -> tuple[int, str]:
     return (fence, str(lease.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
 
 
+def clock_is_kept() -> bool:
+    """Whether somebody keeps this machine's clock right (NTP or its host), as the kernel tells; False where it does
+    not."""
+    told = ctypes.create_string_buffer(512)
+    try:
+        state = ctypes.CDLL(None).adjtimex(told)
+    except (OSError, AttributeError):
+        return False
+    return 0 <= state < 5 and not _TIMEX.unpack_from(told)[-1] & _UNSYNCHRONISED
+
+
 class Tenure:
     """This session's hold on one unit of work.
 
     here, mount : whoever answers `lease_of`, `renew` and `told` for the unit: the pool on this disk, and one on a mount
     or None; one that does not answer is passed over.  later : does a job on the mount without anybody waiting.
-    now, sleep : seconds since 1970, for tests.
+    now, clock, sleep : seconds since 1970, seconds that never go back, and a wait; for tests.
     """
 
     def __init__(
         self, unit: Unit, session: str, here, mount=None, later: Callable | None = None, *,
-        now: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
         self.unit, self.lease, self._here, self._mount, self._later = unit, Lease(session), here, mount, later
-        self._now, self._sleep = now, sleep
-        self.taken, self._asked = False, []
+        self._now, self._clock, self._sleep = now, clock, sleep
+        self.taken, self._asked, self._beat = False, [], 0
         self._one_word = threading.Lock()  # the heartbeat's word never comes after that of who lets go
         self._on_its_way = False
 
@@ -112,7 +134,7 @@ class Tenure:
             self._watch(found)
         fence = max([found.get("fence", 0), *(fence_of(one) for one in self._ask("told"))])
         self.lease = replace(self.lease, fence=fence if mine else fence + 1)
-        self.taken = True
+        self.taken, self._beat = True, max(self._beat, _beat(found)) if mine else self._beat
         self.renew()
 
     def renew(self, released: bool = False) -> None:
@@ -121,8 +143,9 @@ class Tenure:
             if not self.taken:
                 return
             self.taken = not released
-            self._word = {**self.lease.to_dict(), "host": this_machine(), "seen": self._now()}
-            self._word["released"] = released
+            self._beat += 1
+            self._word = {**self.lease.to_dict(), "host": this_machine(), "beat": self._beat, "seen": self._now()}
+            self._word |= {"kept": clock_is_kept(), "released": released}
             self._tell(self._here, self._word)
         if self._mount is not None and not self._on_its_way:
             self._on_its_way = True
@@ -139,7 +162,7 @@ class Tenure:
                 tier.renew(self.unit, told)
 
     def _newest(self) -> dict:
-        return max(self._ask("lease_of"), key=lambda told: (told["fence"], told["seen"]), default={})
+        return max(self._ask("lease_of"), key=_age_of_word, default={})
 
     def _ask(self, method: str) -> list[dict]:
         answers = []
@@ -151,27 +174,44 @@ class Tenure:
 
     def _watch(self, found: dict) -> None:
         """Return when the lease is stale. On this machine's disk the lock has told already that nobody lives here."""
+        age = self._now() - found["seen"]
+        if age >= BEYOND_DOUBT:
+            return
         # A clock that is ahead of ours makes nobody wait for longer than the silence itself.
-        until = min(found["seen"], self._now()) + SILENCE_SECONDS
-        left = until - self._now()
+        left = SILENCE_SECONDS - (max(age, 0.0) if _same_time(found) else 0.0)
         if left > 0:
             _log.warning(
                 "Another session, on %s, was seen at %s %.0f s ago: waiting up to %.0f s to see whether it lives",
-                found.get("host"), self.unit.phase, self._now() - found["seen"], left,
+                found.get("host"), self.unit.phase, age, left,
             )  # fmt: skip
-        while (left := until - self._now()) > 0:
+        until = self._clock() + left
+        while (left := until - self._clock()) > 0:
             self._sleep(min(LOOK_SECONDS, left))
             later = self._newest()
-            if not later or (later["fence"], later["seen"]) < (found["fence"], found["seen"]):
+            if not later or _age_of_word(later) <= _age_of_word(found):
                 continue  # torn, or a mount that does not answer just now: nobody said anything new
             if later.get("released"):
                 return
-            if (later.get("session"), later["seen"]) != (found.get("session"), found["seen"]):
-                raise CheckpointError(
-                    f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
-                    where=f"on {later.get('host')}", got="a lease that is being renewed",
-                    next_step="wait for it or stop it, or open a new run beside it with FRESH",
-                )  # fmt: skip
+            raise CheckpointError(
+                f"Another session is working on run {self.unit.run}, phase {self.unit.phase}",
+                where=f"on {later.get('host')}", got="a lease that is being renewed",
+                next_step="wait for it or stop it, or open a new run beside it with FRESH",
+            )  # fmt: skip
+
+
+def _same_time(found: dict) -> bool:
+    """Whether who wrote this lease and this machine have the same time: both clocks are kept, or they are one."""
+    here, there = (str(host).rpartition(" ") for host in (this_machine(), found.get("host")))
+    return (found.get("kept") is True and clock_is_kept()) or bool(here[0] and here[-1] == there[-1])
+
+
+def _beat(told: dict) -> int:
+    return told["beat"] if type(told.get("beat")) is int else 0
+
+
+def _age_of_word(told: dict) -> tuple[int, int, float]:
+    """What a session says later is greater, also after its clock was put back."""
+    return told["fence"], _beat(told), told["seen"]
 
 
 class Heartbeat:

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs.storage import read_json, write_json
+from ml_factory.runs.storage import names_in, read_json, write_json
 
 # Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
 USUAL_LIFE = 2 * 3600.0
@@ -55,7 +55,8 @@ class SessionLog:
 
     def _others(self) -> list[dict]:
         records, mine = [], self._path()
-        for path in sorted(self.folder.glob("*.json"))[-_NEWEST:]:  # names begin with the time
+        names = [name for name in names_in(self.folder) if name.endswith(".json") and name[0] != "."]
+        for path in [self.folder / name for name in names[-_NEWEST:]]:  # names begin with the time
             try:
                 record = read_json(path)
                 if path != mine and record["began"] <= record["seen"] and "ended" in record:

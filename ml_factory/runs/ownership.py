@@ -2,7 +2,8 @@
 
 A lock of the operating system (flock) ends with its process, so nothing is stale after SIGKILL. Where a file system
 has none, the process id in the lock file decides; so it does when a child of the dead owner still holds the lock.
-Nothing here reaches another machine: flock on a mount is local.
+Nothing here reaches another machine: flock on a mount is local, so the lock of something on a mount is a file on the
+local disk, which never hangs.
 """
 
 import errno
@@ -17,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
-from ml_factory.runs.storage import disk_errors
+from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, on_mount
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 # path -> (descriptor, owning process, how many claims of this process stand)
@@ -78,6 +79,8 @@ def this_machine() -> str:
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
     """Hold a lock for a moment, waiting for whoever holds it; where there are no locks, go on without."""
+    if on_mount(path):
+        path = cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -52,7 +52,9 @@ class PhaseCheckpoints:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
         if self.manager.courier is not None:
             self.manager.courier.poke()
-        return self._lost is not None or self.stopping() or self._timer.due()
+        if self._lost is not None or self.stopping():
+            return True
+        return not self.manager.staging.preparing and self._timer.due()
 
     def due_in(self) -> float:
         """Seconds until a save that is not forced would happen, if nothing ends the session before."""
@@ -64,6 +66,7 @@ class PhaseCheckpoints:
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """As `CheckpointManager.save_checkpoint`."""
+        self.manager.check_process()
         if not force and not self.due():
             return None
         if self._lost is not None:
@@ -72,12 +75,18 @@ class PhaseCheckpoints:
         layout = lay_out(state, finite=True)
         self.claim(wait=False)
         must = force or self.stopping()
-        if not self.manager._wait_home(self.manager.deadline if must else _PATIENCE):
-            self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
-            self._passed_over = True
-            return None  # still due: the next step asks again
-        info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics, "lease": self.tenure.lease.to_dict()}
-        saved = self._hand_over(layout, info)
+        if not must:
+            self.manager.staging.prepare(layout.size)
+            if self.manager.staging.preparing:  # for the first time: a later step copies without waiting for pages
+                self._passed_over = True
+                return None
+        with self.manager.turn(self.manager.deadline if must else _PATIENCE) as mine:
+            if not mine:
+                self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
+                self._passed_over = True
+                return None  # still due: the next step asks again
+            info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
+            saved = self._hand_over(layout, {**info, "lease": self.tenure.lease.to_dict()})
         if self._lost is not None:
             raise self._lost
         self._timer.saved()
@@ -108,11 +117,15 @@ class PhaseCheckpoints:
             self._lost, self.tenure.taken = None, False
         self.claim()
         self._listen()
-        return self.latest()
+        found = self.latest()
+        if found is not None:
+            self.manager.staging.prepare(found["bytes"])
+        return found
 
     def claim(self, wait: bool = True) -> None:
         """Own this phase until `done`, `CheckpointManager.close` or the end of the process. Raises CheckpointError when
         another living process does, here or on another machine; without `wait` a mount is not asked."""
+        self.manager.check_process()
         if not self._claimed:
             try:
                 claim(self._lock, f"run {self.manager.run}, phase {self.name}")
@@ -134,7 +147,9 @@ class PhaseCheckpoints:
             self.done()
 
     def done(self) -> None:
-        """Let go of this phase. The checkpoints stay."""
+        """Let go of this phase. The checkpoints stay. A process made by fork has nothing to let go of."""
+        if not self.manager.mine:
+            return
         self.manager._wait_home()
         self.tenure.renew(released=True)
         if self._claimed:
@@ -146,13 +161,14 @@ class PhaseCheckpoints:
 
     def kept(self) -> bool:
         """Whether what `save` was given last is on the disk, after waiting for it. It is not where that save was passed
-        over, since the one before was still being written."""
+        over, since the one before was still being written or its pages were being made."""
         self.manager._wait_home()
         return not self._passed_over and self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
 
     def finish(self) -> None:
         """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
         unit writes over it."""
+        self.manager.check_process()
         self.manager._wait_home()
         try:
             self.manager.home.give_back(self.unit)
@@ -167,6 +183,7 @@ class PhaseCheckpoints:
         Raises WorkspaceError when the mount does not answer and nothing is on the local disk: to start anew then
         would lose what the mount holds.
         """
+        self.manager.check_process()
         self.manager._wait_neighbours()
         skipped = self._fetch()
         home = self.manager.home
@@ -178,23 +195,34 @@ class PhaseCheckpoints:
             _log.warning("No checkpoint of %s can be used: %s", self.name, "; ".join(skipped))
         return None
 
-    def list(self) -> list[dict]:
-        """The verified checkpoints, oldest first, at most `keep_last`."""
-        manager, keep = self.manager, self.manager.keep_last
+    def list(self, verify: bool = True) -> list[dict]:
+        """The checkpoints, oldest first, at most `keep_last`: those that verify, or without `verify` what they say of
+        themselves. What lies here as well is not read on a mount."""
+        manager, found = self.manager, []
         manager._wait_neighbours()
-        good, _ = manager.home.survey(self.unit)
-        there = manager._ask_mount(lambda: manager.mount.survey(self.unit)[0]) or {}
-        infos = {info["hash"]: info for info in [*there.values(), *good.values()]}
-        return [_shown(info) for info in sorted(infos.values(), key=order)[-keep:]]
+        here: list[dict] = []
+        with suppress(WorkspaceError):
+            here = manager.home.told(self.unit)
+        there = manager._ask_mount(lambda: manager.mount.told(self.unit)) or []
+        places: dict[str, list[tuple]] = {}
+        for tier, told in ((manager.home, here), (manager.mount, there)):
+            for info in told:
+                places.setdefault(info["hash"], []).append((tier, info))
+        for copies in sorted(places.values(), key=lambda copies: order(copies[0][1]), reverse=True):
+            if len(found) < manager.keep_last:
+                found += _first_whole(copies) if verify else [copies[0][1]]
+        return [_shown(info) for info in reversed(found)]
 
     def glance(self) -> dict | None:
         """What the newest checkpoint says of itself, None without one: not read through, so not verified. Cheap on a
-        mount, where `list` reads whole checkpoints."""
+        mount. Raises SilentMountError when the mount does not answer and nothing is on the local disk."""
         manager = self.manager
+        manager.check_process()
         manager._wait_neighbours()
-        told = manager._ask_mount(lambda: manager.mount.told(self.unit)) or []
+        told: list[dict] = []
         with suppress(WorkspaceError):
-            told = [*told, *manager.home.told(self.unit)]
+            told = manager.home.told(self.unit)
+        told = [*told, *(manager._ask_mount(lambda: manager.mount.told(self.unit), needed=not told) or [])]
         return _shown(max(told, key=order)) if told else None
 
     def _fetch(self) -> "list[str]":
@@ -266,6 +294,8 @@ class PhaseCheckpoints:
 
     def _lose(self, error: TakenOverError) -> None:
         """The next step ends the work: another session does it now."""
+        if self._lost is None:
+            _log.warning("%s The work here ends at its next step; what was saved here stays.", error)
         self._lost = error
 
     def _listen(self) -> None:
@@ -278,6 +308,14 @@ class PhaseCheckpoints:
         if not self._warned:
             _log.warning("Checkpoint of %s not saved, the run goes on: %s", self.name, error)
         self._warned = True
+
+
+def _first_whole(copies: list[tuple]) -> list[dict]:
+    """The info of the first of these copies, (pool, info), that is whole when it is read; [] for none."""
+    for tier, info in copies:
+        with suppress(CheckpointError, WorkspaceError):
+            return [tier.check(info["path"])]
+    return []
 
 
 def check_name(name: str, field: str) -> str:

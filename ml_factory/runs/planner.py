@@ -6,7 +6,7 @@ with the work. Nothing here trains or knows a model: `units/planning.py` measure
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
 from scipy.optimize import nnls
@@ -17,11 +17,13 @@ from ml_factory.runs.timer import reserve
 
 @dataclass(frozen=True)
 class Cost:
-    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace."""
+    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace, and bytes of
+    checkpoints there while it is at work, which the next unit writes over."""
 
     seconds: float
     memory_bytes: float = 0.0
     disk_bytes: float = 0.0
+    pool_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class CostModel:
                 "A forecast wants measurements of two sizes", where="CostModel.fit", got=f"{len(measured)} of one size",
                 wanted="at least two different amounts of work", next_step="measure one more, four times as large",
             )  # fmt: skip
-        names = ("seconds", "memory_bytes", "disk_bytes")
+        names = [part.name for part in fields(Cost)]
         lines = [_line([(work, getattr(cost, name)) for work, cost in measured]) for name in names]
         return cls(Cost(*(fixed for fixed, _ in lines)), Cost(*(slope for _, slope in lines)))
 
@@ -82,13 +84,17 @@ class Room:
 
 @dataclass(frozen=True)
 class Planned:
-    """A unit in its place. fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or
-    what it lacks: "memory", "disk"."""
+    """A unit in its place.
+
+    fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or what it lacks: "memory",
+    "disk".  takes_bytes : of the workspace, beyond what the units before it have taken.
+    """
 
     unit: WorkUnit
     starts: float
     cost: Cost
     fits: str
+    takes_bytes: float = 0.0
 
 
 def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[Planned]:
@@ -96,27 +102,27 @@ def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[
 
     What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most
     units by any moment the session might end (shortest processing time first, Smith 1956). A unit that lacks memory
-    or disk does not hold up the others.
+    or disk does not hold up the others. Units share one pool of checkpoints, which is as large as the largest needs.
 
     save : cost of one checkpoint; its time is kept free at the session's end.
     """
     until = room.seconds - reserve(save.seconds)
-    clock, disk, rows = 0.0, room.disk_bytes - save.disk_bytes, []
+    clock, disk, pool, rows = 0.0, room.disk_bytes - save.disk_bytes, 0.0, []
     for unit in sorted(units, key=lambda unit: (unit.done == 0, unit.left.seconds, unit.name)):
         cost = unit.left
+        grows = max(0.0, cost.pool_bytes - pool)
         if cost.memory_bytes > room.memory_bytes:
             fits = "memory"
-        elif cost.disk_bytes > disk:
+        elif cost.disk_bytes + grows > disk:
             fits = "disk"
         elif clock + cost.seconds <= until:
             fits = "whole"
         else:
             fits = "in part" if clock + unit.model.fixed.seconds + save.seconds < until else "later"
-        rows.append(Planned(unit, clock, cost, fits))
-        if fits == "whole":
-            clock, disk = clock + cost.seconds, disk - cost.disk_bytes
-        elif fits == "in part":
-            clock = until
+        rows.append(Planned(unit, clock, cost, fits, cost.disk_bytes + grows))
+        if fits in ("whole", "in part"):
+            clock = clock + cost.seconds if fits == "whole" else until
+            disk, pool = disk - cost.disk_bytes - grows, pool + grows
     return rows
 
 
@@ -133,4 +139,4 @@ def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _values(cost: Cost) -> tuple[float, float, float]:
-    return cost.seconds, cost.memory_bytes, cost.disk_bytes
+    return astuple(cost)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs.storage import disk_errors
+from ml_factory.runs.storage import names_in, read_file
 
 # Records of before sessions had a name are read as those of the session "".
 _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
@@ -46,10 +46,10 @@ def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
     """{(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
-        for path in folder.glob("segment-*.jsonl"):
-            match = _SEGMENT.fullmatch(path.name)
+        for name in names_in(folder):
+            match = _SEGMENT.fullmatch(name)
             if match:
-                found.setdefault((attempt_of(path.name), int(match[3])), path)
+                found.setdefault((attempt_of(name), int(match[3])), folder / name)
     return dict(sorted(found.items()))
 
 
@@ -111,8 +111,7 @@ def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
     """The records of each attempt that these folders have segments of, in order of writing."""
     attempts: dict[Attempt, list[dict]] = {}
     for (attempt, _), path in segments(*folders).items():
-        with disk_errors(path):
-            attempts.setdefault(attempt, []).extend(parse_lines(path.read_bytes(), path))
+        attempts.setdefault(attempt, []).extend(parse_lines(read_file(path), path))
     return attempts
 
 

@@ -18,9 +18,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.state import decode_state, encode_state
-from ml_factory.runs.storage import disk_errors, file_hash, plain, read_json, write_bytes_atomic, write_json
+from ml_factory.runs.storage import (
+    file_hash,
+    is_file,
+    names_in,
+    plain,
+    read_file,
+    read_json,
+    write_bytes_atomic,
+    write_json,
+)
 from ml_factory.runs.workspace import check_symbol
 
 VERSION = 2
@@ -49,17 +59,21 @@ class Artifact:
     made_from: dict = field(default_factory=dict)
 
     def whole(self) -> bool:
-        """Whether the state is there with its hash. One that is not is made again by whoever can."""
+        """Whether the state is there with its hash. One that is not is made again by whoever can.
+
+        Raises SilentMountError: what a mount does not tell is not lost.
+        """
         try:
             return file_hash(self.path / "state.safetensors") == self.hash
+        except SilentMountError:
+            raise
         except WorkspaceError:
             return False
 
     def load_state(self) -> dict:
         """The state, verified against its hash. Raises CheckpointError naming the file when it does not match."""
         file = self.path / "state.safetensors"
-        with disk_errors(file):
-            data = file.read_bytes()
+        data = read_file(file)
         if hashlib.sha256(data).hexdigest() != self.hash:
             raise CheckpointError(
                 "This artifact is torn or was changed",
@@ -119,8 +133,7 @@ class Registry:
         there.load_state()
         if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (there.kind, there.name)):
             raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=there.name)
-        with disk_errors(folder):
-            data = (Path(folder) / "state.safetensors").read_bytes()
+        data = read_file(Path(folder) / "state.safetensors")
         kept = {name: value for name, value in _record(there).items() if name not in ("sequence", "registered_at")}
         return self._keep(data, **{**kept, "symbol": check_symbol(there.symbol)})
 
@@ -136,11 +149,17 @@ class Registry:
         return artifact
 
     def list(self, symbol: str) -> list[Artifact]:
-        """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log."""
-        found = []
-        for file in sorted((self.folder / check_symbol(symbol)).glob("*/artifact.json")):
+        """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log.
+
+        Raises SilentMountError where the folder is on a mount that does not answer: that is not an empty one.
+        """
+        found, home = [], self.folder / check_symbol(symbol)
+        for file in [home / name / "artifact.json" for name in names_in(home)]:
             try:
-                found.append(_artifact(file))
+                if is_file(file):
+                    found.append(_artifact(file))
+            except SilentMountError:
+                raise
             except WorkspaceError as error:
                 _log.warning("An artifact is passed over: %s", error)
         return sorted(found, key=lambda one: (one.sequence, one.registered_at, one.hash))

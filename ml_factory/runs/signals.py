@@ -21,9 +21,9 @@ class StopFlag:
         self._listeners = 0
 
     def listen(self) -> None:
-        """Only the main thread can; elsewhere nothing happens. Pairs with `unlisten`."""
+        """Pairs with `unlisten`. Handlers can be set by the main thread alone: with the first listener there."""
         self._listeners += 1
-        if self._listeners == 1 and threading.current_thread() is threading.main_thread():
+        if not self._before and threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 before = signal.getsignal(number)
                 if before not in (signal.SIG_IGN, None):
@@ -31,7 +31,8 @@ class StopFlag:
                     signal.signal(number, self._heard)
 
     def unlisten(self) -> None:
-        """The last one to leave puts the handlers back; a signal that nobody honoured yet acts now."""
+        """The last one to leave puts the handlers back (from another thread: the next signal does, and then acts); one
+        that nobody honoured yet acts now."""
         self._listeners = max(0, self._listeners - 1)
         if not self._listeners:
             self.end_if_asked()
@@ -45,6 +46,10 @@ class StopFlag:
             os.kill(os.getpid(), asked)
 
     def _heard(self, number: int, frame: object) -> None:
+        if not self._listeners:
+            self._put_back()
+            os.kill(os.getpid(), number)
+            return
         self.asked = number
         signal.signal(number, self._before.pop(number))
         _log.warning("%s: saving at the next step, then stopping; once more stops at once", signal.Signals(number).name)

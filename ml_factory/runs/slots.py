@@ -1,12 +1,15 @@
 """How one unit of work uses the slots of the pool: what it keeps, which slot is written next, what is the newest.
 
 A unit keeps its last checkpoints and the best one; one slot more is being written, and one torn slot is kept aside.
-A process killed in the middle of a write leaves all that was kept.
+A process killed in the middle of a write leaves all that was kept. A slot whose write hung is not written again by the
+session that gave it up: what hung may be carried out at any time, and must find nothing to spoil.
 """
 
+import errno
 import math
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +20,7 @@ from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Po
 from ml_factory.runs.storage import FULL, Disk
 
 FEWEST = 2
+_MOST_LATE = 4  # writes that may still be under way at once: a mount that hangs is given no more children
 _LARGEST_SEQUENCE = 1 << 62  # the footer's has 64 bits
 T = TypeVar("T")
 
@@ -31,6 +35,7 @@ class Slots:
         self.pool, self.lease = pool, lease or Lease()
         self._seen: dict[Path, str] = {}  # slot -> hash this process has verified already
         self._highest: dict[Unit, int] = {}  # sequence written here last, whether or not its slot can be read just now
+        self._ended: set[Path] = set()  # slots whose last write here was refused: nothing of it is under way
 
     # ------------------------------------------------------------------ looking
 
@@ -102,6 +107,10 @@ class Slots:
             raise refused[0]
         return skipped
 
+    def check(self, path: str) -> dict:
+        """The info of the checkpoint at `path`, read through. Raises CheckpointError or WorkspaceError."""
+        return {**read_container(self.pool.disk, Path(path)), "path": str(path)}
+
     def lease_of(self, unit: Unit) -> dict:
         """What the lease of the unit says, {} without one."""
         return read_lease(self.pool.disk, self.pool.folder, unit)
@@ -170,66 +179,87 @@ class Slots:
             told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
             check_fence(unit, writer, told, self.lease_of(unit))
             sequence = 1 + max([self._highest.get(unit, 0), *map(_number, told)])
-            aside = self._keep_aside(unit, slots, bad)
+            late = self._late(unit, slots)
+            good = {path: info for path, info in good.items() if info["sequence"] == late.get(path, info["sequence"])}
+            aside = {*late, *self._keep_aside(unit, [slot for slot in slots if slot.path not in late], bad)}
             failure: Exception | None = None
             for path in self._targets(unit, keep, slots, good, worthless(bad), aside):
                 try:
                     self.pool.make_room(slots, path, size)
-                    self.pool.note(path, WRITING, {"run": unit.run, "phase": unit.phase, "sequence": sequence})
+                    self.pool.note(path, WRITING, self._begun(unit, sequence))
+                    self._ended.discard(path)
                     began = time.monotonic()
                     store(path, sequence)
                     wrote = time.monotonic() - began
                     saved = {**read_container(self.pool.disk, path), "path": str(path)}
                 except (WorkspaceError, CheckpointError) as error:
-                    failure = failure or error
-                    if isinstance(error, WorkspaceError) and getattr(error.__cause__, "errno", None) not in FULL:
+                    failure, code = failure or error, getattr(error.__cause__, "errno", None)
+                    if code != errno.ETIMEDOUT:
+                        self._ended.add(path)
+                    if isinstance(error, WorkspaceError) and code not in FULL:
                         break
                     continue
                 self._seen[path], self._highest[unit] = saved["hash"], saved["sequence"]
                 self.pool.note(path, HELD, saved)
-                self._repair(slots, {where: one for where, one in good.items() if where != path})
+                self._repair(slots, {where: one for where, one in good.items() if where != path and where not in late})
                 return {**saved, "wrote_seconds": wrote}
             raise failure
 
     def give_back(self, unit: Unit) -> int:
-        """The unit has left its artifact: its slots may be written by others. Returns how many."""
+        """The unit has left its artifact: its slots may be written by others, one whose write hung last of all.
+        Returns how many."""
         with self.pool.locked():
-            mine = [slot for slot in self.pool.scan() if slot.belongs_to(unit) and not slot.strange]
+            slots = self.pool.scan()
+            mine, late = [slot for slot in slots if slot.belongs_to(unit) and not slot.strange], self._late(unit, slots)
             for slot in mine:
-                self.pool.note(slot.path, RETURNED, {**slot.look.info, "hash": slot.look.hash})
+                last = {"saved_at": datetime.now(UTC).isoformat()} if slot.path in late else {}
+                self.pool.note(slot.path, RETURNED, {**slot.look.info, "hash": slot.look.hash, **last})
         return len(mine)
 
+    def _begun(self, unit: Unit, sequence: int) -> dict:
+        """What a manifest says while its slot is written."""
+        return {"run": unit.run, "phase": unit.phase, "sequence": sequence, "session": self.lease.session}
+
+    def _late(self, unit: Unit, slots: list[Slot]) -> dict[Path, int]:
+        """The newest slots of which this session was never told how its write ended, and the number it had: a slot that
+        holds that very save is whole, whatever still comes."""
+        begun = {
+            slot.path: _number(slot.note) for slot in slots
+            if slot.note.get("status") == WRITING and unit.of(slot.note) and slot.path not in self._ended
+            and slot.note.get("session") == self.lease.session
+        }  # fmt: skip
+        return dict(sorted(begun.items(), key=lambda item: item[1])[-_MOST_LATE:])
+
     def _targets(
-        self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path], aside: Path | None
+        self, unit: Unit, keep: int, slots: list[Slot], good: dict, empty: set[Path], aside: set[Path]
     ) -> list[Path]:
         """The slot to write: one of ours with nothing to keep, else one that was returned, else a new one. Then, for
         a full disk, our oldest good one, whose space is ours already, as long as two good ones would still be left.
 
-        empty : our slots whose content is worth nothing.  aside : the one that is left alone.
+        empty : our slots whose content is worth nothing.  aside : those that are left alone.
         """
         kept, best = kept_slots(good, keep)
         reserved = [slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)]
         returned = sorted((slot for slot in slots if slot.returned), key=lambda slot: str(slot.note.get("saved_at")))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in kept)]
-        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept and path != aside]
+        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept | aside]
         first = free[0] if free else self.pool.new_path()
-        others = [path for path in good if path not in (first, aside)]
+        others = [path for path in good if path not in {first} | aside]
         spare = [path for path in others if path != best] if len(others) > FEWEST else []
         return [first, *spare[:1]]
 
-    def _keep_aside(self, unit: Unit, slots: list[Slot], bad: dict[Path, Exception]) -> Path | None:
-        """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or whose write never
-        ended: a call that hung there may be carried out late, over whatever is there then.
-        """
+    def _keep_aside(self, unit: Unit, slots: list[Slot], bad: dict[Path, Exception]) -> set[Path]:
+        """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or whose write another
+        session never ended, which may be carried out late."""
         unfinished = {slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)}
         torn = {slot.path for slot in slots if slot.path in worthless(bad) and slot.look.size}
         left = [slot for slot in slots if slot.path in torn | unfinished]
         if not left:
-            return None
+            return set()
         slot = max(left, key=lambda slot: max(_number(slot.note), _number(slot.look.info)))
         if slot.path in torn and slot.note.get("status") != QUARANTINED:
             self.pool.note(slot.path, QUARANTINED, {**slot.look.info, "reason": str(bad[slot.path])})
-        return slot.path
+        return {slot.path}
 
     def _repair(self, slots: list[Slot], good: dict[Path, dict]) -> None:
         """Manifests that are missing, or of something older, are written from the containers."""

@@ -13,7 +13,6 @@ import re
 import struct
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
@@ -21,7 +20,7 @@ from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
 from ml_factory.runs.layout import Blob, Layout
-from ml_factory.runs.storage import disk_errors, write_bytes_atomic
+from ml_factory.runs.storage import read_file, write_bytes_atomic
 
 VERSION = 1
 _TREE = "tree"
@@ -95,8 +94,7 @@ def save_state(path: str | os.PathLike, state: dict) -> None:
 
 def load_state(path: str | os.PathLike) -> dict:
     """Read a state that `save_state` wrote. Raises CheckpointError naming the file, WorkspaceError when absent."""
-    with disk_errors(Path(path)):
-        data = Path(path).read_bytes()
+    data = read_file(path)
     try:
         return decode_state(data)
     except CheckpointError as error:

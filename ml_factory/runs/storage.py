@@ -3,6 +3,7 @@
 A new file is written aside in the folder it will live in (a temporary file elsewhere could not be renamed across
 file systems), flushed to the disk and renamed over the old one. A slot that is reused for ever is overwritten in
 place instead, because on Google Drive every deletion and every rename fills the Trash, which counts against the quota.
+What is on a mount is asked through `mounts`, so that nothing here hangs with it.
 """
 
 import errno
@@ -10,30 +11,16 @@ import hashlib
 import json
 import math
 import os
-import shutil
-import threading
-import time
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
+from ml_factory.runs import mounts
+from ml_factory.runs.mounts import SilentMount, SilentMountError, flush_to_disk, free_bytes, on_mount
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# What a file system answers that has no fsync (some network mounts); the write itself went through.
-_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-_LEFTOVER_SECONDS = 3600
-MOUNTS = Path("/proc/self/mounts")
-_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
-_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
-
-
-def free_bytes(path: str | os.PathLike) -> int:
-    """Bytes free on the disk that holds `path`, or that would hold it."""
-    folder = Path(path).absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 def replace_file(
@@ -47,22 +34,33 @@ def replace_file(
     Raises WorkspaceError when the disk is full or refuses.
     """
     path = Path(path)
+    if on_mount(path):
+        _replace_there(path, writer, size)
+        return
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep_leftovers(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    mounts.sweep_leftovers(path)
+    aside = mounts.aside_of(path)
     try:
         with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
-            if flush:
-                with open(aside, "r+b") as file:
-                    flush_to_disk(file.fileno())
-            os.replace(aside, path)
-            if flush:
-                _flush_folder(path.parent)
+            mounts.settle(aside, path, flush)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
+
+
+def _replace_there(path: Path, writer: Callable[[Path], object], size: int | None) -> None:
+    """As `replace_file`, on a mount: written on this machine first, and taken there by a child."""
+    waiting = cache_folder("outgoing")
+    with disk_errors(waiting):
+        waiting.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=waiting) as folder:
+        here = Path(folder) / path.name
+        with disk_errors(here, lambda: size):
+            writer(here)
+        with disk_errors(path, lambda: here.stat().st_size):
+            mounts.take(path, str(here))
 
 
 def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> None:
@@ -80,7 +78,9 @@ def read_json(path: str | os.PathLike) -> object:
     """Read a JSON file. Raises WorkspaceError naming the file, and the line where it stops being JSON."""
     path = Path(path)
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(mounts.read(path))
+    except SilentMount as error:
+        raise silent(path, error) from error
     except OSError as error:
         raise WorkspaceError("This file cannot be read", where=path, got=error.strerror) from error
     except (ValueError, RecursionError) as error:
@@ -144,8 +144,38 @@ class Disk:
 
 def file_hash(path: str | os.PathLike) -> str:
     """SHA-256 of the file's content, 64 hex digits."""
-    with disk_errors(Path(path)), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with disk_errors(Path(path)):
+        return mounts.sha256(path)
+
+
+def read_file(path: str | os.PathLike) -> bytes:
+    """The whole file. Raises WorkspaceError when it is not there or the disk refuses."""
+    with disk_errors(Path(path)):
+        return mounts.read(path)
+
+
+def is_file(path: str | os.PathLike) -> bool:
+    """Whether there is a file. Raises WorkspaceError when the disk refuses to tell."""
+    with disk_errors(Path(path)):
+        return mounts.kind(path) == "file"
+
+
+def is_folder(path: str | os.PathLike) -> bool:
+    """Whether there is a folder. Raises WorkspaceError when the disk refuses to tell."""
+    with disk_errors(Path(path)):
+        return mounts.kind(path) == "folder"
+
+
+def names_in(folder: str | os.PathLike) -> list[str]:
+    """What is in the folder, sorted; nothing where it does not exist. Raises WorkspaceError when the disk refuses."""
+    with disk_errors(Path(folder)):
+        return mounts.names(folder)
+
+
+def make_folder(path: str | os.PathLike) -> None:
+    """With those above it. Raises WorkspaceError when the disk refuses."""
+    with disk_errors(Path(path)):
+        mounts.make_folder(path)
 
 
 def fingerprint(obj: object) -> str:
@@ -172,28 +202,6 @@ def plain(obj: object) -> object:
     raise TypeError(f"JSON cannot hold a {type(obj).__name__}: {obj!r}")
 
 
-def on_mount(path: str | os.PathLike) -> bool:
-    """Whether the file system is another machine's: slow, and gone when the connection is.
-
-    By the mount table, where Colab's Drive is FUSE; what $ML_FACTORY_MOUNTS lists (folders, with : between) always is.
-    """
-    place, best, kind = os.path.realpath(path), "", ""
-    told = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
-    if any(_inside(place, os.path.realpath(folder)) for folder in told if folder):
-        return True
-    with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
-        for line in mounts:
-            _, folder, fstype, *_ = line.split(" ")
-            folder = folder.replace("\\040", " ")
-            if _inside(place, folder) and len(folder) >= len(best):
-                best, kind = folder, fstype
-    return kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE
-
-
-def _inside(place: str, folder: str) -> bool:
-    return place == folder or place.startswith(folder.rstrip("/") + "/")
-
-
 def cache_folder(name: str) -> Path:
     """Where this library keeps copies of that kind on the local disk."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / name
@@ -204,13 +212,15 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
     """Turn what the operating system says about `path` into a WorkspaceError; `needed` counts the bytes wanted."""
     try:
         yield
+    except SilentMount as error:
+        raise silent(path, error) from error
     except OSError as error:
         if error.errno in FULL:
             size = needed()
             raise WorkspaceError(
                 "No space left on the disk; what was there before is untouched",
                 where=path,
-                got=f"{free_bytes(path):,} bytes free",
+                got=_free_in_words(path),
                 wanted="room for the file" if size is None else f"at least {size:,} bytes",
                 next_step="free some space (on Google Drive empty the Trash too) and run again",
             ) from error
@@ -222,28 +232,16 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
         ) from error
 
 
-def flush_to_disk(descriptor: int) -> None:
-    """fsync, except on file systems that have none."""
+def silent(path: Path, error: SilentMount) -> SilentMountError:
+    """What the user is told of a mount that does not answer."""
+    return SilentMountError(
+        "The mount does not answer; nothing there was changed", where=path, got=error.strerror,
+        next_step="mount it again (on Colab: run the setup cell), then run this again",
+    )  # fmt: skip
+
+
+def _free_in_words(path: Path) -> str:
     try:
-        os.fsync(descriptor)
+        return f"{free_bytes(path):,} bytes free"
     except OSError as error:
-        if error.errno not in _NO_FSYNC:
-            raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename last through a power cut; a system that cannot open folders does it by itself."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _sweep_leftovers(path: Path) -> None:
-    """Remove what a process killed in the middle of writing this very file left behind."""
-    with suppress(OSError):
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
-                leftover.unlink(missing_ok=True)
+        return f"a disk that does not tell how much is free ({error.strerror})"

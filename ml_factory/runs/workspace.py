@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.runs import mounts
 from ml_factory.runs.ownership import rank_here
+from ml_factory.runs.storage import disk_errors, is_folder, silent
 
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
@@ -56,7 +58,7 @@ def default_root() -> Path:
     if os.environ.get("ML_FACTORY_ROOT"):
         return Path(os.environ["ML_FACTORY_ROOT"])
     if on_colab():
-        if not COLAB_ROOT.parent.is_dir():
+        if not is_folder(COLAB_ROOT.parent):
             # Making the folder now would put a plain folder where Drive is to be mounted, and block the mount.
             raise WorkspaceError(
                 "Google Drive is not mounted",
@@ -91,7 +93,9 @@ class Workspace:
         _buckets[self.root] = self._bucket
         for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
             _make_folder(folder)
-        if not os.access(self.root, os.W_OK):
+        with disk_errors(self.root):
+            writable = mounts.writable(self.root)
+        if not writable:
             raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
         self._pull("models/", "results/", "checkpoints/")
 
@@ -178,7 +182,9 @@ def pushed_after(verb: Callable) -> Callable:
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        mounts.make_folder(folder)
+    except mounts.SilentMount as error:
+        raise silent(folder, error) from error
     except OSError as error:
         raise WorkspaceError(
             "A folder of the workspace cannot be made",

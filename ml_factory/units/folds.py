@@ -13,7 +13,9 @@ from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.state import load_state, save_state
+from ml_factory.runs.storage import is_file
 from ml_factory.seeding import derive_seed
 from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_purged
 from ml_factory.targets.splits import purged_kfold
@@ -238,7 +240,9 @@ def forecast_folds(
 def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     """What an earlier run of these folds left, where it is whole."""
     try:
-        state = load_state(keep) if keep.is_file() else {"p": []}
+        state = load_state(keep) if is_file(keep) else {"p": []}
+    except SilentMountError:
+        raise
     except FactoryError:  # torn or damaged: made again
         return None
     forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]

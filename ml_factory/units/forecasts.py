@@ -1,5 +1,6 @@
 """From finished artifacts to probabilities and verdicts on given rows."""
 
+import io
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +22,9 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.provenance import source_hash
+from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.registry import Artifact, Registry
-from ml_factory.runs.storage import file_hash, read_json, replace_file, write_json
+from ml_factory.runs.storage import file_hash, is_file, read_file, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.dataset import Dataset, prior_while_learning, with_baselines
 
@@ -90,7 +92,7 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
     """
     path = predictions_path(workspace, artifact)
     if said_by(path, artifact):
-        return pd.read_parquet(path)
+        return read_frame(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
         frame = _pooled(state, {name: uncalibrated(workspace, data, base) for name, base in bases.items()})
@@ -106,10 +108,12 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
 
 def said_by(path: Path, artifact: Artifact) -> bool:
     """Whether the predictions there are this artifact's and as they were written: folders outlive their models."""
-    if not (path.is_file() and _voucher(path).is_file()):
+    if not (is_file(path) and is_file(_voucher(path))):
         return False
     try:
         return read_json(_voucher(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
+    except SilentMountError:
+        raise
     except WorkspaceError:  # torn: they are made again
         return False
 
@@ -147,7 +151,7 @@ def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: in
     if not said_by(path, artifact):
         step = "train it again: the finished run is found and predicts"
         raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
-    return pd.read_parquet(path)
+    return read_frame(path)
 
 
 def newest(workspace: Workspace, symbol: str, horizon: int, model: str) -> Artifact:
@@ -229,6 +233,11 @@ def _bundle(artifact: Artifact) -> Bundle:
     for change in bundle.changed_versions():
         _log.warning("%s: %s", artifact.facts["model"], change)
     return bundle
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """What `write_frame` wrote. Raises WorkspaceError."""
+    return pd.read_parquet(io.BytesIO(read_file(path)))
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:

@@ -18,6 +18,7 @@ from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
 from ml_factory.runs.delivery import SUMMARY
 from ml_factory.runs.records import first_missing
 from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.storage import is_file
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
@@ -93,7 +94,7 @@ def close_record(run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) ->
     """The record of a run whose artifact is there, made whole where a kill came between the two."""
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if (log / SUMMARY).is_file() and first_missing([step for step, _ in history], log) == len(history):
+    if is_file(log / SUMMARY) and first_missing([step for step, _ in history], log) == len(history):
         return
     with _record(run, spec, mirror) as tracker:
         tracker.catch_up(history)

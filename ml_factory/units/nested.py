@@ -79,7 +79,8 @@ def searched_folds(
     for number, (train, test) in enumerate(plan.folds):
         moments = plan.labels.index[train], plan.labels.index[test]
         with open_checkpoints(workspace.checkpoints, Run(f"{run.run_id}-fold{number}", run.folder)) as manager:
-            spec_found, _, _, elsewhere = kept_search(manager.phase("barriers"), frames, *moments, search)
+            keep = run.folder / f"trials-{number}.json"
+            spec_found, _, _, elsewhere = kept_search(manager.phase("barriers"), frames, *moments, search, keep=keep)
             write_bytes_atomic(_place(run, number), spec_found.to_json().encode())
             own = relabelled(data, frames, spec_found.labels, plan.labels.index)
             part = fold_of(own, moments, number, embargo, plan)

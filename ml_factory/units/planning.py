@@ -1,6 +1,5 @@
 """A short warm-up of each model, and what of the work fits into what is left of this session."""
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pandas as pd
 from ml_factory.datasets.rows import contiguous_blocks
 from ml_factory.experiment import QuickLimits
 from ml_factory.models.registry import build_model, spec_of
+from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.session import hours_left
@@ -27,17 +27,23 @@ _SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one bei
 
 @dataclass(frozen=True)
 class PlanResult(Result):
-    """What fits into this session. table: a row a unit in the order to do them."""
+    """What fits into this session.
+
+    table : a row a unit in the order to do them; workspace_mb is what it takes beyond the units before it.
+    unknown : what the workspace did not tell, in sentences.
+    """
 
     symbol: str
     horizon: int
     hours_left: float
     table: pd.DataFrame
+    unknown: tuple[str, ...] = ()
 
     def summary(self) -> str:
         told = [f"{name}: {row.minutes:.1f} min, {row.fits}" for name, row in self.table.iterrows()]
         left = "no end in sight" if np.isinf(self.hours_left) else f"{self.hours_left:.1f} h left"
-        return "\n".join([f"{self.symbol}, horizon {self.horizon}, {left}; at most:", *(f"  {one}" for one in told)])
+        head = f"{self.symbol}, horizon {self.horizon}, {left}; at most:"
+        return "\n".join([head, *(f"  {one}" for one in (*told, *self.unknown))])
 
 
 @dataclass(frozen=True)
@@ -57,29 +63,45 @@ def plan_models(
     sooner. settings : model -> its settings.
     """
     started, units = time.perf_counter(), []
-    for name in models:
-        if Registry(workspace.models).find(data.symbol, data.horizon, name, kind="model", data=data.fingerprint):
-            continue
+    done, space, unknown = asked(workspace, data)
+    for name in (name for name in models if name not in done):
         mine = dict(settings.get(name, {}))
         limited = QuickLimits().settings_for(spec_of(name).family) if quick else {}
         whole = full_size(data, name, limited | mine, seed, quick)
         units.append(WorkUnit(name, warm_up(data, name, limited | mine, seed, whole), work_of(name, whole)))
-    room = Room(hours_left() * 3600, _free_memory(), shutil.disk_usage(workspace.root).free)
+    room = Room(hours_left() * 3600, _free_memory(), space)
     rows = plan(units, room)
     table = pd.DataFrame(
         {
             "starts_at_minute": [row.starts / 60 for row in rows],
             "minutes": [row.cost.seconds / 60 for row in rows],
             "memory_mb": [row.cost.memory_bytes / 1e6 for row in rows],
-            "workspace_mb": [row.cost.disk_bytes / 1e6 for row in rows],
+            "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
             "fits": [row.fits for row in rows],
         },
         index=pd.Index([row.unit.name for row in rows], name="model"),
     ).round(1)
     return PlanResult(
-        symbol=data.symbol, horizon=data.horizon, hours_left=hours_left(), table=table,
+        symbol=data.symbol, horizon=data.horizon, hours_left=hours_left(), table=table, unknown=unknown,
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def asked(workspace: Workspace, data: Dataset) -> tuple[set[str], float, tuple[str, ...]]:
+    """(models that are finished, bytes free for the workspace, what of these a mount did not tell): then no model
+    counts as finished, and the space as unbounded."""
+    done, space, unknown = set(), np.inf, []
+    try:
+        found = Registry(workspace.models).list(data.symbol)
+        facts = {"horizon": data.horizon, "data": data.fingerprint}
+        done = {one.name for one in found if one.kind == "model" and facts.items() <= one.facts.items()}
+    except SilentMountError as error:
+        unknown.append(f"not known which of them are finished: the mount does not answer ({error.got})")
+    try:
+        space = float(free_bytes(workspace.root))
+    except SilentMount as error:
+        unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
+    return done, space, tuple(unknown)
 
 
 def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> Size:
@@ -121,8 +143,7 @@ def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size,
         rows[0], data.y[train], w_train, validation=(rows[1], data.y[held], w_held), limits=turns, checkpoints=seen
     )
     seconds, memory = time.perf_counter() - began, _peak() - before
-    left = len(encode_state(model.get_state())) + _SLOTS * seen.bytes
-    return Cost(seconds, max(0, memory), left)
+    return Cost(seconds, max(0, memory), len(encode_state(model.get_state())), _SLOTS * seen.bytes)
 
 
 class _Scale:

@@ -5,6 +5,7 @@ from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.runs.mirror import mirror_mode
 from ml_factory.runs.recovery import recover_artifact, recover_quietly
 from ml_factory.runs.registry import Registry
+from ml_factory.runs.storage import is_folder
 from ml_factory.runs.workspace import Workspace
 
 SOURCES = ("registry", "wandb")
@@ -34,7 +35,8 @@ def bring_back(workspace: Workspace, run: Run, spec: RunSpec, phase: str, *, sou
             raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
         if recover_artifact(registry, kind, run.run_id) is None:
             raise NotPreparedError("W&B has no such model", where=where, next_step=step)
-    elif online and not run.folder.exists():
+    elif online and not is_folder(run.folder):
         with open_checkpoints(workspace.checkpoints, run) as manager:
-            if registry.find(spec.symbol, kind=kind, run_id=run.run_id) is None and not manager.list_checkpoints(phase):
+            here = registry.find(spec.symbol, kind=kind, run_id=run.run_id) or manager.phase(phase).glance()
+            if not here:
                 recover_quietly(registry, kind, manager, phase)

@@ -1,12 +1,15 @@
 """A search for barriers on the training rows of prepared data, and the label spec it leaves behind.
 
-    processed/{SYMBOL}/searched/h20-v1.json   the barriers found, the search, and the rows it saw; never overwritten
+    processed/{SYMBOL}/searched/h20-v1.json       the barriers found, the search, and the rows it saw; never overwritten
+                                trials-{run}.json   every trial of a finished search, whose checkpoints are given back
 
 Other barriers prove other labels at the end of the bars, which moves the chronological split by a few rows. A search
 sees the training rows of the earliest such split, so that what it finds is never refused by the split it leads to.
 """
 
 import importlib.metadata
+import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,14 +22,22 @@ from ml_factory.data.resample import Frame, base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import DataSpec, Run, machine_with, open_checkpoints
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.ownership import exclusive
-from ml_factory.runs.storage import fingerprint, write_bytes_atomic
+from ml_factory.runs.storage import (
+    fingerprint,
+    is_file,
+    names_in,
+    read_file,
+    read_json,
+    write_bytes_atomic,
+    write_json,
+)
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.forward import forward_return
@@ -36,6 +47,7 @@ from ml_factory.units.keeping import Kept
 from ml_factory.units.proving import settings_of
 from ml_factory.units.results import Result, marks_of
 
+_log = logging.getLogger("ml_factory")
 Named = str | Path | SearchedLabels
 Frames = tuple[Frame, Frame | None, MarketSpec]
 
@@ -90,8 +102,9 @@ def search_labels(
     run = Run(_run_id(store, spec), folder)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
         found, record, resumed, elsewhere = kept_search(
-            manager.phase("trials"), (base, fine, market), train, judged, spec, fresh=fresh, done=done
-        )
+            manager.phase("trials"), (base, fine, market), train, judged, spec,
+            keep=folder / f"trials-{run.run_id}.json", fresh=fresh, done=done,
+        )  # fmt: skip
     path, reused = _write(folder, found, fresh)
     trials = trial_table(spec, record["trials"])
     return SearchResult(
@@ -104,10 +117,19 @@ def search_labels(
 
 def kept_search(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, judged: pd.DatetimeIndex, spec: SearchSpec,
-    *, fresh: bool = False, done: Callable[[int], None] = lambda count: None,
+    *, keep: Path, fresh: bool = False, done: Callable[[int], None] = lambda count: None,
 ) -> tuple[SearchedLabels, dict, int, list[str]]:  # fmt: skip
     """`search_barriers` with its record in a phase of checkpoints: what it found, the record, trials found done, and
-    how machines that did some of them differ from this one."""
+    how machines that did some of them differ from this one.
+
+    keep : the file in which the record of a finished search stays, and is found again; the checkpoints' slots are given
+    back then.
+    """
+    if not fresh and is_file(keep):
+        told = read_json(keep)
+        record, count = told["record"], len(told["record"]["trials"])
+        done(count)
+        return search_barriers(*frames, train, spec, judged=judged, record=record), record, count, told["elsewhere"]
     here = machine_with(("optuna",), 1)
     kept = Kept(checkpoints, here, lambda record: f"trial {len(record['trials'])} of {spec.trials}")
     with checkpoints.claimed():
@@ -117,7 +139,19 @@ def kept_search(
             found = search_barriers(*frames, train, spec, judged=judged, record=before, save=keeper.save)
         finally:
             keeper.keep()  # a balance that cannot be kept is not searched for twice either
+            if keeper.record is not None and len(keeper.record["trials"]) == spec.trials:
+                _give_back(checkpoints, keep, {"record": keeper.record, "elsewhere": kept.elsewhere})
     return found, keeper.record, len(before["trials"]) if before else 0, kept.elsewhere
+
+
+def _give_back(checkpoints: PhaseCheckpoints, keep: Path, told: dict) -> None:
+    """The search is over: its record stays in a file, its slots serve others."""
+    try:
+        write_json(keep, told)
+    except WorkspaceError as error:
+        _log.warning("The trials of this search stay in its checkpoints: %s", error)
+        return
+    checkpoints.finish()
 
 
 class _Keeper:
@@ -199,15 +233,16 @@ def read_searched(processed: Path, named: Named) -> SearchedLabels:
         return named
     folder = processed / "searched"
     places = [Path(named), folder / f"{named}.json"]
-    path = next((place for place in places if place.is_file()), None)
+    path = next((place for place in places if is_file(place)), None)
     if path is None:
-        there = ", ".join(sorted(place.stem for place in folder.glob("h*-v*.json"))) or "none"
+        there = [name.removesuffix(".json") for name in names_in(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)]
         raise SettingsError(
-            "No such searched label spec", where=places[1], got=str(named), wanted=f"a file, or one of: {there}",
+            "No such searched label spec", where=places[1], got=str(named),
+            wanted=f"a file, or one of: {', '.join(there) or 'none'}",
             next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
         )  # fmt: skip
     try:
-        return SearchedLabels.from_json(path.read_text(encoding="utf-8"))
+        return SearchedLabels.from_json(read_file(path).decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
             "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
@@ -239,11 +274,10 @@ def _run_id(store: Store, spec: SearchSpec) -> str:
 def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
     """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
     horizon, text = found.labels.horizon, found.to_json().encode()
-    folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder / "write.lock"):
         number = 1
-        while (path := folder / f"h{horizon}-v{number}.json").is_file():
-            if not fresh and path.read_bytes() == text:
+        while is_file(path := folder / f"h{horizon}-v{number}.json"):
+            if not fresh and read_file(path) == text:
                 return path, True
             number += 1
         write_bytes_atomic(path, text)

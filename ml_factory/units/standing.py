@@ -8,7 +8,8 @@ from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.models.contract import differences
 from ml_factory.provenance import changed
-from ml_factory.runs.storage import read_json
+from ml_factory.runs.mounts import SilentMountError
+from ml_factory.runs.storage import is_file, is_folder, names_in, read_json
 from ml_factory.runs.workspace import Workspace
 
 _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
@@ -47,10 +48,19 @@ def standing_line(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequenc
     """What was found of this run and what is done now.
 
     phases : names of the checkpoints that tell how far it is.  finished : its artifact is there.
+    Where the workspace is on a mount that does not answer, it says that nothing is known.
     """
     what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
     if finished:
         return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
+    try:
+        return _standing(workspace, run, spec, phases, what)
+    except SilentMountError as error:
+        silent = f"the mount does not answer ({error.got})"
+        return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
+
+
+def _standing(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequence[str], what: str) -> str:
     reached = reached_in(workspace, run, phases)
     if reached:
         elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
@@ -87,6 +97,8 @@ def begun_on(run: Run) -> dict | None:
     """The machine that a run began on, None where nothing tells."""
     try:
         return read_json(run.folder / "run.json").get("environment")
+    except SilentMountError:
+        raise
     except (WorkspaceError, AttributeError):
         return None
 
@@ -94,16 +106,23 @@ def begun_on(run: Run) -> dict | None:
 def others(parent: Path, spec: RunSpec) -> list[Other]:
     """Runs of the same model, horizon, seed and form that this one is not, in order of their names."""
     wanted, found = spec.to_dict(), []
-    for path in sorted(parent.glob(f"{spec.task}-{spec.model}-h{spec.horizon}-*/run.json")):
+    for path in _records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
             told = read_json(path)
             same = all(told[name] == wanted[name] for name in _SAME)
             base = told["run_id"]
+        except SilentMountError:
+            raise
         except (WorkspaceError, KeyError, TypeError):
             continue
         if same and not base.startswith(spec.run_id):
             found.append(_other(path, told, spec))
     return found
+
+
+def _records(parent: Path, start: str = "") -> list[Path]:
+    """Where runs whose names begin like this are described, in order of their names."""
+    return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
 
 
 def _other(path: Path, told: dict, spec: RunSpec) -> Other:
@@ -116,13 +135,13 @@ def _other(path: Path, told: dict, spec: RunSpec) -> Other:
 def check_named(parent: Path, spec: RunSpec, named: str) -> None:
     """Refuse a run asked for by name that is not there, or that is of other settings, data or code."""
     if named == spec.run_id or named.startswith(f"{spec.run_id}-"):
-        if (parent / named).is_dir():
+        if is_folder(parent / named):
             return
         there = None
     else:
         there = next((one for one in others(parent, spec) if one.run_id == named), None)
     if there is None:
-        names = ", ".join(path.parent.name for path in sorted(parent.glob("*/run.json"))) or "none"
+        names = ", ".join(path.parent.name for path in _records(parent) if is_file(path)) or "none"
         raise SettingsError(
             "There is no such run of this model, horizon and seed", where="run", got=repr(named),
             wanted=f"one of: {names}", next_step="leave the name out: the newest attempt is found, or a new one begins",

@@ -17,7 +17,7 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.runs import storage
+from ml_factory.runs import mounts, storage
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
@@ -194,7 +194,7 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    ("mounts", "path", "remote"),
+    ("table", "path", "remote"),
     [
         ("/dev/sda / ext4 rw", "/content/drive/MyDrive/x", False),
         ("/dev/sda / ext4 rw\ndrive /content/drive fuse.drive rw", "/content/drive/MyDrive/x", True),
@@ -203,9 +203,9 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
         ("over / fuse.fuse-overlayfs rw", "/x", False),
     ],
 )
-def test_what_is_a_mount(mounts, path, remote, monkeypatch, tmp_path):
-    (tmp_path / "mounts").write_text("".join(f"{line} 0 0\n" for line in mounts.splitlines()))
-    monkeypatch.setattr(storage, "MOUNTS", tmp_path / "mounts")
+def test_what_is_a_mount(table, path, remote, monkeypatch, tmp_path):
+    (tmp_path / "mounts").write_text("".join(f"{line} 0 0\n" for line in table.splitlines()))
+    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
     assert storage.on_mount(path) is remote
 
 

@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.runs import containers, storage
+from ml_factory.runs import containers, staging, storage
 from ml_factory.runs.checkpoints import CheckpointManager
 
 
@@ -546,3 +547,78 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), manager.save_checkpoint("p", {}, force=True)["sequence"])
 """
     assert spawn(code, tmp_path).stdout.read() == "5 2\n"
+
+
+# ---------------------------------------------------------------- threads, forks and pages
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monkeypatch, background):
+    """Each waits for the copy in memory until the other's was written."""
+    between = threading.Barrier(2)
+    copy = staging.Staging.copy
+
+    def slow(stage, layout):
+        payload = copy(stage, layout)
+        with suppress(threading.BrokenBarrierError):
+            between.wait(0.2)  # both are here at once only if nothing keeps them apart
+        return payload
+
+    monkeypatch.setattr(staging.Staging, "copy", slow)
+    with CheckpointManager(tmp_path, run="r", background=background) as manager:
+        threads = [threading.Thread(target=save, args=(manager, value, f"p{value}")) for value in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [newest(manager, f"p{value}") for value in (1, 2)] == [1, 2]
+
+
+def test_a_manager_opened_before_a_fork_is_refused_in_the_child_and_stays_the_parents(tmp_path, spawn):
+    code = """
+import os, sys
+from ml_factory.errors import CheckpointError
+from ml_factory.runs.checkpoints import CheckpointManager
+with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
+    phase = manager.phase("p")
+    phase.load()
+    phase.save({"value": 1}, force=True)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for attempt in (lambda: phase.save({"value": 2}, force=True), phase.load, phase.latest, phase.claim,
+                        phase.finish, manager.list_checkpoints, phase.glance):
+            try:
+                attempt()
+            except CheckpointError as error:
+                refused += "made by fork" in str(error) and "open a CheckpointManager" in str(error)
+        phase.done()
+        manager.close()
+        os._exit(refused)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), phase.save({"value": 3}, force=True) is not None)
+    print(manager.home.lease_of(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
+"""
+    assert spawn(code, tmp_path).stdout.read() == "7 True\nFalse {'value': 3}\n"
+
+
+def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "_AT_ONCE", 1000)
+    made, grow = [], staging.Staging._grow
+    monkeypatch.setattr(
+        staging.Staging, "_grow", lambda stage, size: made.append(threading.current_thread().name) or grow(stage, size)
+    )
+    state = {"a": np.arange(100_000)}
+    with CheckpointManager(tmp_path, run="r") as manager:
+        phase, steps = manager.phase("p"), 0
+        while phase.save(state) is None:
+            manager.staging._grower.join()
+            steps += 1
+        assert steps <= 1 and made == ["staging"]  # a step later, and no page is waited for
+    with CheckpointManager(tmp_path, run="r") as manager:
+        assert (manager.phase("p").load()["state"]["a"] == state["a"]).all()
+        manager.staging._grower.join()
+        assert manager.phase("p").due() and manager.save_checkpoint("p", state) is not None  # the size was known
+    assert made == ["staging", "staging"]
+    with CheckpointManager(tmp_path, run="other") as manager:
+        assert manager.save_checkpoint("p", state, force=True) is not None  # who asks for it now has it now
+    assert made[2:] == ["MainThread"]

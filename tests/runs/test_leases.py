@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,21 +18,31 @@ UNIT = Unit("run", "train_lstm")
 
 
 class Machine:
-    """One machine's clock, name and way to the shared folder."""
+    """One machine's clocks, name and way to the shared folder.
+
+    now : of its clock on the wall.  waited : seconds slept, which its other clock tells.  kept : whether the first is
+    kept right.
+    """
 
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
         self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
-        self.while_waiting = lambda: None
+        self.while_waiting, self.waited, self.kept = lambda: None, 0.0, True
         self.slots = Slots(Pool(folder), Lease(name))
 
     def tenure(self) -> Tenure:
+        self.sits_here()
+        clocks = {"now": lambda: self.now, "clock": lambda: self.waited, "sleep": self._sleep}
+        return Tenure(UNIT, self.name, self.slots, **clocks)
+
+    def sits_here(self) -> None:
         self.patch.setattr(leases, "this_machine", lambda: self.name)
-        return Tenure(UNIT, self.name, self.slots, now=lambda: self.now, sleep=self._sleep)
+        self.patch.setattr(leases, "clock_is_kept", lambda: self.kept)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
+        self.waited += seconds
         self.while_waiting()
-        self.patch.setattr(leases, "this_machine", lambda: self.name)
+        self.sits_here()
 
 
 @pytest.fixture
@@ -56,13 +67,93 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 
     def renews():
         one.now = two.now
-        one.patch.setattr(leases, "this_machine", lambda: "one")
+        one.sits_here()
         held.renew()
 
     two.while_waiting = renews
     with pytest.raises(CheckpointError, match="Another session is working"):
         two.tenure().take()
-    assert two.now - 1000 <= leases.LOOK_SECONDS
+    assert two.waited <= leases.LOOK_SECONDS
+
+
+@pytest.mark.parametrize("whose", ["one", "two"])
+@pytest.mark.parametrize("skew", [-7200, -200, -170, 170, 200, 7200])
+def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, whose):
+    """It renews once a minute of its own; one clock of the two is wrong, and nobody keeps it."""
+    one, two = machines
+    one.now, one.kept, two.kept = one.now + skew, whose != "one", whose != "two"
+    held = one.tenure()
+    held.take()
+
+    def passes():
+        if two.waited >= one.waited + leases.RENEW_SECONDS:
+            one.waited, one.now = two.waited, one.now + leases.RENEW_SECONDS
+            one.sits_here()
+            held.renew()
+
+    two.while_waiting = passes
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+    assert two.waited <= leases.RENEW_SECONDS + leases.LOOK_SECONDS
+    assert two.slots.lease_of(UNIT)["session"] == "one"
+
+
+@pytest.mark.parametrize("skew", [-7200, -200, 0, 200, 7200])
+def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_while_we_watched(machines, skew):
+    one, two = machines
+    one.now, one.kept = one.now + skew, False
+    one.tenure().take()
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("two", 2) and two.waited == pytest.approx(SILENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "silent", "waits"),
+    [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), SILENCE_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
+    ids=["a day ago", "one clock, long ago", "one clock, just now"],
+)
+def test_what_is_beyond_doubt_is_not_waited_for(machines, hosts, silent, waits):
+    one, two = machines
+    for machine, host in zip(machines, hosts, strict=True):
+        machine.name, machine.kept = host, False
+    one.tenure().take()
+    two.now += silent
+    two.tenure().take()
+    assert two.waited == pytest.approx(waits)
+
+
+def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+
+    def renews():
+        one.now = 10.0  # its clock was wrong, and is right now
+        one.sits_here()
+        held.renew()
+
+    two.while_waiting = renews
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+
+
+def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
+    class Kernel:
+        def __init__(self, state, status, name):
+            self.state, self.status = state, status
+
+        def adjtimex(self, told):
+            leases._TIMEX.pack_into(told, 0, 0, 0, 0, 16_000, 16_000, self.status)
+            return self.state
+
+    for state, status, kept in ((0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (-1, 0, False)):
+        monkeypatch.setattr(leases.ctypes, "CDLL", partial(Kernel, state, status))
+        assert leases.clock_is_kept() is kept
+    monkeypatch.setattr(leases.ctypes, "CDLL", lambda name: object())  # a system that has no such call
+    assert leases.clock_is_kept() is False
+    monkeypatch.undo()
+    assert leases.clock_is_kept() in (True, False)
 
 
 @pytest.mark.parametrize(

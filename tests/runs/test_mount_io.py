@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs import checkpoints, mount_io, storage
+from ml_factory.runs import checkpoints, children, mounts
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.courier import COPIED, LOCAL
+from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.pool import Lease, Unit
 from ml_factory.runs.storage import Disk, on_mount
 
@@ -280,12 +282,95 @@ def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
         assert manager.safe_stop(LONG).safe
 
 
+def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(drive, capsys):
+    with manager_of(drive, deadline=2) as manager:
+        save(manager, 1)
+        manager.safe_stop(LONG, flush=lambda: None)
+        said = capsys.readouterr().out.splitlines()
+        assert said[-2].startswith("  p #1 copied to the mount, upload unconfirmed") and said[-1].startswith("Safe")
+        hang(drive)
+        save(manager, 2)
+        manager.safe_stop(3)
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == "Stopping safely: waiting up to 3 s for the checkpoints"
+        assert said[1].startswith("  p #2 saved locally") and said[-1].startswith("Not confirmed")
+        assert not any(line.startswith("Safe") for line in said)
+        told = []
+        checkpoints.safe_stop(0.1, tell=told.append)
+        assert told[-1].startswith("Not confirmed") and not capsys.readouterr().out
+
+
+def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
+    first = manager_of(drive, lease=Lease("first"))
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("second"))
+    with first, other:
+        save(first, 1)
+        assert first.wait(LONG)
+        other.phase("p").tenure.take()
+        save(other, 2)
+        assert other.wait(LONG)
+        save(first, 3)
+        first.wait(LONG)
+        assert caplog.text.count("A later session has taken this work over") == 1
+        with pytest.raises(TakenOverError):
+            save(first, 4)
+
+
+def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkeypatch):
+    with manager_of(drive) as manager:
+        for value in range(5):
+            save(manager, value)
+        assert manager.wait(LONG)
+        asked = []
+        whole = ChildSlots.check
+        monkeypatch.setattr(ChildSlots, "check", lambda mount, path: asked.append(path) or whole(mount, path))
+        assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not asked
+    forget_local(drive)
+    with manager_of(drive) as manager:
+        assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not asked
+        assert manager.phase("p").glance()["sequence"] == 5 and not asked
+        there = len(manager.list_checkpoints())
+        assert there == len(asked) >= 1
+        newest = manager.list_checkpoints()[-1]["path"]
+        with open(newest, "r+b") as file:
+            file.seek(os.path.getsize(newest) - 100)
+            file.write(b"?")
+        assert manager.list_checkpoints(verify=False)[-1]["path"] == newest
+        assert newest not in [one["path"] for one in manager.list_checkpoints()]
+
+
+def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
+    with manager_of(drive) as manager:
+        save(manager, 1)
+    hang(drive)
+    with manager_of(drive, deadline=2) as manager:
+        assert manager.phase("p").glance()["sequence"] == 1  # what is here is told
+        assert [one["sequence"] for one in manager.list_checkpoints()] == [1]
+    forget_local(drive)
+    with manager_of(drive, deadline=2) as manager, pytest.raises(SilentMountError, match="no answer for 2 s"):
+        manager.phase("p").glance()
+
+
+def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_SMALL", 1000)
+    stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
+    monkeypatch.setattr(children, "_abandoned", [(str(drive), process) for process in stuck])
+    try:
+        with manager_of(drive) as manager:
+            saved = manager.save_checkpoint("p", {"a": np.zeros(1000)}, force=True)
+            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+    finally:
+        for process in stuck:
+            process.kill()
+            process.wait()
+
+
 def test_what_counts_as_a_mount(tmp_path, monkeypatch):
     assert not on_mount(tmp_path)
     table = tmp_path / "mounts"
     table.write_text("/dev/sda / ext4 rw 0 0\ndrive /content/drive fuse.drive rw 0 0\n")
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "MOUNTS", table)
+        patch.setattr(mounts, "MOUNTS", table)
         assert on_mount("/content/drive/MyDrive/ml_factory/checkpoints") and not on_mount("/content/ml_factory")
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
@@ -317,7 +402,7 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
 def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):
     """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
-    monkeypatch.setattr(mount_io, "_abandoned", list(stuck))
+    monkeypatch.setattr(children, "_abandoned", [(str(drive), process) for process in stuck])
     slots = ChildSlots(drive, drive.parent / "lock", Lease())
     try:
         with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):

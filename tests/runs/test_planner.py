@@ -97,3 +97,16 @@ def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced)
     fixed = share(lives, lambda clock, _: SaveTimer(first=1800, clock=clock), False, given)["useful"]
     best = optimum(lives, given)["useful"]
     assert ours > best - 0.02 and fixed < best - 0.1
+
+
+def test_units_share_one_pool_of_checkpoints_as_large_as_the_largest_needs():
+    def unit(name, seconds, pool):
+        return WorkUnit(name, CostModel(Cost(seconds, 0, 1e8, pool), Cost(0.0)), 1)
+
+    units = [unit("first", 1, 5e8), unit("second", 2, 5e8), unit("large", 3, 9e8), unit("small", 4, 1e8)]
+    rows = {row.unit.name: row for row in plan(units, Room(seconds=1000, disk_bytes=1.35e9))}
+    assert {name: row.fits for name, row in rows.items()} == dict.fromkeys(rows, "whole")  # 0.9 slots, 0.4 models
+    took = {name: row.takes_bytes for name, row in rows.items()}
+    assert took == {"first": 6e8, "second": 1e8, "large": 5e8, "small": 1e8}
+    fits = {row.unit.name: row.fits for row in plan(units, Room(seconds=1000, disk_bytes=1.0e9))}
+    assert fits == {"first": "whole", "second": "whole", "large": "disk", "small": "whole"}

@@ -1,6 +1,7 @@
 """SIGTERM and SIGINT: saved at the next step, then the process ends as the signal asks."""
 
 import signal
+import threading
 
 import pytest
 
@@ -119,5 +120,30 @@ def test_a_signal_that_is_ignored_stays_ignored():
         assert flag.asked is None
         flag.unlisten()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handlers():
+    acted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
+    try:
+        flag = StopFlag()
+        thread = threading.Thread(target=flag.listen)
+        thread.start()
+        thread.join()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked == signal.SIGTERM and not acted
+        flag.asked = None
+        flag.unlisten()
+        flag.listen()
+        flag.unlisten()
+        thread = threading.Thread(target=flag.unlisten)  # the last to leave cannot put the handlers back
+        thread.start()
+        thread.join()
+        signal.raise_signal(signal.SIGTERM)
+        assert acted == [signal.SIGTERM] and flag.asked is None
+        assert signal.getsignal(signal.SIGTERM) != flag._heard
     finally:
         signal.signal(signal.SIGTERM, before)

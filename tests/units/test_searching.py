@@ -17,6 +17,7 @@ from ml_factory.data.sources import import_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import DataSpec
+from ml_factory.runs.pool import Pool, Slot
 from ml_factory.runs.storage import fingerprint
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets import barrier_search
@@ -194,7 +195,29 @@ def test_a_balance_that_cannot_be_met_is_said_and_not_searched_for_twice(prepare
             search(prepared, impossible)
         assert "at the nearest" in str(told.value) and "widen neutral" in str(told.value)
     assert len(judged) == 6
-    assert not (prepared.processed("DEMO") / "searched").exists()
+    assert not list((prepared.processed("DEMO") / "searched").glob("h*.json"))
+
+
+def slots_of(place: Workspace) -> list[Slot]:
+    return Pool(place.checkpoints).scan()
+
+
+def test_a_finished_search_gives_its_slots_back_and_is_found_without_them(prepared, judged, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    result = search(prepared)
+    before = {slot.path for slot in slots_of(prepared)}
+    assert before and all(slot.returned for slot in slots_of(prepared))
+    assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v2.json"
+    assert {slot.path for slot in slots_of(prepared)} == before  # the next one wrote over them
+    for path in before:
+        path.write_bytes(b"")
+    judged.clear()
+    again = search(prepared)
+    assert again.reused and not judged
+    pd.testing.assert_frame_equal(again.trials, result.trials)
+    with pytest.raises(SettingsError, match="None of 6 trials"):
+        search(prepared, replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5)))
+    assert all(slot.returned for slot in slots_of(prepared))
 
 
 def test_command_line(prepared, capsys, monkeypatch):

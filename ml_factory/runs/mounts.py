@@ -1,0 +1,308 @@
+"""Files of a workspace, wherever it is: on a disk of this machine directly, on a mount through a child process.
+
+A mount that hangs stops whoever asks it for as little as a file's size, and keeps the process from ending. So each
+operation below on a path that is on a mount is done by a child (`children`), and one that says nothing for half a
+minute raises SilentMount, an OSError. From then on the mount is given two seconds a question, until it answers again:
+twenty questions to a dead mount do not take twenty times half a minute.
+"""
+
+import errno
+import functools
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.runs.children import Child, Link, NoAnswer
+
+DEADLINE, AGAIN = 30.0, 2.0  # seconds of silence: of a mount that has answered so far, of one that has not
+MOUNTS = Path("/proc/self/mounts")
+_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
+_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
+# What a file system answers that has no fsync (some network mounts); the write itself went through.
+_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+_LEFTOVER_SECONDS = 3600
+_MOST_LINKS = 40
+_PIECE = 1 << 18  # a sign of life at least every 5 s at 50 kB/s
+
+
+class SilentMount(TimeoutError):
+    """A mount that does not answer, as the operating system would tell it; `strerror` says why it is thought so."""
+
+
+class SilentMountError(WorkspaceError):
+    """The same for the user: nothing is known of the file, and nothing was lost."""
+
+
+# ---------------------------------------------------------------------- which paths are on a mount
+
+
+def on_mount(path: str | os.PathLike) -> bool:
+    """Whether the file system is another machine's: slow, and gone when the connection is.
+
+    By the mount table, where Colab's Drive is FUSE; what $ML_FACTORY_MOUNTS lists (folders, with : between) always is.
+    The root itself never is: where that hangs, nothing runs.
+    """
+    return mount_of(path) is not None
+
+
+def mount_of(path: str | os.PathLike) -> str | None:
+    """The mount's top folder that `path` is in, None on a disk of this machine. Never asks the mount itself."""
+    table = _table()
+    told = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
+    tops = {os.path.abspath(folder) for folder in told if folder}
+    tops |= {_followed(folder, table)[0] for folder in tops}
+    return _followed(os.path.abspath(path), table, tops)[1]
+
+
+def _followed(path: str, table: dict[str, bool], tops: set[str] = frozenset()) -> tuple[str, str | None]:
+    """(the path with its links followed, the mount it leads into): links inside a mount are not looked at."""
+    waiting, place, links = path.split("/")[1:], "", 0
+    while waiting:
+        place = f"{place}/{waiting.pop(0)}"
+        if place in tops or table.get(place):
+            return "/".join([place, *waiting]), place
+        try:
+            target = os.readlink(place)
+        except OSError:  # no link, or not there
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            break
+        target = os.path.normpath(os.path.join(os.path.dirname(place), target))
+        waiting, place = [*target.split("/")[1:], *waiting], ""
+    return place or "/", None
+
+
+def _table() -> dict[str, bool]:
+    """Mount point -> whether what is mounted there last is another machine's."""
+    found = {}
+    with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
+        for line in mounts:
+            _, folder, kind, *_ = line.split(" ")
+            found[folder.replace("\\040", " ")] = kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE
+    return found
+
+
+# ---------------------------------------------------------------------- the operations
+
+_OPERATIONS: dict[str, Callable] = {}
+_alive: Callable[[], None] = bool  # in a child: says that the last piece came back; here there is nobody to tell
+_direct = False
+
+
+def touch_directly(alive: Callable[[], None] = bool) -> None:
+    """For a process that may hang: from now on the operations are done by itself, wherever the path is."""
+    global _alive, _direct
+    _alive, _direct = alive, True
+
+
+def _guarded(operation: Callable) -> Callable:
+    """The operation as it is for a disk of this machine; by a child where its path is on a mount."""
+    _OPERATIONS[operation.__name__] = operation
+
+    @functools.wraps(operation)
+    def call(path: str | os.PathLike, *args):
+        top = None if _direct else mount_of(path)
+        return operation(Path(path), *args) if top is None else _mount(top).ask(operation.__name__, path, args)
+
+    return call
+
+
+@_guarded
+def read(path: Path) -> bytes:
+    """The whole file. Raises OSError, as all of these do."""
+    pieces = []
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            pieces.append(piece)
+            _alive()
+    return b"".join(pieces)
+
+
+@_guarded
+def sha256(path: Path) -> str:
+    """Of the file's content, 64 hex digits."""
+    seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            seen.update(buffer[:count])
+            _alive()
+    return seen.hexdigest()
+
+
+@_guarded
+def names(path: Path) -> list[str]:
+    """What is in the folder, sorted; nothing where there is no such folder."""
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+@_guarded
+def kind(path: Path) -> str:
+    """What is there: "file", "folder", or "" for nothing. Unlike pathlib's tests it raises where the disk refuses."""
+    try:
+        found = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return "folder" if found & 0o170000 == 0o040000 else "file"
+
+
+@_guarded
+def size(path: Path) -> int:
+    """Of a file, in bytes."""
+    return os.stat(path).st_size
+
+
+@_guarded
+def writable(path: Path) -> bool:
+    """Whether this user may write there."""
+    return os.access(path, os.W_OK)
+
+
+@_guarded
+def free_bytes(path: Path) -> int:
+    """Bytes free on the disk that holds `path`, or that would hold it."""
+    folder = path.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@_guarded
+def make_folder(path: Path) -> None:
+    """With those above it; one that is there is fine."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+@_guarded
+def take(path: Path, source: str) -> None:
+    """Put a copy of a local file in the place of `path` in one step: written aside in its folder, flushed, renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sweep_leftovers(path)
+    aside = aside_of(path)
+    try:
+        with open(source, "rb") as file, open(aside, "wb") as copy:
+            while piece := file.read(_PIECE):
+                copy.write(piece)
+                _alive()
+        settle(aside, path)
+    finally:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+@_guarded
+def bring(path: Path, target: str) -> None:
+    """Copy the file to a path on the local disk, over what is there."""
+    with open(path, "rb") as file, open(target, "wb") as copy:
+        while piece := file.read(_PIECE):
+            copy.write(piece)
+            _alive()
+
+
+def aside_of(path: Path) -> Path:
+    """Where `path` is written before it takes its place."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+
+
+def settle(aside: Path, path: Path, flush: bool = True) -> None:
+    """Rename a file that was written aside to its place; with `flush` it lasts through a power cut."""
+    if flush:
+        with open(aside, "r+b") as file:
+            flush_to_disk(file.fileno())
+    os.replace(aside, path)
+    if flush:
+        _flush_folder(path.parent)
+
+
+def sweep_leftovers(path: Path) -> None:
+    """Remove what a process killed in the middle of writing this very file left behind."""
+    with suppress(OSError):
+        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
+                leftover.unlink(missing_ok=True)
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """fsync, except on file systems that have none."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename last through a power cut; a system that cannot open folders does it by itself."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- asking a child
+
+
+class _Mount:
+    """One mount, as this process asks it: each thread by a child of its own."""
+
+    def __init__(self, top: str):
+        self._top, self._idle, self._silent = top, [], False
+
+    def ask(self, name: str, path: str | os.PathLike, args: tuple):
+        request = {"do": name, "path": os.path.abspath(path), "words": args}
+        seconds = min(AGAIN, DEADLINE) if self._silent else DEADLINE
+        try:
+            child = self._idle.pop()
+        except IndexError:
+            child = Child(__name__, [], self._top, seconds)
+        try:
+            answer, content = child.ask(request, seconds)
+        except NoAnswer as error:
+            self._silent = True
+            raise SilentMount(errno.ETIMEDOUT, str(error), str(path)) from error
+        self._silent = False
+        self._idle.append(child)
+        if "errno" in answer:
+            raise OSError(answer["errno"], answer["strerror"], str(path))
+        return content if answer["raw"] else answer["result"]
+
+
+@functools.lru_cache(maxsize=64)
+def _mount_for(top: str, process: int) -> _Mount:
+    """A process made by fork asks by children of its own."""
+    return _Mount(top)
+
+
+def _mount(top: str) -> _Mount:
+    return _mount_for(top, os.getpid())
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def serve(channel: str, parent: str) -> None:
+    """Do what the parent asks until it is gone."""
+    link = Link(channel, parent)
+    touch_directly(link.alive)
+    link.answer_with(_done)
+
+
+def _done(request: dict) -> tuple[dict, bytes]:
+    try:
+        result = _OPERATIONS[request["do"]](Path(request["path"]), *request["words"])
+    except OSError as error:
+        return {"errno": error.errno or errno.EIO, "strerror": error.strerror or str(error)}, b""
+    if isinstance(result, bytes):
+        return {"raw": True}, result
+    return {"raw": False, "result": result}, b""

@@ -1,0 +1,47 @@
+"""A write that hung is carried out long after it was given up: it finds nothing to spoil."""
+
+import pytest
+
+from tests.faults.rules import Rule
+from tests.faults.world import KEEP, PHASE, World, check_state, quiet
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3, 5])
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("op", ["write", "truncate"])
+def test_what_hung_twice_and_lands_saves_later_costs_no_checkpoint(tmp_path, op, after, saves):
+    with quiet():
+        world = World(tmp_path)
+        for _ in range(KEEP + 3):
+            assert world.save()
+        before = len(list(world.drive.files))
+        for _ in range(2):
+            world.drive.faults.add(Rule("hang", (op,), path="*.ckpt", after=0 if op == "truncate" else after, times=1))
+            assert not world.save()
+            world.disk.heal()
+        for _ in range(saves):
+            assert world.save()
+        assert len(world.disk.late) == 2
+        world.disk.wake()
+        kept = world.manager.list_checkpoints(PHASE)
+        assert check_state(world.load()["state"]) == world.step
+        assert len(kept) == KEEP and kept[-1]["sequence"] == max(world.told)
+        for _ in range(KEEP + 3):
+            assert world.save()
+        assert len(list(world.drive.files)) <= before + 4  # two slots more, each with its manifest
+        world.end()
+
+
+def test_a_write_that_was_refused_is_not_waited_for_and_takes_no_more_slots(tmp_path):
+    with quiet():
+        world = World(tmp_path)
+        for _ in range(KEEP + 3):
+            assert world.save()
+        before = len(list(world.drive.files))
+        for _ in range(6):
+            world.drive.faults.add(Rule("EIO", ("write",), path="*.ckpt", times=1))
+            assert not world.save()
+            world.disk.heal()
+            assert world.save()
+        assert len(list(world.drive.files)) <= before + 2
+        world.end()

@@ -1,0 +1,74 @@
+"""A mount that hangs in every call: what asks it hears so within its deadline, and what a user sees says no more."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ml_factory import doctor, experiment
+from ml_factory.experiment import Run, RunSpec, open_run
+from ml_factory.runs import mounts
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.mounts import SilentMountError
+from ml_factory.runs.records import first_missing, read_log
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.workspace import Workspace
+from ml_factory.units.planning import plan_models
+from ml_factory.units.restoring import bring_back
+from ml_factory.units.standing import standing_line
+
+SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
+
+
+@pytest.fixture
+def silent(mount, tmp_path, monkeypatch):
+    """(workspace, artifact, manager) on a drive that answered until now."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
+    monkeypatch.setattr(mounts, "AGAIN", 0.5)
+    monkeypatch.setattr(experiment, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.delenv("ML_FACTORY_WANDB", raising=False)
+    drive = mount()
+    workspace = Workspace(drive.path / "ml_factory")
+    artifact = Registry(workspace.models).register("DEMO", "model", "xgboost", {"a": np.ones(3)}, {"horizon": 5})
+    manager = CheckpointManager(workspace.checkpoints, run="run", deadline_seconds=2)
+    assert manager.mount is not None
+    manager.save_checkpoint("p", {"value": 1}, force=True)
+    assert manager.wait(60)
+    drive.fault("hang")
+    yield workspace, artifact, manager
+    drive.unmount()
+    manager.close(0)
+
+
+def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
+    workspace, artifact, manager = silent
+    registry, folder = Registry(workspace.models), workspace.results / "DEMO"
+    for ask in (
+        lambda: registry.list("DEMO"),
+        lambda: registry.find("DEMO", 5),
+        lambda: registry.register("DEMO", "model", "toy", {"a": 1}),
+        artifact.whole,
+        artifact.load_state,
+        lambda: Workspace(workspace.root),
+        lambda: open_run(workspace.results, "DEMO", SPEC, False),
+        lambda: Run("run", folder / "run").begin(SPEC),
+        lambda: bring_back(workspace, Run("run", folder / "run"), SPEC, "p", source="registry", mirror="auto"),
+        lambda: read_log(folder / "run" / "log"),
+    ):
+        with pytest.raises(SilentMountError):
+            ask()
+    assert first_missing([1, 2], folder / "run" / "log") == 0
+    line = standing_line(workspace, Run("run-2", folder / "run-2"), SPEC, ["p"], finished=False)
+    assert line.startswith("Not known what there is of xgboost on DEMO, horizon 5: the mount does not answer")
+    told = plan_models(
+        workspace, SimpleNamespace(symbol="DEMO", horizon=5, fingerprint="data"), [], quick=True, seed=0, settings={}
+    ).summary()
+    assert "not known which of them are finished" in told and "not known how much space is left" in told
+    assert not doctor.examine(workspace)[-1].good
+    assert [one["sequence"] for one in manager.list_checkpoints()] == [1]  # what is here as well
+    manager.save_checkpoint("p", {"value": 2}, force=True)
+    assert not manager.safe_stop(1).safe
+    assert "saved locally" in capsys.readouterr().out
