@@ -22,6 +22,7 @@ from ml_factory.runs.slots import Slots
 from ml_factory.runs.storage import Disk
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
+_SERVED_BY = __name__
 _ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
 
 
@@ -41,7 +42,7 @@ class ChildSlots(Child):
         self.folder = Path(folder)
         told = {"folder": str(folder), "lock": str(lock), "quota": quota, "lease": lease.to_dict(), "memory": memory}
         shared = [memory] if memory >= 0 else []
-        super().__init__(__name__, [json.dumps(told), niceness], str(folder), deadline, shared, [_HASHES])
+        super().__init__(_SERVED_BY, [json.dumps(told), niceness], str(folder), deadline, shared, [_HASHES])
 
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
         return self._call("write", unit, keep, info, len(payload))

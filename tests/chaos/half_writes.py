@@ -11,7 +11,6 @@ from ml_factory.runs.storage import Disk
 from tests.chaos.death import die, note
 
 ASKED = "ML_FACTORY_CHAOS_CHUNK"
-START = mount_io._START.replace("ml_factory.runs.mount_io", "tests.chaos.half_writes")
 
 
 def half_writes(n: int, diary: Path, end: Callable[[], None]) -> None:
@@ -35,8 +34,8 @@ def half_writes(n: int, diary: Path, end: Callable[[], None]) -> None:
     Disk.write, Slots.write = write, saved
 
 
-def serve(channel: str, told: str, parent: str, niceness: str) -> None:
+def serve(channel: str, parent: str, told: str, niceness: str) -> None:
     """As `mount_io.serve`, in a process that may die in the middle of a write, and its parent with it."""
     asked = json.loads(os.environ[ASKED])
     half_writes(asked["n"], Path(asked["diary"]), lambda: die(int(parent)))
-    mount_io.serve(channel, told, parent, niceness)
+    mount_io.serve(channel, parent, told, niceness)

@@ -72,7 +72,7 @@ def install(hooks: Hooks) -> None:
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
         os.environ[half_writes.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        sys.modules["ml_factory.runs.mount_io"]._START = half_writes.START
+        sys.modules["ml_factory.runs.mount_io"]._SERVED_BY = half_writes.__name__
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
             sys.modules["ml_factory.runs.checkpoints"]._SMALL = 0
 
