@@ -19,23 +19,24 @@ runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets run
 runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
 runs.records runs.delivery runs.keys runs.mirror runs.retelling runs.tracking runs.recovery
-data.sessions data.findings data.stamps data.numbers data.habits data.gaps data.clock data.levels data.spikes
-data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
+data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock data.levels
+data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.plain_parquet data.frames
 data.resample data.sampling data.stream
 features.logarithm features.windows features.moments features.engine features.momentum features.volatility
 features.volume features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
-features.custom features.build features.export features.stream
+features.afresh features.custom features.build features.export
+features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
 targets.kinds
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.scaling datasets.transforms datasets.selection datasets.preprocessing
-datasets.rows datasets.parts datasets.mapped datasets.store datasets.windows
+datasets.rows datasets.parts datasets.mapped datasets.store datasets.writing datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted
-leakage.proof leakage.certificate
+leakage.effort leakage.tried leakage.proof leakage.certificate
 models.contract models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.linear models.importances
 models.heads models.layers models.recurrent models.sequence models.transformer models.gating models.tft models.frames

@@ -4,7 +4,6 @@ Other spellings of the same bars are mapped. What cannot be true (unparsable or 
 contradict each other, another spacing) is refused. What is only strange is reported and the run goes on.
 """
 
-import hashlib
 import re
 from dataclasses import dataclass, replace
 
@@ -16,6 +15,7 @@ from ml_factory.data.contracts import chain_of
 from ml_factory.data.findings import SEVERITIES, BarReport, Finding, count_of, name_rows, refuse
 from ml_factory.data.habits import rows_of_runs
 from ml_factory.data.numbers import read_numbers
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.stamps import check_zone, combine_date_and_time, read_stamps
 from ml_factory.errors import BarsError, SettingsError
@@ -176,11 +176,7 @@ def _too_few(count: int) -> list[Finding]:
 
 def bars_fingerprint(bars: pd.DataFrame) -> str:
     """SHA-256 (hex) of checked bars: times, columns and every value's bits; file format and metadata do not matter."""
-    digest = hashlib.sha256(",".join(bars.columns).encode())
-    digest.update(np.ascontiguousarray(bars.index.as_unit("ns").asi8))
-    for name in bars.columns:
-        digest.update(np.ascontiguousarray(bars[name].to_numpy(float)))
-    return digest.hexdigest()
+    return Prefixes(bars).whole
 
 
 def _plain(name: object) -> str:

@@ -8,13 +8,16 @@ so the two may name other bars. Nothing but the report reads it.
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bars import FEW_BARS, PRICES, BarSpec, bars_fingerprint, check_bars
-from ml_factory.data.findings import BarReport, count_of, row_ranges
+from ml_factory.data.bars import FEW_BARS, PRICES, BarSpec, check_bars
+from ml_factory.data.findings import BarReport, Finding, count_of, row_ranges
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
 
 LOOK_BACK = 20_000  # bars; detectors look at 720 on each side, and at habits of days
+SEAM = 7 * 1440  # bars before the new ones whose report these may change: a clock is judged by the week
 SHOWN_ROWS, SHOWN_RANGES = 20, 4
+_NONE = np.empty(0, np.int64)
 _SINCE = "; in bars added since: "
 
 
@@ -35,12 +38,12 @@ def plain_bars(table: pd.DataFrame) -> pd.DataFrame | None:
     return pd.DataFrame(values, index=pd.DatetimeIndex(stamps, name="timestamp").as_unit("ns"), copy=False)
 
 
-def check_more(bars: pd.DataFrame, old: int, told: dict, market: MarketSpec) -> dict | None:
+def check_more(prefixes: Prefixes, old: int, told: dict, market: MarketSpec) -> dict | None:
     """The report on all bars, as `BarReport.to_dict`, of which the first `old` were checked and `told` is the report.
 
-    bars : of `plain_bars`.  None where the new ones are to be mapped or refused: a check of all says why.
+    prefixes : of the bars of `plain_bars`. None where new ones are to be mapped or refused: a check of all says why.
     """
-    low = max(0, old - LOOK_BACK)
+    bars, low = prefixes.bars, max(0, old - LOOK_BACK)
     try:
         beside, before = check_bars(bars.iloc[low:old].reset_index(), BarSpec(), market=market)
         more, after = check_bars(bars.iloc[low:].reset_index(), BarSpec(), market=market)
@@ -52,9 +55,9 @@ def check_more(bars: pd.DataFrame, old: int, told: dict, market: MarketSpec) -> 
         **told,
         "rows": len(bars),
         "last": bars.index[-1].isoformat(),
-        "fingerprint": bars_fingerprint(bars),
+        "fingerprint": prefixes.whole,
         "facts": _facts(told["facts"], before.facts, after.facts),
-        "findings": _findings(told["findings"], after, low, old, len(bars)),
+        "findings": _findings(told["findings"], before, after, low, old, len(bars)),
     }
 
 
@@ -69,28 +72,85 @@ def _facts(told: dict, before: dict, after: dict) -> dict:
     return facts | {"gaps": both}
 
 
-def _findings(told: list[dict], after: BarReport, low: int, old: int, rows: int) -> list[dict]:
-    """Each kind once: what was told of it, and the rows among the new bars."""
+def _findings(told: list[dict], before: BarReport, after: BarReport, low: int, old: int, rows: int) -> list[dict]:
+    """Each kind once: what was told of it, and the rows among the new bars, and those just before that only they show.
+
+    before, after : of the bars from `low` on, without the new ones and with them. A last bar far from the others is a
+    move that stays, until the next one tells that it was a spike.
+    """
     merged = {one["kind"]: one for one in told if one["kind"] != "few_bars" or rows < FEW_BARS}
+    seam = old - SEAM
+    then = {found.kind: found.rows + low for found in before.findings}
     for found in after.findings:
-        new = found.rows[found.rows + low >= old] + low
-        if not len(new):
-            continue
-        shown, before = [int(row) for row in new[:SHOWN_ROWS]], merged.get(found.kind)
-        one = {"kind": found.kind, "severity": found.severity, "count": len(new), "which": row_ranges(new)}
-        if before is None:
-            message = f"{found.message} (counted over the last {rows - low:,} bars)"
-            merged[found.kind] = one | {"rows": shown, "message": message, "added": 0}
-            continue
-        added = before.get("added", 0) + len(new)
-        one["count"] += before["count"]
-        one["which"] = _ranges(before["which"], one["which"])
-        one["rows"] = (before["rows"] + shown)[:SHOWN_ROWS]
-        one["message"] = before["message"].partition(_SINCE)[0] + _SINCE + count_of(added, "row")
-        merged[found.kind] = one | {"added": added}
+        now, known = found.rows + low, then.pop(found.kind, _NONE)
+        _take_out(merged, found.kind, _near(known, now, seam))
+        new = np.union1d(now[now >= old], _near(now[now < old], known, seam))
+        if len(new):
+            _put_in(merged, found, new, rows - low)
+    for kind, known in then.items():
+        _take_out(merged, kind, _near(known, _NONE, seam))
     return list(merged.values())
 
 
+def _near(these: np.ndarray, others: np.ndarray, seam: int) -> np.ndarray:
+    """Those from `seam` on that the others do not have."""
+    return np.setdiff1d(these[these >= seam], others)
+
+
+def _put_in(merged: dict[str, dict], found: Finding, new: np.ndarray, counted: int) -> None:
+    shown, before = [int(row) for row in new[:SHOWN_ROWS]], merged.get(found.kind)
+    one = {"kind": found.kind, "severity": found.severity, "count": len(new), "which": row_ranges(new)}
+    if before is None:
+        message = f"{found.message} (counted over the last {counted:,} bars)"
+        merged[found.kind] = one | {"rows": shown, "message": message, "added": 0}
+        return
+    added = before.get("added", 0) + len(new)
+    one["count"] += before["count"]
+    one["which"] = _ranges(before["which"], one["which"])
+    one["rows"] = (before["rows"] + shown)[:SHOWN_ROWS]
+    one["message"] = before["message"].partition(_SINCE)[0] + _SINCE + count_of(added, "row")
+    merged[found.kind] = one | {"added": added}
+
+
+def _take_out(merged: dict[str, dict], kind: str, gone: np.ndarray) -> None:
+    """Rows that are none of this kind any more, now that what follows them is known."""
+    if not len(gone) or kind not in merged:
+        return
+    one = merged[kind]
+    rows = [row for row in one["rows"] if row not in gone]
+    left = {"count": one["count"] - len(gone), "rows": rows, "which": _without(one["which"], gone)}
+    merged[kind] = one | left
+    if not left["count"]:
+        del merged[kind]
+
+
 def _ranges(before: str, new: str) -> str:
-    spans = [span for span in before.split(", ") + new.split(", ") if span]
-    return ", ".join(spans if len(spans) <= SHOWN_RANGES else [*spans[:SHOWN_RANGES], "..."])
+    """The rows of both in words; where some are left out already, those that come later are too."""
+    if before.endswith("..."):
+        return before
+    cut_short = new.endswith("...")
+    spans = sorted(_spans(before) + _spans(new.removesuffix(", ...")))
+    joined = spans[:1]
+    for first, last in spans[1:]:
+        if first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in joined[:SHOWN_RANGES]]
+    return ", ".join(shown + ["..."] * (cut_short or len(joined) > SHOWN_RANGES))
+
+
+def _without(which: str, gone: np.ndarray) -> str:
+    """The rows in words, but for these late ones; unchanged where late rows are not named."""
+    if which.endswith("..."):
+        return which
+    early = [(first, min(last, gone[0] - 1)) for first, last in _spans(which) if first < gone[0]]
+    late = [np.arange(max(first, gone[0]), last + 1) for first, last in _spans(which) if last >= gone[0]]
+    kept = row_ranges(np.setdiff1d(np.concatenate([_NONE, *late]), gone))
+    return _ranges(", ".join(f"{first}-{last}" for first, last in early), kept)
+
+
+def _spans(which: str) -> list[tuple[int, int]]:
+    """(first, last) of each stretch that `row_ranges` named."""
+    edges = [[int(edge) for edge in span.split("-")] for span in which.split(", ") if span]
+    return [(span[0], span[-1]) for span in edges]

@@ -16,6 +16,7 @@ from numba import njit
 from ml_factory.data.plain_parquet import ColumnBlocks
 
 SAMPLE_ROWS = 65_536
+FEW_ROWS = 16_384  # fewer than this are sorted as they are
 TILE_ROWS = 256
 TILE_VALUES = 2048
 LANES = 48
@@ -34,8 +35,8 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
     x_NF = np.asarray(x_NF, np.float32)
     count = len(x_NF) if rows is None else len(rows)
     features = x_NF.shape[1]
-    if count < 2 * SAMPLE_ROWS or not features or x_NF.strides[1] != x_NF.itemsize:
-        return np.array([_by_numpy(_column(x_NF, f, rows), shares) for f in range(features)]).reshape(-1, len(shares))
+    if count < min(2 * SAMPLE_ROWS, FEW_ROWS) or not features or x_NF.strides[1] != x_NF.itemsize:
+        return _of_few(x_NF if rows is None else x_NF[rows], shares)
     rows = np.arange(0) if rows is None else np.ascontiguousarray(rows, np.int64)
     threads = min(_cores(), features)
     edges = np.linspace(0, features, threads + 1).astype(int)
@@ -87,12 +88,19 @@ def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
     return np.where(share < 0.5, low + step * share, high - step * (1 - share))
 
 
+def _of_few(x_NF: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
+    """Quantiles (F, Q) by NumPy; of all columns at once where they are few rows and every value is finite."""
+    if x_NF.size and len(x_NF) < FEW_ROWS and np.isfinite(x_NF).all():
+        return np.ascontiguousarray(np.quantile(np.ascontiguousarray(x_NF.T, np.float64), shares, axis=1).T)
+    return np.array([_by_numpy(column, shares) for column in x_NF.T]).reshape(-1, len(shares))
+
+
 def _of_columns(x_NF, rows, shares) -> np.ndarray:
     """Quantiles (F, Q) of these columns.  rows : positions, or none for all."""
     count = len(rows) or len(x_NF)
-    chosen = _sampled(count)
+    chosen = _sampled(count, min(SAMPLE_ROWS, count // 4))
     low_QF, high_QF, _ = _brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, SAMPLE_ROWS, shares)), np.float32)
+    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, len(chosen), shares)), np.float32)
     counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
 
     def kept(f: int) -> np.ndarray | None:
@@ -112,13 +120,13 @@ def _passed(blocks, room: int, low_QF, high_QF, tied_F) -> tuple[np.ndarray, np.
     return counts, many, held
 
 
-def _sampled(count: int) -> np.ndarray:
-    return np.linspace(0, count - 1, SAMPLE_ROWS).astype(np.int64)
+def _sampled(count: int, wanted: int) -> np.ndarray:
+    return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
 def _drawn(blocks: Sequence[np.ndarray], ends: np.ndarray, features: int) -> np.ndarray:
     """float32 (F, SAMPLE_ROWS) of the blocks' rows, which end at `ends`."""
-    chosen, begins = _sampled(ends[-1]), np.append(0, ends)
+    chosen, begins = _sampled(ends[-1], SAMPLE_ROWS), np.append(0, ends)
     cuts, sample = np.searchsorted(chosen, begins), np.empty((features, len(chosen)), np.float32)
     for b, block in enumerate(blocks):
         sample[:, cuts[b] : cuts[b + 1]] = block[:, chosen[cuts[b] : cuts[b + 1]] - begins[b]]

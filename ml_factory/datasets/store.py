@@ -11,8 +11,7 @@ Data sets share parts: bars that only grew give a data set with the parts there 
 folder without a sound manifest, or with a file that is not what the manifest says, is not there: it is rebuilt.
 """
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,47 +22,28 @@ import pyarrow.parquet as pq
 from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.features.build import FeatureMatrix
-from ml_factory.features.stream import FeatureRows
 from ml_factory.runs import storage
-from ml_factory.runs.state import decode_state, encode_state
+from ml_factory.runs.state import decode_state
 
 FORMAT = 2
 MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
-MOST_PARTS = 8
 REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
 class Store:
-    """One prepared data set. Get one from `begin` (to write), `find`, `current` or `open` (to read)."""
+    """One prepared data set, to read. Get one from `find`, `current` or `open`; `datasets.writing` makes them."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         self.folder, self.fingerprint = Path(folder), fingerprint
         self._manifest = manifest
-        self._written: dict[str, dict] = {}
-        self._rows: dict | None = None  # names and parts of the features, when this store has written them
 
     # -- which data set ------------------------------------------------------------------------------------------
 
     @classmethod
-    def begin(cls, processed: Path, fingerprint: str) -> "Store":
-        """The data set of this fingerprint, to write into: a sound one is kept, anything else starts anew.
-
-        processed : the symbol's folder.  fingerprint : hex digest of all that decides the content.
-        """
-        found = cls.find(processed, fingerprint)
-        if found is not None:
-            return found
-        folder = _folder(processed, fingerprint)
-        with storage.disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return cls(folder, fingerprint, None)
-
-    @classmethod
     def find(cls, processed: Path, fingerprint: str) -> "Store | None":
         """The committed data set of this fingerprint with every hash checked, or None where it must be (re)built."""
-        folder = _folder(processed, fingerprint)
-        manifest = _read_manifest(folder)
+        folder = folder_of(processed, fingerprint)
+        manifest = read_manifest(folder)
         if manifest is None or manifest["fingerprint"] != fingerprint:
             return None
         store = cls(folder, fingerprint, manifest)
@@ -88,7 +68,7 @@ class Store:
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
-        return cls.open(_folder(processed, name))
+        return cls.open(folder_of(processed, name))
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -96,124 +76,12 @@ class Store:
 
         Raises NotPreparedError when there is no sound manifest.
         """
-        manifest = _read_manifest(Path(folder))
+        manifest = read_manifest(Path(folder))
         if manifest is None:
             raise NotPreparedError(
                 "This data set is not complete", where=folder, got=f"no sound {MANIFEST}", next_step=REBUILD
             )
         return cls(Path(folder), manifest["fingerprint"], manifest)
-
-    # -- writing -------------------------------------------------------------------------------------------------
-
-    def write_features(self, matrix: FeatureMatrix, state: dict | None = None) -> None:
-        """One part for all rows.  state : what later rows are made from, so that bars that grow cost what is new."""
-        self._rows = {"names": list(matrix.names), "parts": []}
-        self._write_part(np.asarray(matrix.values, np.float32), parts.row_facts(matrix))
-        if state is not None:
-            self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
-
-    def append_features(self, rows: FeatureRows, before: "Store", state: dict) -> None:
-        """The parts of `before`, whose rows come first, and one for the rows that follow them.
-
-        state : what the rows after these are made from, kept for the next time. Files stay few: once there are
-        MOST_PARTS, the smallest at the end are written again together with the new rows.
-        """
-        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), parts.row_facts(rows))]
-        while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
-            old = kept.pop()
-            new.insert(0, (before.mapped_part(old["features"]), before.mapped_part(old["facts"])))
-        self._written |= {part[key]: before.files[part[key]] for part in kept for key in ("features", "facts")}
-        self._rows = {"names": before.feature_names, "parts": kept}
-        if any(len(facts) for _, facts in new):
-            self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
-        self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
-
-    def load_state(self) -> dict | None:
-        """The `state` this data set was written with, None where it was written without."""
-        return decode_state(self._checked(STATE).read_bytes()) if STATE in self.files else None
-
-    def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
-        first = sum(part["rows"] for part in self._rows["parts"])
-        name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{first + len(facts)}"
-        part = {"rows": len(facts), "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
-        for key, array in (("features", values), ("facts", facts)):
-            self._written[part[key]] = mapped.write_part(self.folder / part[key], array)
-        self._rows["parts"].append(part)
-
-    def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
-        """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
-        self._write_table(f"labels_h{horizon}.parquet", parts.labels_table(labels))
-
-    def write_splits(self, horizon: int, splits: dict[str, np.ndarray]) -> None:
-        """splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
-        runs = {name: parts.to_runs(rows) for name, rows in splits.items()}
-        self._write(f"splits_h{horizon}.json", lambda aside: parts.write_plain(runs, aside))
-
-    def write_scaler(self, horizon: int, scaler: Fitted) -> None:
-        """scaler_h{horizon}.json."""
-        self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
-
-    def reopen(self, horizon: int) -> None:
-        """Let the files of a horizon that is not whole be written once more."""
-        for name in (f"labels_h{horizon}.parquet", f"splits_h{horizon}.json", f"scaler_h{horizon}.json"):
-            self.files.pop(name, None)
-
-    def commit(self, facts: dict, *, current: bool = True) -> None:
-        """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.
-
-        facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
-        """
-        manifest = {
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "features": self._rows or self._of_standing("features"),
-            "files": dict(sorted((self._sound_of_standing() | self._written).items())),
-            "facts": _merged(self._of_standing("facts"), facts),
-        }
-        # As it will be read: JSON turns number keys into text, and the hash must be of that.
-        manifest = json.loads(json.dumps(manifest, allow_nan=False))
-        manifest["hash"] = storage.fingerprint(manifest)
-        storage.write_json(self.folder / MANIFEST, manifest)
-        self._manifest, self._written, self._rows = manifest, {}, None
-        if current:
-            self.make_current()
-
-    def _of_standing(self, key: str) -> dict:
-        """What the manifest on disk says: another process may have added a horizon meanwhile."""
-        standing = _read_manifest(self.folder)
-        if standing is None or standing["fingerprint"] != self.fingerprint:
-            standing = self._manifest or {}
-        return standing.get(key, {})
-
-    def _sound_of_standing(self) -> dict[str, dict]:
-        """Committed files that go on being vouched for; damaged ones, and parts written anew, are not."""
-        there = Store(self.folder, self.fingerprint, {"files": self._of_standing("files")})
-        return {
-            name: file
-            for name, file in there.files.items()
-            if not (self._rows and name.startswith("..")) and not there.problem(name)
-        }
-
-    def make_current(self) -> None:
-        """Let the next steps read this data set."""
-        path = self.folder.parent / CURRENT
-        pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
-        try:
-            standing = storage.read_json(path)
-        except WorkspaceError:
-            standing = None
-        if standing != pointer:
-            storage.write_json(path, pointer)
-
-    def _write_table(self, name: str, table: pa.Table) -> None:
-        self._write(name, lambda aside: parts.write_table(table, aside))
-
-    def _write(self, name: str, writer: Callable[[Path], object]) -> None:
-        if name in self.files:
-            raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
-        path = self.folder / name
-        storage.replace_file(path, writer)
-        self._written[name] = {"hash": mapped.file_state_hash(path), "bytes": path.stat().st_size}
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -232,6 +100,16 @@ class Store:
         return self._manifest["facts"] if self._manifest else {}
 
     @property
+    def _readable(self) -> dict[str, dict]:
+        """name -> {"hash", "bytes"} of every file that may be read."""
+        return self.files
+
+    @property
+    def _features(self) -> dict:
+        """Names and parts of the features."""
+        return self._manifest["features"]
+
+    @property
     def horizons(self) -> tuple[int, ...]:
         """Horizons whose labels, splits and scaler are all committed."""
         numbers = sorted(int(name[8:-8]) for name in self.files if name.startswith("labels_h"))
@@ -239,12 +117,12 @@ class Store:
 
     @property
     def feature_names(self) -> list[str]:
-        return (self._rows or self._manifest["features"])["names"]
+        return self._features["names"]
 
     @property
     def parts(self) -> list[dict]:
         """{"rows", "features", "facts"} of each part, in the order of the rows."""
-        return (self._rows or self._manifest["features"])["parts"]
+        return self._features["parts"]
 
     @property
     def rows(self) -> int:
@@ -296,6 +174,10 @@ class Store:
         """The scaler, or all steps up to it, fitted on this horizon's training rows."""
         return from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
 
+    def load_state(self) -> dict | None:
+        """What the rows after these are made from, None where this data set was written without."""
+        return decode_state(self._checked(STATE).read_bytes()) if STATE in self.files else None
+
     def verify(self) -> list[str]:
         """What is wrong, in words; empty when each file has its size and hash.
 
@@ -307,7 +189,7 @@ class Store:
 
     def problem(self, name: str) -> str:
         """What is wrong with one file, in words; empty when nothing is."""
-        path, wanted = self.folder / name, (self.files | self._written)[name]
+        path, wanted = self.folder / name, self._readable[name]
         try:
             size = path.stat().st_size
             if size != wanted["bytes"]:
@@ -323,18 +205,18 @@ class Store:
         """One part file, or several as one array: read-only, mapped into memory."""
         for name in names:
             self._checked(name)
-        hashes = [(self.files | self._written)[name]["hash"] for name in names]
+        hashes = [self._readable[name]["hash"] for name in names]
         return mapped.joined([self._mappable(name) for name in names], hashes)
 
     def _mappable(self, name: str) -> Path:
         path = self.folder / name
-        return mapped.local(path, (self.files | self._written)[name]["hash"]) if path.suffix == ".npy" else path
+        return mapped.local(path, self._readable[name]["hash"]) if path.suffix == ".npy" else path
 
     def _array(self, key: str) -> np.ndarray:
         return self.mapped_part(*(part[key] for part in self.parts))
 
     def _checked(self, name: str) -> Path:
-        if name not in self.files | self._written:
+        if name not in self._readable:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
         problem = self.problem(name)
         if problem:
@@ -367,7 +249,8 @@ class Store:
         return wanted
 
 
-def _folder(processed: Path, fingerprint: str) -> Path:
+def folder_of(processed: Path, fingerprint: str) -> Path:
+    """Where the data set of this fingerprint lies or will lie."""
     if not _is_fingerprint(fingerprint):
         raise ValueError(f"a fingerprint is at least 12 hex digits, not {fingerprint!r}")
     return Path(processed) / fingerprint[:12]
@@ -377,7 +260,7 @@ def _is_fingerprint(text: object) -> bool:
     return isinstance(text, str) and len(text) >= 12 and set(text) <= set("0123456789abcdef")
 
 
-def _read_manifest(folder: Path) -> dict | None:
+def read_manifest(folder: Path) -> dict | None:
     """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt."""
     path = folder / MANIFEST
     if not path.exists():
@@ -390,12 +273,3 @@ def _read_manifest(folder: Path) -> dict | None:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
     return manifest if manifest.get("hash") == storage.fingerprint(content) else None
-
-
-def _merged(old: dict, new: dict) -> dict:
-    """`new` over `old`, dictionaries inside them merged too."""
-    merged = dict(old)
-    for name, value in new.items():
-        both = isinstance(value, dict) and isinstance(merged.get(str(name)), dict)
-        merged[str(name)] = _merged(merged[str(name)], value) if both else value
-    return merged

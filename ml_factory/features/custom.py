@@ -10,17 +10,18 @@ number a bar. `memory` is how many bars a value may depend on. The proof disturb
 the feature is proved again on the user's own bars when they are prepared and audited.
 """
 
-import dis
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from types import CodeType, FunctionType
+from types import FunctionType
 
 import numpy as np
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
+from ml_factory.features.afresh import names_read, twin
 from ml_factory.seeding import generator
 
 _FEATURES: dict[str, "CustomFeature"] = {}
@@ -30,12 +31,13 @@ _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 @dataclass(frozen=True)
 class CustomFeature:
     """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source and of the plain
-    values it reads from outside."""
+    values it reads from outside.  uncalled : the function as it was when it was registered."""
 
     name: str
     function: Callable[[Frame], np.ndarray]
     memory: int
     signature: str
+    uncalled: Callable[[Frame], np.ndarray]
 
 
 def feature(function: Callable | None = None, *, memory: int = 256, name: str | None = None):
@@ -52,10 +54,25 @@ def feature(function: Callable | None = None, *, memory: int = 256, name: str | 
     if isinstance(memory, bool) or not isinstance(memory, int) or not 1 <= memory <= _PROOF_BARS // 3:
         wanted = f"a whole number of bars from 1 to {_PROOF_BARS // 3}"
         raise SettingsError("No such memory of a feature", where=name, got=repr(memory), wanted=wanted)
-    made = CustomFeature(name, function, memory, _signature(function, memory))
+    made = CustomFeature(name, function, memory, _signature(function, memory), twin(function))
     prove(made, made_up_bars(_PROOF_BARS))
     _FEATURES[name] = made
     return function
+
+
+@contextmanager
+def uncalled() -> Iterator[None]:
+    """Within it every feature is as it was registered: what it has kept of calls since then, it does not know.
+
+    A function that answers from what it has met could not be told from one that looks back: it has met the future of
+    every cut. (`features.afresh` says what is reached.)
+    """
+    called = dict(_FEATURES)
+    _FEATURES.update({name: replace(made, function=twin(made.uncalled)) for name, made in called.items()})
+    try:
+        yield
+    finally:
+        _FEATURES.update(called)
 
 
 def signed(name: str) -> str:
@@ -256,12 +273,8 @@ def _read_outside(function: Callable) -> Iterator[tuple[str, object]]:
     yield from ((name, cell.cell_contents) for name, cell in zip(
         function.__code__.co_freevars, function.__closure__ or (), strict=True
     ))  # fmt: skip
-    codes, names = [function.__code__], set()
-    while codes:
-        code = codes.pop()
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-        names |= {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-    yield from ((name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys()))
+    read = names_read(function.__code__)
+    yield from ((name, function.__globals__[name]) for name in sorted(read & function.__globals__.keys()))
 
 
 def _spelled(value: object) -> str:

@@ -4,51 +4,19 @@ processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon. The b
 over blocks of them, so bars that were appended leave what stood before them proved: only their part is proved again.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
+from ml_factory.data.prefixes import Prefixes, block_edges
 from ml_factory.errors import NotPreparedError, WorkspaceError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
 from ml_factory.runs.storage import fingerprint, plain, read_json, write_json
 
-FORMAT = 1
-BLOCK_ROWS = 65_536
+FORMAT = 2
 FOLDER = "certificates"
-
-
-# ---- bars by their prefix ------------------------------------------------------------------------------------------
-
-
-def prefix_hashes(bars: pd.DataFrame, ends: Sequence[int]) -> list[str]:
-    """SHA-256 (hex) of the first `end` bars for each of `ends` (rising): times, columns and every value's bits.
-
-    Chained over blocks of 65,536 bars: the hash at a block's edge goes on into the next one.
-    """
-    start, names = bars.index.as_unit("ns").asi8, list(bars.columns)
-    values = [bars[name].to_numpy() for name in names]  # numbers: prices, volume, the code of a contract
-
-    def chained(before: bytes, low: int, high: int) -> bytes:
-        digest = hashlib.sha256(before)
-        for column in (start, *values):
-            digest.update(np.ascontiguousarray(column[low:high]))
-        return digest.digest()
-
-    found, edge, state = [], 0, hashlib.sha256(",".join(names).encode()).digest()
-    for end in ends:
-        while edge + BLOCK_ROWS <= end:
-            state, edge = chained(state, edge, edge + BLOCK_ROWS), edge + BLOCK_ROWS
-        found.append((chained(state, edge, end) if end > edge else state).hex())
-    return found
-
-
-def block_edges(rows: int) -> list[int]:
-    return list(range(BLOCK_ROWS, rows + 1, BLOCK_ROWS))
 
 
 # ---- the certificate -----------------------------------------------------------------------------------------------
@@ -66,7 +34,6 @@ class Stretch:
     until: str
     form: str
     cuts: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -136,45 +103,38 @@ class Standing:
 NOTHING = Standing(0, (), 0)
 
 
-def standing(certificate: Certificate, bars: pd.DataFrame, form: str = "quick") -> Standing:
+def standing(certificate: Certificate, prefixes: Prefixes, form: str = "quick") -> Standing:
     """The longest prefix of these bars that the certificate proves in this form or a harder one.
 
     Bars that were revised leave the blocks before them proved.
     """
     if not certificate.passed or certificate.history < 1:
         return NOTHING
-    good: list[Stretch] = []
-    for one in certificate.stretches:
-        if one.rows > len(bars) or (form == "full" and one.form != "full"):
-            break
-        good.append(one)
-    good = [one for one, now in zip(good, prefix_hashes(bars, [one.rows for one in good]), strict=True)
-            if now == one.hash]  # fmt: skip
-    if good:
-        return Standing(good[-1].rows, tuple(good), certificate.history)
-    edges = block_edges(min(len(bars), certificate.stretches[0].rows))
-    hashes = prefix_hashes(bars, edges)
-    same = [k for k, now in enumerate(hashes) if now == certificate.blocks[k]]
+    hard = list(takewhile(lambda one: form != "full" or one.form == "full", certificate.stretches))
+    while hard and (hard[-1].rows > len(prefixes) or prefixes.of(hard[-1].rows) != hard[-1].hash):
+        hard.pop()  # of the longest that is the same, all before it is the same
+    if hard:
+        return Standing(hard[-1].rows, tuple(hard), certificate.history)
+    edges = block_edges(min(len(prefixes), certificate.stretches[0].rows))
+    same = [k for k, edge in enumerate(edges) if prefixes.of(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
         return NOTHING
     rows, first = edges[same[-1]], certificate.stretches[0]
-    until = str(bars.index[rows - 1])
-    kept = Stretch(rows, hashes[same[-1]], until, first.form, first.cuts, first.seconds)
+    kept = Stretch(rows, prefixes.of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
     return Standing(rows, (kept,), certificate.history)
 
 
 def issue(
-    proof: Proof, bars: pd.DataFrame, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
+    proof: Proof, prefixes: Prefixes, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
     form: str, before: Standing = NOTHING,
 ) -> Certificate:  # fmt: skip
     """The certificate of these bars: what stood before, and the stretch that this proof adds."""
-    edges = block_edges(len(bars))
-    *blocks, whole = prefix_hashes(bars, [*edges, len(bars)])
-    new = Stretch(len(bars), whole, str(bars.index[-1]), form, len(proof.cuts), round(proof.seconds, 3))
+    new = Stretch(len(prefixes), prefixes.whole, str(prefixes.bars.index[-1]), form, len(proof.cuts))
     return Certificate(
         symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
-        stretches=(*before.stretches, new) if before.rows < len(bars) else before.stretches, blocks=tuple(blocks),
-        history=before.history or proof.history, cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
+        stretches=(*before.stretches, new) if before.rows < len(prefixes) else before.stretches,
+        blocks=tuple(prefixes.at_edges(len(prefixes))), history=before.history or proof.history,
+        cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
         disturbances=("truncate", *proof.disturbances), compared=dict(proof.compared), leaks=proof.leaks,
     )  # fmt: skip
 
@@ -184,6 +144,11 @@ def issue(
 
 def place_of(processed: Path, subject: str, horizon: int) -> Path:
     return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
+
+
+def unfinished_of(processed: Path, subject: str) -> Path:
+    """Where a proof of this data set keeps what it has tried (`leakage.tried`)."""
+    return Path(processed) / FOLDER / subject[:12] / "unfinished.json"
 
 
 def write_certificate(processed: Path, certificate: Certificate) -> Path:
@@ -212,7 +177,7 @@ def read_certificate(path: Path) -> Certificate | None:
 
 
 def newest_standing(
-    processed: Path, bars: pd.DataFrame, horizon: int, *, code: str, settings: str, form: str
+    processed: Path, prefixes: Prefixes, horizon: int, *, code: str, settings: str, form: str
 ) -> Standing:
     """The best that any earlier certificate of this symbol, with the same code and settings, still says of these
     bars."""
@@ -221,7 +186,7 @@ def newest_standing(
         certificate = read_certificate(path)
         if certificate is None or (certificate.code, certificate.settings) != (code, settings):
             continue
-        found = standing(certificate, bars, form)
+        found = standing(certificate, prefixes, form)
         best = found if found.rows > best.rows else best
     return best
 

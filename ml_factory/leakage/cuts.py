@@ -39,12 +39,12 @@ class Cut:
 
 def choose_cuts(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None,
+    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, turn: int = 0,
 ) -> list[Cut]:  # fmt: skip
     """At most `count` cuts in time order; the same arguments give the same ones.
 
     earliest, latest : positions a cut may have (its first future bar).  rows : int64 ns, `known_at` of the rows of
-    features.  labels : where outcomes are claimed proven.
+    features.  labels : where outcomes are claimed proven.  turn : which kind comes first.
     The kinds take turns, so that ten cuts see every kind too; rare kinds that run out leave their turns to chance.
     """
     start = bars.index.as_unit("ns").asi8
@@ -56,6 +56,7 @@ def choose_cuts(
         kinds["row of extreme"] = _rows_of(kinds["extreme"], start, rows)
     kinds |= _label_kinds(start, labels or {}, random)
     chosen: dict[int, str] = {}
+    kinds = dict(list(kinds.items())[turn % len(kinds) :] + list(kinds.items())[: turn % len(kinds)])
     usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
     for turn in zip_longest(*usable.values()):
         for why, place in zip(usable, turn, strict=True):

@@ -20,13 +20,16 @@ from ml_factory.seeding import generator
 STRETCH = 250  # rows in a stretch that is fed bar by bar, where not all rows are
 
 
-def table_of_feed(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0) -> Table:
-    """The rows of features that a feed of these bars gives; about `rows` of them come singly, or all if fewer.
+def table_of_feed(
+    bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0, since: int = 0
+) -> Table:
+    """The rows of features that a feed of these bars gives; of those made of bar `since` and later ones about `rows`
+    come singly, or all if fewer.
 
     Columns of the user's own are left out: a stream may give them other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = pushes(bars, market, spec.base_minutes, rows, seed)
+    cuts = pushes(bars, market, spec.base_minutes, rows, seed, since)
     given, chunk = [], chunk_of(bars, market)
     with phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
@@ -38,14 +41,17 @@ def table_of_feed(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, row
     return Table(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
 
 
-def pushes(bars: pd.DataFrame, market: MarketSpec, minutes: int, rows: int, seed: int) -> np.ndarray:
-    """int64, rising: positions that part the bars into pushes of at most one base bar, in stretches over the file."""
+def pushes(bars: pd.DataFrame, market: MarketSpec, minutes: int, rows: int, seed: int, since: int = 0) -> np.ndarray:
+    """int64, rising: positions that part the bars from `since` on into pushes of at most one base bar, in stretches
+    over all of them."""
     first = np.searchsorted(bars.index.as_unit("ns").asi8, base_frame(bars, market, minutes).start)
-    count = -(-rows // STRETCH)
+    first = first[first >= since]
+    stretch = min(STRETCH, rows)
+    count = -(-rows // stretch)
     if len(first) > rows:
         room = len(first) / count
-        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (room - STRETCH)
-        kept = (begin + np.arange(count) * STRETCH).astype(np.int64)[:, None] + np.arange(STRETCH)
+        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (room - stretch)
+        kept = (begin + np.arange(count) * stretch).astype(np.int64)[:, None] + np.arange(stretch)
         first = first[np.minimum(kept.ravel(), len(first) - 1)]
     return np.unique(np.concatenate([[0], first, [len(bars)]]))
 

@@ -5,9 +5,8 @@ A window would not show what is read off a whole file (a tick, a scale, a rank),
 from its first bar as well, and the facts of the market are asked of every shortened file.
 """
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,72 +14,18 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.cuts import Cut, choose_cuts
-from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
+from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, disturb
+from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.feed import shared
 from ml_factory.leakage.first_sight import FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
 from ml_factory.leakage.subject import Pipeline, tables_of
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
+from ml_factory.leakage.tried import Tried
 from ml_factory.progress import phase
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
-FULL_CUTS, QUICK_CUTS = 50, 10
-LEAST_FED = 500  # rows fed bar by bar, however few bars are new
-
-
-@dataclass(frozen=True)
-class ProofSpec:
-    """How much is tried.
-
-    cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
-    ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
-    whole_bars : a whole file is taken to be this long at most.  unseen_bars : and this long by `first_sights`.
-    fit_rows : labels that fitted objects are tried on.  fit_splits : on so many of the splits.
-    feed_rows : rows of features compared with a feed, bar by bar.
-    enough : different leaks after which the proof need not go on.
-    """
-
-    cuts: int = FULL_CUTS
-    whole_cuts: int = 8
-    ways: tuple[str, ...] = tuple(WAYS)
-    ways_a_cut: int = len(WAYS)
-    ahead: int = 3_000
-    whole_bars: int | None = None
-    unseen_bars: int | None = None
-    fit_rows: int = 30_000
-    fit_splits: int = 4
-    feed_rows: int = 50_000
-    enough: int = 1_000
-    seed: int = 0
-
-    def __post_init__(self):
-        if isinstance(self.cuts, bool) or not isinstance(self.cuts, int) or self.cuts < 1:
-            wanted = f"a whole number, {FULL_CUTS} or more for the full form"
-            raise SettingsError("This many cuts cannot be made", where="cuts", got=repr(self.cuts), wanted=wanted)
-
-    @property
-    def form(self) -> str:
-        """full where every cut meets every disturbance and there are at least 50, else "quick"."""
-        whole = self.cuts >= FULL_CUTS and self.ways_a_cut >= len(WAYS) and self.whole_bars is None
-        return "full" if whole else "quick"
-
-    def ways_at(self, number: int) -> tuple[str, ...]:
-        """The disturbances of the n-th cut, the truncation first."""
-        turn = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
-        return (TRUNCATE, *turn)
-
-
-QUICK = ProofSpec(
-    cuts=QUICK_CUTS,
-    whole_cuts=2,
-    ways_a_cut=2,
-    whole_bars=400_000,
-    unseen_bars=60_000,
-    fit_rows=6_000,
-    fit_splits=1,
-    feed_rows=2_000,
-)
 
 
 @dataclass(frozen=True)
@@ -107,40 +52,66 @@ class Proof:
 def prove(
     pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
     whole: Callable[[], Mapping[str, Table]] | None = None, since: int = 0, history: int = 0,
-    progress: Callable[[int, int], None] | None = None, seen: Sequence[FirstSight] | None = None,
+    progress: Callable[[int, int], None] | None = None, seen: Sequence[FirstSight] = (),
+    tried: Tried | None = None,
 ) -> Proof:  # fmt: skip
     """Try to make the pipeline's past depend on its future.
 
     bars : checked one-minute bars.  facts : what the pipeline said of them, where that is at hand.  whole : makes the
     tables of all of them where some lie ready; called when the first bars alone have been built.
-    seen : the first sights of a process that has shown the pipeline the whole file since; None: they are made here.
-    since, history : bars before `since` are proved: only those after it are tried, behind `history` bars of their past.
+    seen : first sights beside those that are made here, of a time at which no later bar had been shown.
+    since, history : bars before `since` are proved: only those after it are tried, as `ProofSpec.of_part` says, behind
+    `history` bars of their past.
     progress : called with (builds done, builds in all).
+    tried : where each step is kept, so that a proof that was killed goes on and ends with the same.
     """
     spec = spec or ProofSpec()
     if not since:
-        return _Attempt(pipeline, bars, spec, progress).run(facts, whole, seen=seen)
-    low, share = max(0, since - 2 * history), (len(bars) - since) / len(bars)
-    spec = replace(
-        spec, cuts=max(QUICK_CUTS, math.ceil(spec.cuts * share)), whole_cuts=0,
-        feed_rows=max(LEAST_FED, math.ceil(spec.feed_rows * share)), fit_rows=min(spec.fit_rows, QUICK.fit_rows // 4),
-    )  # fmt: skip
-    return _Attempt(pipeline, bars.iloc[low:], spec, progress).run(facts, None, since - low)
+        return _Attempt(pipeline, bars, spec, progress, tried).run(facts, whole, seen=seen)
+    part = spec.of_part(len(bars) - since, len(bars))
+    low, tables = _behind(pipeline, bars, facts, since, history, spec.ahead)
+    attempt = _Attempt(pipeline, bars.iloc[low:], part, progress, tried, turn=since)
+    return attempt.run(facts, tables and (lambda: tables), since - low)
+
+
+def _behind(
+    pipeline: Pipeline, bars: pd.DataFrame, facts: dict, since: int, history: int, ahead: int
+) -> tuple[int, Mapping[str, Table] | None]:
+    """From which bar on to build so that rows of features stand before `since`, and the tables of those bars.
+
+    None where the bars cannot be built: then the attempt says why.
+    """
+    # Few new bars are built with all of their past each time, many in windows of it.
+    back = history if len(bars) - since <= history + ahead else 2 * history
+    until = bars.index.as_unit("ns").asi8[since]
+    while True:
+        low = max(0, since - back)
+        try:
+            tables = tables_of(pipeline, bars.iloc[low:], facts)
+            enough = np.count_nonzero(tables["features"].proven <= until) >= LEAST_ROWS
+        except Exception:  # noqa: BLE001 - the past may be too short for a first row; the longest is the file
+            tables, enough = None, False
+        if enough or not low:
+            return low, tables
+        back *= 2
 
 
 class _Attempt:
-    def __init__(self, pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None):
+    def __init__(
+        self, pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None,
+        tried: Tried | None = None, turn: int = 0,
+    ):  # fmt: skip
+        """turn : which kinds of cuts and disturbances come first, where few are tried."""
         self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
+        self.record, self.turn, self.did = tried, turn, []
         self.leaks: dict[tuple[str, str], Leak] = {}
         self.compared: dict[str, int] = {}
         self.cuts: list[Cut] = []
         self.builds, self.told, self.history, self.started = 0, 0, 0, time.perf_counter()
 
-    def run(
-        self, facts: dict | None, build: Callable | None, since: int = 0, seen: Sequence[FirstSight] | None = None
-    ) -> Proof:
-        if seen is None:
-            seen = [] if since else first_sights(self.pipeline, self.bars, facts, self.spec.unseen_bars)
+    def run(self, facts: dict | None, build: Callable | None, since: int = 0, seen: Sequence[FirstSight] = ()) -> Proof:
+        if not since:
+            seen = (*seen, *first_sights(self.pipeline, self.bars, facts, self.spec.unseen_bars))
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
@@ -149,18 +120,46 @@ class _Attempt:
             self.try_first_sights(seen, whole)
             self.history = self.bars_before_the_first_row(whole["features"]) + SPARE_BARS
             self.choose(facts, whole, since)
+            self.recall()
             with phase("proof", len(self.bars)) as self.done:
-                self.try_facts(facts)
-                self.try_windows(facts, whole)
-                self.try_whole(facts, whole)
-            self.try_feed(facts, whole["features"])
+                self.each(self.cuts_to_try(facts, whole))
+            self.each([("feed", lambda: self.try_feed(facts, whole["features"], since))])
             if self.spec.fit_rows:
                 with phase("fitted", self.spec.fit_rows):
-                    self.try_fitted(whole, facts)
+                    self.each([("fitted", lambda: self.try_fitted(whole, facts, since))])
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
             self.history, time.perf_counter() - self.started,
         )  # fmt: skip
+
+    def cuts_to_try(self, facts: dict, whole: Mapping[str, Table]) -> Iterator[tuple[str, Callable]]:
+        """(name, step) of everything that is tried at cuts."""
+        yield "facts", lambda: self.try_facts(facts)
+        for number, cut in enumerate(self.cuts):
+            yield f"window {number}", lambda n=number, c=cut: self.try_window(n, c, facts, whole)
+        # Some cuts again, on the file from its first bar; where windows are the file that is done.
+        for number, cut in self.spread([] if self.small else self.cuts):
+            yield f"whole file {number}", lambda n=number, c=cut: self.try_whole(n, c, facts, whole)
+
+    def each(self, steps: Iterable[tuple[str, Callable]]) -> None:
+        """Take the steps that were not taken before, and keep what each has found."""
+        for name, step in steps:
+            if name not in self.did:
+                step()
+                self.did.append(name)
+                if self.record:
+                    self.record.save(self.so_far())
+
+    def so_far(self) -> dict:
+        leaks, cuts = [leak.to_dict() for leak in self.leaks.values()], [cut.at for cut in self.cuts]
+        return {"cuts": cuts, "did": self.did, "leaks": leaks, "compared": self.compared, "builds": self.builds}
+
+    def recall(self) -> None:
+        """Go on from what was kept of this very proof."""
+        told = self.record.load() if self.record else None
+        if told and told["cuts"] == [cut.at for cut in self.cuts]:
+            self.did, self.compared, self.builds = told["did"], told["compared"], told["builds"]
+            self.leaks = {(leak.part, leak.column): leak for leak in (Leak(**one) for one in told["leaks"])}
 
     # -- one step each ---------------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class _Attempt:
         labels = {part: table for part, table in whole.items() if part.startswith("labels")}
         self.cuts = choose_cuts(
             self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
-            rows=whole["features"].at, labels=labels,
+            rows=whole["features"].at, labels=labels, turn=self.turn,
         )  # fmt: skip
         if not self.cuts:  # nothing tried is nothing proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
@@ -187,16 +186,14 @@ class _Attempt:
                 what = f"{RAISED} {sight.error}"
                 self.found(Leak("pipeline", what, 0, moment, None, moment, why, way, "whole file"))
             for part, table in (sight.tables or {}).items():
-                rows, found = differences(whole[part], table, last.as_unit("ns").value)
-                self.count(part, rows)
-                for one in found:
+                for one in differences(whole[part], table, last.as_unit("ns").value)[1]:
                     self.found(_leak(part, one, moment, why, way, "whole file"))
 
     def try_facts(self, facts: dict) -> None:
         """What holds for the market is the same whatever follows the bars it may be read from."""
-        head = self.tried(lambda: self.pipeline.head(self.bars))
+        head = self.tried(lambda: self.pipeline.head(self.bars)) if self.spec.whole_cuts else None
         for number, cut in self.spread([cut for cut in self.cuts if head is not None and cut.first >= head]):
-            for way in self.spec.ways_at(number):
+            for way in self.ways_at(number):
                 here = self.bars.iloc[: self.whole_end(cut)]
                 other = self.tried(lambda b=here, c=cut, w=way: self.pipeline.facts(disturb(b, c.first, w)), cut, way)
                 self.count("facts", 1)
@@ -205,29 +202,25 @@ class _Attempt:
                         first = str(self.bars.index[0])
                         self.found(Leak("facts", name, 1, first, None, cut.moment, cut.why, way, "whole file"))
 
-    def try_windows(self, facts: dict, whole: Mapping[str, Table]) -> None:
-        for number, cut in enumerate(self.cuts):
-            if len(self.leaks) >= self.spec.enough:
-                return
-            low, high, clean = self.window(cut, facts, whole)
-            scope = "whole file" if high - low == len(self.bars) else "window"
-            here = self.bars.iloc[low:high]
-            for way in self.spec.ways_at(number):
-                self.compare(clean, here, cut.first - low, cut, way, facts, scope)
+    def try_window(self, number: int, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> None:
+        if len(self.leaks) >= self.spec.enough:
+            return
+        low, high, clean = self.window(cut, facts, whole)
+        scope = "whole file" if high - low == len(self.bars) else "window"
+        here = self.bars.iloc[low:high]
+        for way in self.ways_at(number):
+            self.compare(clean, here, cut.first - low, cut, way, facts, scope)
 
-    def try_whole(self, facts: dict, whole: Mapping[str, Table]) -> None:
-        """Some cuts again, on the file from its first bar; where windows are the file that is done."""
-        for number, cut in self.spread([] if self.small else self.cuts):
-            here = self.bars.iloc[: self.whole_end(cut)]
-            ways = self.spec.ways_at(number)
-            for way in ways if self.spec.form == "full" else ways[:1]:
-                self.compare(whole, here, cut.first, cut, way, facts, "whole file")
+    def try_whole(self, number: int, cut: Cut, facts: dict, whole: Mapping[str, Table]) -> None:
+        here, ways = self.bars.iloc[: self.whole_end(cut)], self.ways_at(number)
+        for way in ways if self.spec.form == "full" else ways[:1]:
+            self.compare(whole, here, cut.first, cut, way, facts, "whole file")
 
-    def try_feed(self, facts: dict, features: Table) -> None:
+    def try_feed(self, facts: dict, features: Table, since: int) -> None:
         """Every row beside that of a feed which had no later bar: for leaks that no cut happens to meet."""
         if not self.spec.feed_rows or not hasattr(self.pipeline, "feed") or len(self.leaks) >= self.spec.enough:
             return
-        fed = self.tried(lambda: self.pipeline.feed(self.bars, facts, self.spec.feed_rows, self.spec.seed))
+        fed = self.tried(lambda: self.pipeline.feed(self.bars, facts, self.spec.feed_rows, self.spec.seed, since))
         if fed is None:
             return
         last = int(features.at[-1])
@@ -249,8 +242,9 @@ class _Attempt:
         limit = self.spec.whole_bars or len(self.bars)
         return min(len(self.bars), max(limit, cut.first + self.spec.ahead))
 
-    def try_fitted(self, whole: Mapping[str, Table], facts: dict) -> None:
-        """Splits keep the rule on all rows; fitted objects are tried on the first `fit_rows` labels."""
+    def try_fitted(self, whole: Mapping[str, Table], facts: dict, since: int) -> None:
+        """Splits keep the rule on all rows, fitted objects are tried on the first `fit_rows` labels; both on the last
+        ones where only those are new."""
         made = self.tried(lambda: self.pipeline.labels(self.bars, facts))
         features = whole["features"]
         for horizon, labels in (made or {}).items():
@@ -258,8 +252,13 @@ class _Attempt:
             row = np.searchsorted(features.at, at)
             there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
             labels, row = labels[there], row[there]
+            if since:
+                last = self.labels_to_divide(labels)
+                labels, row = labels.iloc[len(labels) - last :], row[len(labels) - last :]
+            if not len(labels):
+                continue
             self.tried(lambda x=labels, h=horizon: self.take(leaks_of_splits(x, self.pipeline.splits(x), h)))
-            some, row = labels.iloc[: self.spec.fit_rows], row[: self.spec.fit_rows]
+            some, row = (labels, row) if since else (labels.iloc[: self.spec.fit_rows], row[: self.spec.fit_rows])
             values = features.matrix[row]
             self.count(f"fitted {horizon}", len(some))
             self.tried(
@@ -271,6 +270,24 @@ class _Attempt:
             )
 
     # -- what the steps share --------------------------------------------------------------------------------------
+
+    def ways_at(self, number: int) -> tuple[str, ...]:
+        return self.spec.ways_at(number + self.turn)
+
+    def labels_to_divide(self, labels: pd.DataFrame) -> int:
+        """How many of the last labels it takes to have rows of every part; 0 where there are too few of them.
+
+        Long horizons take more rows than are tried. What is stored of the splits is held to the rule in any case.
+        """
+        count = min(self.spec.fit_rows, len(labels))
+        while True:
+            try:
+                self.pipeline.splits(labels.iloc[len(labels) - count :])
+                return count
+            except SettingsError:
+                if count == len(labels):
+                    return 0
+                count = min(2 * count, len(labels))
 
     @property
     def small(self) -> bool:

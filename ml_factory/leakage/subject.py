@@ -55,7 +55,7 @@ class Pipeline(Protocol):
     labels : name -> labels (index known_at; label_end and the rest).
     splits : every way in which rows are set apart.
     fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels.
-    A pipeline that can also be fed bar by bar has `feed(bars, facts, rows, seed) -> Table` of the same features.
+    A pipeline that can also be fed bar by bar has `feed(bars, facts, rows, seed, since) -> Table` of the same features.
     """
 
     def facts(self, bars: pd.DataFrame) -> dict: ...
@@ -114,9 +114,9 @@ class StandardPipeline:
         matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
         return matrix.known_at, matrix.values, list(matrix.names)
 
-    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int) -> Table:
+    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> Table:
         """The same rows from a feed that has no future: `leakage.feed`."""
-        return table_of_feed(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed)
+        return table_of_feed(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
 
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec

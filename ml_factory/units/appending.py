@@ -7,6 +7,7 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.continued import check_more, plain_bars
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.resample import Frame, asof_rows, frames_of
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import raw_bars_of, read_table
@@ -16,7 +17,6 @@ from ml_factory.experiment import DATA_ROOMS, DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
-from ml_factory.leakage.certificate import prefix_hashes
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.storage import plain
@@ -27,15 +27,17 @@ STREAM_BARS = 50_000
 
 @dataclass(frozen=True)
 class CheckedBars:
-    """told : the report on the bars, as `BarReport.to_dict`.  before : the data set that holds the first of these bars,
-    made in the same way; None where there is none.  old : how many it holds."""
+    """prefixes : the bars and their hashes.  told : the report on them, as `BarReport.to_dict`.  before : the data set
+    that holds the first of these bars, made in the same way; None where there is none."""
 
-    bars: pd.DataFrame
+    prefixes: Prefixes
     market: MarketSpec
     told: dict
-    hash: str
     before: Store | None = None
-    old: int = 0
+
+    @property
+    def bars(self) -> pd.DataFrame:
+        return self.prefixes.bars
 
 
 def known_store(store: Store, settings: DataSpec) -> Store | None:
@@ -66,15 +68,15 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     bars = plain_bars(table)
     if bars is None or len(bars) < old:
         return None
-    held, all_of_it = prefix_hashes(bars, (old, len(bars)))
+    prefixes = Prefixes(bars)
     market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
-    if held != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
+    if prefixes.of(old) != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
         return None
     told = before.facts["bars"]
     if len(bars) > old:
         with phase("checking", len(bars) - old):
-            told = check_more(bars, old, told, market_for(symbol, bars))  # as a check of the whole file has it
-    return None if told is None else CheckedBars(bars, market, told, all_of_it, before, old)
+            told = check_more(prefixes, old, told, market_for(symbol, bars))  # as a check of the whole file has it
+    return None if told is None else CheckedBars(prefixes, market, told, before)
 
 
 def grown_from(before: Store, checked: CheckedBars) -> bool:
@@ -85,7 +87,7 @@ def grown_from(before: Store, checked: CheckedBars) -> bool:
     raw, market = before.facts["raw"], plain(checked.market.to_dict())
     if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
         return False
-    return checked.before is before or raw["bars"] == prefix_hashes(checked.bars, (raw["rows"],))[0]
+    return checked.before is before or raw["bars"] == checked.prefixes.of(raw["rows"])
 
 
 def state_after(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
@@ -16,8 +17,8 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation import figures
 from ml_factory.experiment import open_run, run_spec
 from ml_factory.leakage.certificate import place_of
+from ml_factory.leakage.effort import FULL_CUTS, ProofSpec
 from ml_factory.leakage.fitted import leaks_of_fitted
-from ml_factory.leakage.proof import FULL_CUTS, ProofSpec
 from ml_factory.leakage.subject import Fitted, Split
 from ml_factory.leakage.tables import Leak
 from ml_factory.models.registry import spec_of
@@ -49,7 +50,7 @@ def audit_data(
         with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
             trained += leaks_of_training(data, model)
     fresh = fresh or spec.form == "quick"  # only the full form is worth finding again: who asks for cuts gets them
-    proved = prove_store(store, bars, horizons, spec, fresh=fresh, also=trained, progress=progress)
+    proved = prove_store(store, Prefixes(bars), horizons, spec, fresh=fresh, also=trained, progress=progress)
     leaks = proved.proof.leaks if proved.proof else ()
     told = proved.certificates[horizons[0]]
     tried = [(pd.Timestamp(moment), why) for moment, why in told.cuts]

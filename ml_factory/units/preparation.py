@@ -11,6 +11,7 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
@@ -18,10 +19,10 @@ from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
+from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon
 from ml_factory.features.build import build_features
-from ml_factory.leakage.certificate import prefix_hashes
 from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
@@ -82,15 +83,17 @@ def prepare(
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
-        key = data_fingerprint(workspace, symbol, settings)
+        raw = file_hash(raw_bars_of(workspace, symbol))
+        key = _key(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
-            store = Store.find(processed, key)
+            store = StoreWriter.find(processed, key)
             there = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if there is None or horizon not in there]
             if missing:
                 try:
-                    store = _write(store or Store.begin(processed, key), workspace, symbol, settings, missing)
+                    store = store or StoreWriter.begin(processed, key)
+                    store = _write(store, workspace, symbol, settings, missing, raw)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         write_bytes_atomic(workspace.raw_bars(symbol), before)
@@ -131,8 +134,8 @@ def _certify(
     store: Store,
     workspace: Workspace,
     horizons: Sequence[int],
-    bars: pd.DataFrame | None = None,
-    seen: Sequence[FirstSight] | None = None,
+    prefixes: Prefixes | None = None,
+    seen: Sequence[FirstSight] = (),
 ) -> None:
     """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
     lacking = []
@@ -142,8 +145,9 @@ def _certify(
         except NotPreparedError:
             lacking.append(horizon)
     if lacking:
-        bars = load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0] if bars is None else bars
-        proved = prove_store(store, bars, lacking, seen=seen)
+        if prefixes is None:
+            prefixes = Prefixes(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
+        proved = prove_store(store, prefixes, lacking, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
@@ -159,12 +163,8 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     return replace(settings, **kept)
 
 
-def data_fingerprint(workspace: Workspace, symbol: str, settings: DataSpec) -> str:
-    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
-    return _key(file_hash(raw_bars_of(workspace, symbol)), settings.to_dict())
-
-
 def _key(raw_hash: str, settings: dict) -> str:
+    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
     return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_ROOMS)})
 
 
@@ -226,7 +226,7 @@ def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
-    return CheckedBars(bars, market, report.to_dict(), prefix_hashes(bars, (len(bars),))[0])
+    return CheckedBars(Prefixes(bars), market, report.to_dict())
 
 
 def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
@@ -239,7 +239,9 @@ def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int]) -> Store:
+def _write(
+    store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+) -> StoreWriter:
     known = known_store(store, settings)
     checked = known and bars_after(known, workspace, symbol, settings)
     checked = checked or _checked_whole(workspace, symbol, settings)
@@ -249,7 +251,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
         _log.warning("%s: %s", symbol, note)
     made = {
         "symbol": symbol,
-        "raw": {"hash": file_hash(workspace.raw_bars(symbol)), "rows": len(bars), "bars": checked.hash},
+        "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.whole},
         "settings": settings.to_dict(),
         "sources": source_hash(DATA_ROOMS),
         "market": market.to_dict(),
@@ -279,7 +281,7 @@ def _write(store: Store, workspace: Workspace, symbol: str, settings: DataSpec, 
             store.reopen(horizon)
             facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
-    _certify(store, workspace, horizons, bars, seen)
+    _certify(store, workspace, horizons, checked.prefixes, seen)
     return store
 
 
@@ -292,7 +294,9 @@ class _Rows:
     names: list[str]
 
 
-def _write_horizon(store: Store, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int) -> dict:
+def _write_horizon(
+    store: StoreWriter, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int
+) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     with phase(f"labels {horizon}", len(base)):
         labels = make_labels(base, fine, settings.labels_for(horizon), market)

@@ -1,15 +1,18 @@
 """The proof applied: a prepared data set beside its own bars, quick at the end of `prepare`, full when asked for."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from ml_factory.data.bars import BarSpec
+from ml_factory.data.prefixes import Prefixes
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
     Certificate,
@@ -18,15 +21,18 @@ from ml_factory.leakage.certificate import (
     place_of,
     read_certificate,
     required,
+    unfinished_of,
     write_certificate,
 )
-from ml_factory.leakage.first_sight import FirstSight, first_sights
+from ml_factory.leakage.effort import QUICK, ProofSpec
+from ml_factory.leakage.first_sight import EARLIER, FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_splits
-from ml_factory.leakage.proof import QUICK, Proof, ProofSpec, prove
+from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.subject import Split, StandardPipeline
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
+from ml_factory.leakage.tried import Tried, horizons_tried
 from ml_factory.provenance import source_hash
-from ml_factory.runs.storage import fingerprint
+from ml_factory.runs.storage import fingerprint, plain
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -42,37 +48,53 @@ class Proved:
 
 
 def prove_store(
-    store: Store, bars: pd.DataFrame, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
-    also: Sequence[Leak] = (), progress: Progress | None = None, seen: Sequence[FirstSight] | None = None,
+    store: Store, prefixes: Prefixes, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
+    also: Sequence[Leak] = (), progress: Progress | None = None, seen: Sequence[FirstSight] = (),
 ) -> Proved:  # fmt: skip
     """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
 
-    bars : the checked bars it was made of.  fresh : take no earlier proof for granted.  also : leaks found elsewhere.
-    seen : what the pipeline made of the first bars alone, where this process has shown it the later ones since.
+    What a proof of the same data had tried when it was killed is not tried again; it ends with the same certificates.
+
+    prefixes : of the checked bars it was made of.  fresh : take no earlier proof for granted.  also : leaks found
+    elsewhere.  seen : what the pipeline made of the first bars alone, where this process has shown it the later ones
+    since.
     """
-    settings, processed = settings_of(store), store.folder.parent
+    settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
+    unfinished = unfinished_of(processed, store.fingerprint)
+    if set(horizons) <= set(horizons_tried(unfinished)) <= set(store.horizons):
+        horizons = horizons_tried(unfinished)
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=5 if spec.form == "full" else 0)
     bound = {"code": source_hash(DATA_ROOMS), "settings": fingerprint(settings.to_dict())}
-    before = {h: newest_standing(processed, bars, h, form="full" if fresh else spec.form, **bound) for h in horizons}
+    standing = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
+    before = {horizon: standing(horizon) for horizon in horizons}
     there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
     if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(there.values()):
         return Proved(None, there)
     since = 0 if fresh else min(one.rows for one in before.values())
     since = since if since < len(bars) else 0
     facts = store.facts["market"]
-    proof = prove(
-        pipeline, bars, spec, facts=facts, since=since, progress=progress,
-        history=min(one.history for one in before.values()),
-        whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen,
-    )  # fmt: skip
+    if spec == QUICK and not settings.features.custom:
+        spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
+    decided = {"proof": source_hash(("leakage",)), "since": since, "bars": prefixes.whole, "spec": asdict(spec)}
+    decided |= {"subject": store.fingerprint, "horizons": list(horizons), **bound}
+    tried = Tried(unfinished, fingerprint(plain(decided)), tuple(horizons))
+    if fresh:
+        tried.forget()
+    with custom.uncalled():
+        proof = prove(
+            pipeline, bars, spec, facts=facts, since=since, progress=progress,
+            history=min(one.history for one in before.values()),
+            whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen, tried=tried,
+        )  # fmt: skip
     proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
     certificates = {}
     for horizon in horizons:
         certificates[horizon] = issue(
-            proof, bars, symbol=store.facts["symbol"], horizon=horizon, subject=store.fingerprint, form=spec.form,
+            proof, prefixes, symbol=store.facts["symbol"], horizon=horizon, subject=store.fingerprint, form=spec.form,
             **bound, **({"before": before[horizon]} if since else {}),
         )  # fmt: skip
         write_certificate(processed, certificates[horizon])
+    tried.forget()
     return Proved(proof, certificates)
 
 
@@ -80,7 +102,7 @@ def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) 
     """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
     if not settings.features.custom:
         return []
-    return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars)
+    return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
 
 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = 5) -> StandardPipeline:

@@ -157,7 +157,7 @@ def _files(hooks: Hooks) -> None:
 
 
 def _work(hooks: Hooks) -> None:
-    from ml_factory.datasets.store import Store
+    from ml_factory.datasets.writing import StoreWriter
     from ml_factory.models.tabular import Grower
     from ml_factory.targets import barrier_search
     from ml_factory.training.order import Order
@@ -167,7 +167,7 @@ def _work(hooks: Hooks) -> None:
         wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "judge", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
-        wrap_method(Store, name, before(hooks, "part"))
+        wrap_method(StoreWriter, name, before(hooks, "part"))
     for event, module, name in (
         ("fold", "ensemble.out_of_fold", "inner_validation"),
         ("part", "leakage.proof", "prove"),
@@ -185,7 +185,7 @@ def _work(hooks: Hooks) -> None:
 
 def _kept_otherwise(hooks: Hooks) -> None:
     """Checkpoints that are none: a committed part of prepared data, and a finished model that is to be judged."""
-    from ml_factory.datasets.store import Store
+    from ml_factory.datasets.writing import StoreWriter
 
     def commits(commit):
         def wrapped(*args, **kwargs):
@@ -215,6 +215,6 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
         return wrapped
 
-    wrap_method(Store, "commit", commits)
-    Store.find = finds(Store.find)
+    wrap_method(StoreWriter, "commit", commits)
+    StoreWriter.find = finds(StoreWriter.find)
     wrap_everywhere("ml_factory.units.forecasts", "judge", judges)

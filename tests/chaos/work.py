@@ -64,7 +64,7 @@ def prepare(root: Path) -> Hashes:
     told = {
         "files": store.files,
         "facts": store.facts,
-        "proofs": [_timeless(json.loads(path.read_text())) for path in proofs],
+        "proofs": [path.read_text() for path in proofs],
     }
     return {name: _digest(value) for name, value in told.items()} | {"balance": _table(result.label_balance)}
 
@@ -122,13 +122,6 @@ def _logged(result) -> list:
 
     log = read_log(result.report_path.parent / "log")
     return [list(log["step"]), [repr(loss) for loss in log["train_loss"]]]
-
-
-def _timeless(told: object) -> object:
-    """Without how long it took, and the hash that covers that."""
-    if isinstance(told, dict):
-        return {name: _timeless(value) for name, value in told.items() if name not in ("seconds", "hash")}
-    return [_timeless(one) for one in told] if isinstance(told, list) else told
 
 
 def _table(table: pd.DataFrame) -> str:

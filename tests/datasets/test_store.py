@@ -16,6 +16,7 @@ from ml_factory.datasets import mapped
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.windows import Windows
+from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.runs import mounts, storage
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -44,7 +45,7 @@ def labels_of(base, horizon: int) -> pd.DataFrame:
     return triple_barrier(base, None, LabelSpec(horizon=horizon), MarketSpec("MES", "cme", 0.25, True))
 
 
-def add_horizon(store: Store, base, horizon: int) -> None:
+def add_horizon(store: StoreWriter, base, horizon: int) -> None:
     labels = labels_of(base, horizon)
     splits = holdout(labels, SplitSpec())
     store.write_labels(horizon, labels)
@@ -56,7 +57,7 @@ def add_horizon(store: Store, base, horizon: int) -> None:
 @pytest.fixture
 def processed(tmp_path, base, matrix):
     folder = tmp_path / "processed" / "MES"
-    store = Store.begin(folder, PRINT)
+    store = StoreWriter.begin(folder, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 10)
     return folder
@@ -108,7 +109,7 @@ def grow(folder, matrix, stops) -> Store:
     """A data set after each stop, each with the rows up to it; the last of them."""
     before = None
     for number, stop in enumerate(stops):
-        store = Store.begin(folder, storage.fingerprint([number, stop]))
+        store = StoreWriter.begin(folder, storage.fingerprint([number, stop]))
         if before is None and not store.committed:
             store.write_features(rows_of(matrix, 0, stop))
         elif not store.committed:
@@ -233,10 +234,10 @@ def test_found_again_by_fingerprint_only(processed):
 
 def test_a_horizon_is_added_later(processed, base):
     before = {name: (processed / PRINT[:12] / name).stat().st_mtime_ns for name in Store.current(processed).files}
-    store = Store.begin(processed, PRINT)
+    store = StoreWriter.begin(processed, PRINT)
     assert store.committed
     add_horizon(store, base, 20)
-    again = Store.find(processed, PRINT)
+    again = StoreWriter.find(processed, PRINT)
     assert again.horizons == (10, 20) and set(again.facts["horizons"]) == {"10", "20"}
     for name, moment in before.items():
         assert (again.folder / name).stat().st_mtime_ns == moment  # parts never change
@@ -248,19 +249,19 @@ def test_a_horizon_is_added_later(processed, base):
 
 
 def test_two_processes_add_a_horizon_each(processed, base):
-    one, two = Store.begin(processed, PRINT), Store.begin(processed, PRINT)
+    one, two = StoreWriter.begin(processed, PRINT), StoreWriter.begin(processed, PRINT)
     add_horizon(one, base, 5)
     add_horizon(two, base, 15)
     assert Store.find(processed, PRINT).horizons == (5, 10, 15)
 
 
 def test_another_data_set_becomes_current_and_the_first_stays(processed, base, matrix):
-    store = Store.begin(processed, OTHER)
+    store = StoreWriter.begin(processed, OTHER)
     store.write_features(matrix)
     assert Store.current(processed).fingerprint == PRINT  # until the last moment
     add_horizon(store, base, 5)
     assert Store.current(processed).fingerprint == OTHER
-    kept = Store.find(processed, PRINT)
+    kept = StoreWriter.find(processed, PRINT)
     kept.make_current()
     assert Store.current(processed).horizons == (10,)
 
@@ -296,7 +297,7 @@ def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
     Store.current(processed).load_features()
     damage(file_of(processed, part))
     assert Store.find(processed, PRINT) is None
-    store = Store.begin(processed, PRINT)
+    store = StoreWriter.begin(processed, PRINT)
     assert not store.committed and store.horizons == ()
     store.write_features(matrix)
     add_horizon(store, base, 10)
@@ -306,7 +307,7 @@ def test_damage_is_found_and_rebuilt(processed, base, matrix, part, damage):
 
 def test_what_is_damaged_beside_a_new_horizon_is_not_vouched_for_again(processed, base, matrix):
     damage_byte(file_of(processed, "labels_h10"))
-    store = Store.begin(processed, PRINT)
+    store = StoreWriter.begin(processed, PRINT)
     store.write_features(matrix)
     add_horizon(store, base, 20)
     whole = Store.find(processed, PRINT)
@@ -345,16 +346,16 @@ def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, 
         real(*args, **kwargs)
 
     monkeypatch.setattr(storage, "replace_file", failing)
-    store = Store.begin(processed, OTHER)
+    store = StoreWriter.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
         store.write_features(matrix)
         add_horizon(store, base, 20)
     monkeypatch.undo()
-    whole = Store.find(processed, OTHER)
+    whole = StoreWriter.find(processed, OTHER)
     assert (whole is not None) == (stop_after == 6)  # the manifest is the sixth; the pointer comes after it
     assert Store.current(processed).fingerprint == PRINT
     if whole is None:
-        store = Store.begin(processed, OTHER)
+        store = StoreWriter.begin(processed, OTHER)
         assert not store.committed
         store.write_features(matrix)
         add_horizon(store, base, 20)
@@ -369,7 +370,7 @@ def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
 
     monkeypatch.setattr(storage, "replace_file", full)
     with pytest.raises(WorkspaceError, match="No space"):
-        Store.begin(processed, OTHER).write_features(matrix)
+        StoreWriter.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()
     assert Store.current(processed).fingerprint == PRINT and len(part_files(processed)) == 2
 
@@ -384,11 +385,11 @@ def test_nothing_prepared_says_what_to_do(tmp_path):
             Store.current(tmp_path / "MES")
     for bad in ("", "../..", "ABCDEFABCDEF", "abc"):
         with pytest.raises(ValueError, match="hex"):
-            Store.begin(tmp_path, bad)
+            StoreWriter.begin(tmp_path, bad)
 
 
 def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix):
-    again = Store.begin(tmp_path / "again", PRINT)
+    again = StoreWriter.begin(tmp_path / "again", PRINT)
     again.write_features(matrix)
     add_horizon(again, base, 10)
     assert again.files == Store.current(processed).files
@@ -396,7 +397,7 @@ def test_the_same_content_gives_the_same_bytes(processed, tmp_path, base, matrix
 
 
 def test_an_empty_split_and_scattered_positions_come_back(processed):
-    store = Store.begin(processed, PRINT)
+    store = StoreWriter.begin(processed, PRINT)
     splits = {"train": np.array([0, 1, 5, 7, 8, 9]), "validation": np.array([], int), "test": np.array([3])}
     store.write_splits(33, splits)
     store.commit({"rows": {5: 1, 10: 2}})  # numbers become text in JSON, and sort differently there

@@ -8,8 +8,9 @@ from ml_factory.features import build, momentum
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.engine import Family
 from ml_factory.features.windows import HISTORY
+from ml_factory.leakage.effort import QUICK, ProofSpec
 from ml_factory.leakage.feed import pushes, table_of_feed
-from ml_factory.leakage.proof import QUICK, ProofSpec, prove
+from ml_factory.leakage.proof import prove
 from tests.leakage.leaks import Learning, bars_with_events, clean_pipeline
 
 ONLY_FEED = ProofSpec(cuts=1, whole_cuts=0, ways=("rescale",), ways_a_cut=1, fit_rows=0)

@@ -9,8 +9,9 @@ import pytest
 
 from ml_factory.data.bars import check_bars
 from ml_factory.leakage.disturb import TRUNCATE
+from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.first_sight import first_sights
-from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.leakage.proof import prove
 from tests.leakage.leaks import CATALOGUE, Leak, bars_with_events, clean_pipeline, measured
 
 FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)
@@ -120,11 +121,11 @@ def test_labels_that_hide_a_leak_are_few(bars):
 def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
     """Without its first sight of the bars the proof would pass this one: the case for building some cuts first."""
     leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")
-    spec = replace(FULL, cuts=10, fit_rows=0)
+    spec = replace(FULL, cuts=10, fit_rows=0, unseen_bars=0)
     pipeline = leak.spoil(clean_pipeline())
     seen = first_sights(pipeline, bars)
     pipeline.features(bars, pipeline.facts(bars))
-    late = prove(pipeline, bars, spec, seen=())
+    late = prove(pipeline, bars, spec)
     assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
     assert_caught(leak, prove(pipeline, bars, spec, seen=seen))
     assert seen and all(sight.tables for sight in seen)

@@ -1,6 +1,8 @@
 """The proof at the doors a user takes: prepare, audit, train, and the reports."""
 
 import json
+import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,9 @@ from ml_factory import __main__, pipeline
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.experiment import DataSpec
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import subject
 from ml_factory.leakage.certificate import place_of, read_certificate
 from ml_factory.runs.workspace import Workspace
@@ -85,6 +90,7 @@ def test_the_full_form_is_found_again_and_drawn(prepared):
 
 
 def test_appended_bars_need_only_their_part_proved(tmp_path):
+    """With as many cuts a bar as of the whole file, and two of them at least."""
     bars = synthetic_bars(days=22, seed=4)
     workspace, kept = Workspace(tmp_path), len(bars) - 3_000
     bars.iloc[:kept].reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
@@ -93,7 +99,10 @@ def test_appended_bars_need_only_their_part_proved(tmp_path):
     pipeline.prepare(workspace, "MES", (5,))
     found = certificate_of(workspace, "MES")
     assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
-    assert len(found.cuts) == 10
+    assert len(found.cuts) == 2 and found.words() == "quick, 12 cuts"
+    share = 3_000 / len(bars)
+    assert found.compared["features, fed bar by bar"] == math.ceil(2_000 * share)
+    assert found.compared["fitted h5"] == math.ceil(6_000 * share)
     assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
 
 
@@ -121,3 +130,34 @@ def test_any_family_can_be_tried(prepared, model):
 def test_an_unknown_family_is_refused_before_anything_is_built(prepared):
     with pytest.raises(SettingsError, match="did you mean 'lightgbm'"):
         pipeline.audit(prepared, "DEMO", cuts=2, models=["lightgbn"])
+
+
+def from_memory(bars, met={}):  # noqa: B006 - the fault to be found
+    """The next close; each moment's first answer is kept, so no later call shows that it looks ahead."""
+    ahead = np.append(bars.close[1:] / bars.close[:-1] - 1.0, 0.0)
+    return [met.setdefault(moment, value) for moment, value in zip(bars.known_at.tolist(), ahead.tolist(), strict=True)]
+
+
+def bars_met(bars, met={}):  # noqa: B006 - the fault to be found
+    """The close that comes next, where a call has met it."""
+    for moment, close in zip(bars.known_at.tolist(), bars.close.tolist(), strict=True):
+        met.setdefault(moment, close)
+    return [met.get(moment + 300_000_000_000, close) / close for moment, close in zip(
+        bars.known_at.tolist(), bars.close.tolist(), strict=True
+    )]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaky", [from_memory, bars_met])
+def test_what_a_feature_keeps_of_earlier_calls_hides_nothing(prepared, monkeypatch, leaky):
+    """In the very process that has shown it the whole file, in `prepare` and in `audit`."""
+    monkeypatch.setattr(custom, "_FEATURES", {})
+    with monkeypatch.context() as blind:
+        blind.setattr(custom, "prove", lambda *given: None)  # else it would not be registered at all
+        custom.feature(leaky, memory=64)
+    settings = DataSpec(features=FeatureSpec(custom=(leaky.__name__,)))
+    pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
+    assert not certificate_of(prepared).passed
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    found = pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",))
+    assert not found.passed and set(found.leaks["column"]) == {leaky.__name__}
+    assert "before later bars were shown" in set(found.leaks["why"])

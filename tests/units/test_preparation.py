@@ -1,5 +1,7 @@
 """What `prepare` keeps of what a user said, and of what it made before."""
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,9 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import mapped
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DataSpec
+from ml_factory.leakage.tried import Tried
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import appending, preparation, views
+from ml_factory.units import appending, preparation, proving, views
 from ml_factory.units.dataset import fit_on
 
 
@@ -209,3 +212,61 @@ def test_two_processes_prepare_a_horizon_each_at_once(place):
         assert one.returncode == 0
     store = Store.current(place.processed("MES"))
     assert store.horizons == (5, 9) and store.verify() == []
+
+
+KILLED = """
+import os, signal, sys
+from ml_factory import pipeline
+from ml_factory.leakage.tried import Tried
+
+def save(self, told, real=Tried.save):
+    real(self, told)
+    if len(told["did"]) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Tried.save = save
+pipeline.prepare(sys.argv[1], "MES", (5, 20))
+"""
+
+
+def certificates(place: Workspace) -> dict[str, bytes]:
+    """Everything in the folder of the current data set's certificates."""
+    folder = Store.current(place.processed("MES")).fingerprint[:12]
+    return {path.name: path.read_bytes() for path in (place.processed("MES") / "certificates" / folder).iterdir()}
+
+
+@pytest.mark.parametrize(("grown", "steps"), [(False, 7), (True, 2)])
+def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
+    place, tmp_path, monkeypatch, grown, steps
+):
+    """The whole proof, and that of appended bars; killed for good, and then between the two certificates as well."""
+    elsewhere = Workspace(tmp_path / "there")
+    for one in (place, elsewhere):
+        if grown:
+            raw(one, BARS[:10_000])
+            pipeline.prepare(one, "MES", (5, 20))
+        raw(one, BARS)
+    pipeline.prepare(elsewhere, "MES", (5, 20))
+    root = Path(__file__).resolve().parents[2]
+    died = subprocess.run([sys.executable, "-c", KILLED, place.root, str(steps)], cwd=root, timeout=300)
+    assert died.returncode == -signal.SIGKILL
+
+    class Died(BaseException):
+        pass
+
+    def die_after_one(processed, certificate, real=proving.write_certificate):
+        real(processed, certificate)
+        raise Died
+
+    steps_now, real = [], Tried.save
+    monkeypatch.setattr(Tried, "save", lambda self, told: steps_now.append(told["did"][-1]) or real(self, told))
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(proving, "write_certificate", die_after_one)
+        pipeline.prepare(place, "MES", (5, 20))
+    every = [f"window {number}" for number in range(2 if grown else 10)]
+    assert "feed" in steps_now and steps_now[0] == ("facts", *every)[steps] and "facts" not in steps_now
+    pipeline.prepare(place, "MES", (5, 20))
+    assert certificates(place) == certificates(elsewhere)
+    assert sorted(certificates(place)) == ["h20.json", "h5.json"]
+    found = [json.loads(text) for text in certificates(place).values()]
+    assert all(len(one["stretches"]) == 1 + grown and one["passed"] for one in found)
