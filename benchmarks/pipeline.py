@@ -16,7 +16,7 @@ many times ours. Rows are one-minute bars and the base frame is one minute.
   whole         ours with every column there is, in our own format
   peak          most memory of each side in a process of its own: bars, columns, scaler and file; of ours with half of
                 the rows as well
-  growth        slope of log time on log rows, 0.5 to 14 million (49 columns); only when asked for
+  growth        slope of log time on log rows, 0.5 to 14 million (49 columns and their file); only when asked for
 
 Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
 within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where a package's running sums lose
@@ -299,9 +299,16 @@ def growth(repeats: int, most: int) -> None:
     counts = [count for count in (500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 14_000_000) if count <= most]
     counts = counts if len(counts) > 1 else [most // 2, most]
     bars = market_bars(counts[-1])
-    build_features(bars[:FEW], MADE_UP, spec)
-    calls = {str(n): partial(build_features, bars[:n], MADE_UP, spec, threads=THREADS) for n in counts}
-    found = {n: seconds(clocks) for n, clocks in in_turns(calls, repeats).items()}
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        path = Path(folder) / "columns.parquet"
+
+        def export(rows: int) -> None:
+            export_features(bars[:rows], MADE_UP, path, spec, threads=THREADS)
+            path.unlink()
+
+        export(FEW)
+        calls = {str(n): partial(export, n) for n in counts}
+        found = {n: seconds(clocks) for n, clocks in in_turns(calls, repeats).items()}
     slopes = {
         f"slope_{clock}": digits(float(np.polyfit(np.log(counts), np.log([f[clock] for f in found.values()]), 1)[0]), 3)
         for clock in ("wall_s", "cpu_s")
