@@ -120,15 +120,6 @@ def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.n
     return np.cumprod(steps)
 
 
-def contract_returns(bars: pd.DataFrame) -> np.ndarray:
-    """float64[N]: log return of the contract's own close since the bar before; NaN at the first bar of a contract."""
-    log_close = np.log(unadjusted(bars)["close"].to_numpy())
-    returns = np.full(len(bars), np.nan)
-    contract = bars["contract"].to_numpy()
-    returns[1:] = np.where(contract[1:] == contract[:-1], np.diff(log_close), np.nan)
-    return returns
-
-
 # ---- when ------------------------------------------------------------------------------------------------------------
 
 

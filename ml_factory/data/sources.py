@@ -135,7 +135,13 @@ def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) 
         row = np.array([joined.index.searchsorted(one.at)], np.int64)
         begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
         told.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
-        if one.previous and pd.isna(one.common):
+        if one.why == "floor":
+            message = f"differences would carry {one.contract} to under half of its own price, and then to zero: from "
+            message += (
+                f"{one.at:%Y-%m-%d %H:%M} UTC on the series, features and labels go by the contracts' own returns"
+            )
+            told.append(Finding("floor", "reported", row, message))
+        elif one.previous and pd.isna(one.common):
             message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
             told.append(Finding("unjoined_roll", "reported", row, message))
     return told

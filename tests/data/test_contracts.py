@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.contracts import LEAST_SHARE, PRICES, RollSpec, continuous, contract_returns, unadjusted
+from ml_factory.data.contracts import LEAST_SHARE, PRICES, RollSpec, continuous, unadjusted
 from ml_factory.data.expiry import read_contract
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
@@ -31,6 +31,12 @@ def one_contract(name: str, close: np.ndarray, index: pd.DatetimeIndex, volume) 
 
 def stacked(*parts: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).sort_index(kind="stable").rename_axis("timestamp")
+
+
+def contract_returns(bars: pd.DataFrame) -> np.ndarray:
+    """Log return of the contract's own close since the bar before; NaN at the first bar of a contract."""
+    steps = np.diff(np.log(unadjusted(bars)["close"]), prepend=np.nan)
+    return np.where(bars["contract"].diff() == 0, steps, np.nan)
 
 
 @pytest.fixture(scope="module")
