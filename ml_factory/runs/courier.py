@@ -188,10 +188,11 @@ class Courier:
         """Something small on the mount, when its turn comes."""
         self._clerk.do(job)
 
-    def give_back(self, unit: Unit) -> None:
-        """The unit's artifact is where it belongs: its slots on the mount serve others."""
+    def give_back(self, unit: Unit, holder: dict | None = None) -> None:
+        """The unit's artifact is where it belongs: its slots on the mount serve others, unless a later session than the
+        one with this lease holds the unit."""
         self._behind.pop(unit, None)
-        self._clerk.do(lambda: self._mount.give_back(unit))
+        self._clerk.do(lambda: self._mount.give_back(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether everything is on the mount now; what failed before is tried once more."""

@@ -65,8 +65,8 @@ class ChildSlots(Child):
     def renew(self, unit: Unit, told: dict) -> None:
         return self._call("renew", unit, told)
 
-    def give_back(self, unit: Unit) -> int:
-        return self._call("give_back", unit)
+    def give_back(self, unit: Unit, holder: dict | None = None) -> int:
+        return self._call("give_back", unit, holder)
 
     def check(self, path: str) -> dict:
         return self._call("check", path)

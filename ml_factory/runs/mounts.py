@@ -126,10 +126,12 @@ def read(path: Path) -> bytes:
 
 
 @_guarded
-def sha256(path: Path) -> str:
-    """Of the file's content, 64 hex digits."""
+def sha256(path: Path, remembered: bool = True) -> str:
+    """Of the file's content, 64 hex digits.  remembered : whether what the system still has in memory will do."""
     seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with open(path, "rb", buffering=0) as file:
+        if not remembered and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while count := file.readinto(buffer):
             seen.update(buffer[:count])
             _alive()

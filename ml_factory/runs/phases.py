@@ -20,7 +20,7 @@ from ml_factory.runs.state import decode_state, lay_out
 from ml_factory.runs.timer import SaveTimer, reserve
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
-_PATIENCE = 1.0  # seconds a save that is not forced waits for the one before
+_PATIENCE = 1.0  # seconds a save that is not forced waits for the one before, and the end of a unit for the mount
 _LAST_COPY = 10.0  # seconds a process that was told to end waits for the mount
 # What can be said of the last save when the work ends.
 _REACHED = {
@@ -165,15 +165,25 @@ class PhaseCheckpoints:
         self.manager._wait_home()
         return not self._passed_over and self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
 
+    def settle(self) -> None:
+        """Wait for the last save, for a mount no longer than a moment. Raises TakenOverError when it was refused since
+        another session works on the unit: what this one made is then not to be registered."""
+        self.manager._wait_home()
+        if self.manager.courier is not None:
+            self.manager.courier.wait(_PATIENCE)
+        if self._lost is not None:
+            raise self._lost
+
     def finish(self) -> None:
         """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
-        unit writes over it."""
+        unit writes over it. Raises TakenOverError when another session works on the unit: then they are that one's."""
         self.manager.check_process()
-        self.manager._wait_home()
+        self.settle()
+        holder = self.tenure.lease.to_dict() if self.tenure.taken else None
         try:
-            self.manager.home.give_back(self.unit)
+            self.manager.home.give_back(self.unit, holder)
             if self.manager.courier is not None:
-                self.manager.courier.give_back(self.unit)
+                self.manager.courier.give_back(self.unit, holder)
         except WorkspaceError as error:
             self._warn(error)
 
@@ -185,10 +195,12 @@ class PhaseCheckpoints:
         """
         self.manager.check_process()
         self.manager._wait_neighbours()
-        skipped = self._fetch()
         home = self.manager.home
-        info, state, passed = home.newest(self.unit, decode_state)
-        skipped += passed
+        info, state, skipped = home.newest(self.unit, decode_state)
+        passed = self._fetch(info)
+        if passed is not None:
+            info, state, again = home.newest(self.unit, decode_state)
+            skipped = list(dict.fromkeys([*passed, *skipped, *again]))
         if info is not None:
             return {"state": state, **_shown(info), "skipped": skipped}
         if skipped:
@@ -225,24 +237,26 @@ class PhaseCheckpoints:
         told = [*told, *(manager._ask_mount(lambda: manager.mount.told(self.unit), needed=not told) or [])]
         return _shown(max(told, key=order)) if told else None
 
-    def _fetch(self) -> "list[str]":
-        """Bring what only the mount has to the local disk; which slots there were passed over."""
+    def _fetch(self, here: dict | None) -> "list[str] | None":
+        """Bring what only the mount has to the local disk; which slots there were passed over, None if nothing came.
+
+        here : the newest that verified on the local disk. One that is torn here may be whole there.
+        """
         manager = self.manager
         if manager.mount is None:
-            return []
-        here = manager.home.told(self.unit)
+            return None
         try:
             there = manager.mount.told(self.unit)
-            if there and (not here or order(there[0]) > order(here[0])):
+            if there and (here is None or order(there[0]) > order(here)):
                 return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
-            if here and here[0]["hash"] not in {info["hash"] for info in there}:
+            if here is not None and here["hash"] not in {info["hash"] for info in there}:
                 # an earlier session ended before it could
                 manager.courier.carry(self.unit, fence=self.tenure.lease.fence)
         except WorkspaceError as error:
-            if not here:
+            if here is None:
                 raise
             _log.warning("Going on from the local disk: %s", error)
-        return []
+        return None
 
     def _hand_over(self, layout: Layout, info: dict) -> dict | None:
         """Copy now; write now, or let the clerk write while training goes on. NonFiniteError leaves all as it was."""

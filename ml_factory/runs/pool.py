@@ -10,19 +10,24 @@ slot was returned stands in the manifest alone: its content stays until another 
 """
 
 import json
+import random
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.containers import Look, NotOurs, empty_container, look_at, read_small, write_small
-from ml_factory.runs.ownership import exclusive
+from ml_factory.runs.ownership import exclusive, this_machine
 from ml_factory.runs.storage import Disk, disk_errors
 
 HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
+# After so long a mount has shown everybody that a slot was returned, and whoever took it since has written it.
+_REST_SECONDS = 900.0
 # Drive may hold two files of one name and shows the second as "slot-3fa41c (1).ckpt": it is a slot like any other.
 _SLOT = re.compile(r"slot-[0-9a-f]{6}( \(\d+\))?\.ckpt")
 
@@ -80,6 +85,13 @@ class Slot:
         same = self.fault is not None or self.note.get("hash") == self.look.hash
         return self.note.get("status") == RETURNED and same and not self.strange
 
+    def free(self, machine: str, now: float) -> bool:
+        """Returned, and nobody else is likely to write it: this machine gave it back, or another one long ago."""
+        if not self.returned:
+            return False
+        at = self.note.get("returned_at")
+        return self.note.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
+
     def belongs_to(self, unit: Unit) -> bool:
         """By its container; by the manifest where the container says nothing."""
         return unit.of(self.look.info or self.note)
@@ -134,14 +146,27 @@ class Pool:
         with suppress(WorkspaceError):
             write_small(self.disk, path.with_suffix(".json"), json.dumps({"status": status, **facts}).encode())
 
+    def give_back(self, slot: Slot, last: bool) -> None:
+        """Mark what this slot holds as returned by this machine, now.  last : to be taken after all others."""
+        told = {"hash": slot.look.hash, "host": this_machine(), "returned_at": time.time()}
+        told |= {"saved_at": datetime.now(UTC).isoformat()} if last else {}
+        self.note(slot.path, RETURNED, {**slot.look.info, **told})
+
+    def free_slots(self, slots: list[Slot]) -> list[Slot]:
+        """Those that may be taken, in the order to take them: what this machine gave back, oldest first, then what
+        others did, in any order, so that two machines that look at once do not take the same."""
+        machine, now = this_machine(), time.time()
+        free = [slot for slot in slots if slot.free(machine, now)]
+        random.SystemRandom().shuffle(free)
+        return sorted(free, key=_turn)
+
     def make_room(self, slots: list[Slot], target: Path, size: int) -> None:
         """See that `size` bytes can stand at `target`; slots that were returned give their space, oldest first.
 
         Raises CheckpointError when they cannot; nothing else was touched then.
         """
         used = {slot.path: slot.look.size for slot in slots}
-        spare = [slot for slot in slots if slot.returned and slot.path != target and slot.look.size]
-        spare.sort(key=lambda slot: str(slot.note.get("saved_at")))
+        spare = [slot for slot in self.free_slots(slots) if slot.path != target and slot.look.size]
         while (room := self._room(used) + used.get(target, 0)) < size:
             if not spare:
                 raise CheckpointError(
@@ -150,10 +175,17 @@ class Pool:
                     next_step="free some space (on Google Drive empty the Trash too)",
                 )  # fmt: skip
             slot = spare.pop(0)
-            empty_container(self.disk, slot.path)
-            used[slot.path] = 0
+            if self._slot(slot.path, [slot.path.with_suffix(".json").name]).returned:  # still, since it was looked at
+                empty_container(self.disk, slot.path)
+                used[slot.path] = 0
 
     def _room(self, used: dict[Path, int]) -> int:
         with disk_errors(self.folder):
             free = self.disk.free(self.folder)
         return free if self.quota is None else min(free, self.quota - sum(used.values()))
+
+
+def _turn(slot: Slot) -> tuple[bool, str]:
+    """When a free slot is taken."""
+    here = slot.note.get("host") == this_machine()
+    return not here, str(slot.note.get("saved_at")) if here else ""

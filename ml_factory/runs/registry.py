@@ -142,11 +142,22 @@ class Registry:
         home = self.folder / told["symbol"]
         path = home / f"{told['kind']}-{told['name']}-{told['hash'][:12]}"
         with exclusive(home / ".registry.lock"):
-            write_bytes_atomic(path / "state.safetensors", data)
+            self._write_state(path / "state.safetensors", data, told["hash"])
             sequence = 1 + max((one.sequence for one in self.list(told["symbol"])), default=0)
             artifact = Artifact(path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **told)
             write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
         return artifact
+
+    def _write_state(self, file: Path, data: bytes, wanted: str) -> None:
+        """Write it and read it back: the checkpoints behind an artifact are given up once it is registered."""
+        for _ in range(2):
+            write_bytes_atomic(file, data)
+            if is_file(file) and file_hash(file, remembered=False) == wanted:
+                return
+        raise WorkspaceError(
+            "This folder did not keep what was written to it, twice", where=file,
+            next_step="mount it again and run again: training goes on from its last checkpoint",
+        )  # fmt: skip
 
     def list(self, symbol: str) -> list[Artifact]:
         """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log.

@@ -9,14 +9,13 @@ import errno
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.containers import NotOurs, copy_container, look_at, read_container, write_container
 from ml_factory.runs.leases import check_fence, fence_of, rank_of, read_lease, write_lease
-from ml_factory.runs.pool import HELD, QUARANTINED, RETURNED, WRITING, Lease, Pool, Slot, Unit
+from ml_factory.runs.pool import HELD, QUARANTINED, WRITING, Lease, Pool, Slot, Unit
 from ml_factory.runs.storage import FULL, Disk
 
 FEWEST = 2
@@ -205,15 +204,20 @@ class Slots:
                 return {**saved, "wrote_seconds": wrote}
             raise failure
 
-    def give_back(self, unit: Unit) -> int:
+    def give_back(self, unit: Unit, holder: dict | None = None) -> int:
         """The unit has left its artifact: its slots may be written by others, one whose write hung last of all.
-        Returns how many."""
+        Returns how many.
+
+        holder : the lease of who gives them back. Raises TakenOverError when a later session holds the unit.
+        """
         with self.pool.locked():
             slots = self.pool.scan()
+            if holder is not None:
+                told = [slot.look.info or slot.note for slot in slots if slot.belongs_to(unit)]
+                check_fence(unit, rank_of(holder), told, self.lease_of(unit))
             mine, late = [slot for slot in slots if slot.belongs_to(unit) and not slot.strange], self._late(unit, slots)
             for slot in mine:
-                last = {"saved_at": datetime.now(UTC).isoformat()} if slot.path in late else {}
-                self.pool.note(slot.path, RETURNED, {**slot.look.info, "hash": slot.look.hash, **last})
+                self.pool.give_back(slot, last=slot.path in late)
         return len(mine)
 
     def _begun(self, unit: Unit, sequence: int) -> dict:
@@ -240,9 +244,9 @@ class Slots:
         """
         kept, best = kept_slots(good, keep)
         reserved = [slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)]
-        returned = sorted((slot for slot in slots if slot.returned), key=lambda slot: str(slot.note.get("saved_at")))
         ours = [*sorted(empty), *reserved, *(path for path in good if path not in kept)]
-        free = [path for path in [*ours, *(slot.path for slot in returned)] if path not in kept | aside]
+        returned = [slot.path for slot in self.pool.free_slots(slots)]
+        free = [path for path in [*ours, *returned] if path not in kept | aside]
         first = free[0] if free else self.pool.new_path()
         others = [path for path in good if path not in {first} | aside]
         spare = [path for path in others if path != best] if len(others) > FEWEST else []

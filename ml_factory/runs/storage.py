@@ -142,10 +142,10 @@ class Disk:
         os.close(descriptor)
 
 
-def file_hash(path: str | os.PathLike) -> str:
-    """SHA-256 of the file's content, 64 hex digits."""
+def file_hash(path: str | os.PathLike, remembered: bool = True) -> str:
+    """SHA-256 of the file's content, 64 hex digits.  remembered : False for what the disk itself holds."""
     with disk_errors(Path(path)):
-        return mounts.sha256(path)
+        return mounts.sha256(path, remembered)
 
 
 def read_file(path: str | os.PathLike) -> bytes:

@@ -232,6 +232,7 @@ def forecast_folds(
     )
     if keep is not None:
         save_state(keep, {"p": forecasts, "elsewhere": kept.elsewhere})
+    if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
         for phase in (outer, *(manager.phase(f"{folds_phase(model)}_{fold}") for fold in range(count))):
             phase.finish()
     return FoldOutcome(plan, forecasts, int(kept.metrics.get("finished", 0)), tuple(kept.elsewhere))

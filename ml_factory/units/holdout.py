@@ -51,6 +51,7 @@ def fit_holdout(
             *lesson.train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
+        phase.settle()
         temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), *held_out[1:])
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)

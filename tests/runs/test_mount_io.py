@@ -17,11 +17,13 @@ import pytest
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs import checkpoints, children, mounts
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.containers import look_at
 from ml_factory.runs.courier import COPIED, LOCAL
 from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.mounts import SilentMountError
-from ml_factory.runs.pool import Lease, Unit
+from ml_factory.runs.pool import Lease, Pool, Unit
+from ml_factory.runs.slots import Slots
 from ml_factory.runs.storage import Disk, on_mount
 
 UNIT = Unit("r", "p")
@@ -137,6 +139,41 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
     with manager_of(drive, lease=Lease("back here")) as manager:
         assert manager.phase("p").load()["state"] == {"value": "later"}
         assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
+
+
+@pytest.mark.parametrize("torn", ["the newest", "all"])
+def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
+    with manager_of(drive) as manager:
+        for value in (1, 2, 3):
+            save(manager, value)
+            assert manager.wait(LONG)
+    here = sorted((drive.parent / "local").glob("slot-*.ckpt"), key=lambda path: look_at(Disk(), path).info["sequence"])
+    for path in here[-1:] if torn == "the newest" else here:
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1  # of the payload: its two ends still say that all is well
+        path.write_bytes(content)
+    with manager_of(drive) as manager:
+        found = manager.load_latest_checkpoint("p")
+        assert found["state"]["value"] == 3
+        assert any(here[-1].name in reason and "hash" in reason for reason in found["skipped"])
+
+
+def test_who_was_taken_over_gives_nothing_back(drive):
+    """One machine's session hears only from the mount that another one's has gone on."""
+    with manager_of(drive) as ours, CheckpointManager(drive, run="r", local=drive.parent / "other") as other:
+        ours.phase("p").load()
+        save(ours, 1)
+        assert ours.wait(LONG)
+        other.phase("p").tenure.lease = Lease("zzz", fence=9)
+        other.phase("p").tenure.taken = True
+        save(other, 2)
+        assert other.wait(LONG)
+        save(ours, 3)
+        with pytest.raises(TakenOverError):
+            ours.phase("p").finish()
+        again = Slots(Pool(drive))
+        assert [info["sequence"] for info in again.told(UNIT) if info["lease"]["fence"] == 9]
+        assert not [slot.path for slot in again.pool.scan() if slot.returned]
 
 
 def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):

@@ -4,13 +4,14 @@ import errno
 import random
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from xxhash import xxh3_128
 
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.runs import containers
+from ml_factory.runs import containers, pool
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
@@ -187,6 +188,42 @@ def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
         manager.phase("small").finish()
         assert manager.save_checkpoint("large", state(2, 30_000), force=True)
         assert manager.load_latest_checkpoint("large")["state"]["value"] == 2
+
+
+def test_two_machines_that_see_the_same_pool_do_not_take_the_same_slots(tmp_path, monkeypatch):
+    """Each looks at a copy of its own, as two mounts of one Drive do until both have heard of everything."""
+    machine = ["one"]
+    monkeypatch.setattr(pool, "this_machine", lambda: machine[0])
+    here = Slots(Pool(tmp_path / "one"))
+    for value in range(3):
+        here.write(Unit("r", "old"), 3, {"metrics": {}}, bytes([value]))
+    here.give_back(Unit("r", "old"))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    taken = {}
+    for machine[0] in ("one", "two"):
+        slots = Slots(Pool(tmp_path / machine[0]))
+        taken[machine[0]] = {
+            slots.write(Unit("r", machine[0]), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
+        }
+    assert len(taken["one"]) == len(taken["two"]) == 3 and not taken["one"] & taken["two"]
+    monkeypatch.setattr(pool, "_REST_SECONDS", -1.0)  # long ago: by now everybody has seen what became of it
+    slots = Slots(Pool(tmp_path / "two"))
+    slots.write(Unit("r", "later"), 3, {"metrics": {}}, b"x")
+    assert len(list((tmp_path / "two").glob("slot-*.ckpt"))) == 6
+
+
+def test_room_is_made_by_slots_that_are_still_returned(tmp_path):
+    """Another machine took one between the look and the deed."""
+    there = Slots(Pool(tmp_path))
+    for value in "123":
+        there.write(Unit("r", "old"), 3, {"metrics": {}, "saved_at": value}, bytes(5000))
+    there.give_back(Unit("r", "old"))
+    stale = there.pool.scan()
+    first = there.pool.free_slots(stale)[0].path
+    taken = there.write(Unit("r", "new"), 3, {"metrics": {}}, bytes(5000))
+    assert Path(taken["path"]) == first
+    Pool(tmp_path, quota=16_000).make_room(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
+    assert there.check(taken["path"])["hash"] == taken["hash"]
 
 
 def test_sessions_on_different_models_share_the_pool(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.runs import registry as registry_module
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.state import encode_state
 
@@ -92,6 +93,7 @@ def test_names_that_cannot_be_folders(registry):
 def test_processes_that_register_at_once_get_different_sequences(registry, tmp_path, spawn):
     code = """
 import sys
+from ml_factory.runs import registry as registry_module
 from ml_factory.runs.registry import Registry
 for i in range(8):
     Registry(sys.argv[1]).register("ES", "model", "m" + sys.argv[2], {"i": i})
@@ -166,3 +168,22 @@ def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
         with pytest.raises(FactoryError):
             registry.adopt(there.path)
     assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()
+
+
+def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
+    """A write that says yes and does nothing: the checkpoints behind the artifact must not be given up for it."""
+    registry, dropped = Registry(tmp_path), [2]
+    write = registry_module.write_bytes_atomic
+
+    def forgetful(path, data):
+        if dropped[0]:
+            dropped[0] -= 1
+            data = data[:-1]
+        write(path, data)
+
+    monkeypatch.setattr(registry_module, "write_bytes_atomic", forgetful)
+    with pytest.raises(WorkspaceError, match="did not keep"):
+        registry.register("DEMO", "model", "toy", {"weights": np.ones(3)})
+    assert registry.list("DEMO") == []
+    dropped[0] = 1  # once: written again
+    assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).whole()
