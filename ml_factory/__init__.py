@@ -7,6 +7,7 @@ import importlib
 import os
 
 from ml_factory.compiled import keep_kernels
+from ml_factory.keys import guard_logs
 
 # Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
@@ -14,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Before anything imports numba, which reads its settings once.
 keep_kernels()
+guard_logs()
 
 __version__ = "0.1.0"
 

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from ml_factory.keys import redact
+
 
 class FactoryError(ValueError):
     """A mistake the user can mend. The message alone must be enough to mend it.
@@ -26,7 +28,7 @@ class FactoryError(ValueError):
         if next_step:
             parts.append(f"Next: {next_step}")
         message = ". ".join(part.rstrip(".") for part in parts)
-        super().__init__(message if message.endswith("?") else f"{message}.")
+        super().__init__(redact(message if message.endswith("?") else f"{message}."))
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows: the message alone. A user's mistake needs no stack of our frames."""

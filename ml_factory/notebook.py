@@ -22,6 +22,7 @@ from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
+from ml_factory.keys import redact
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs import mounts
 from ml_factory.runs.courier import status_line
@@ -207,7 +208,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     _check_values(values, family)
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
         values["QUICK"] = True
-    print(" · ".join(f"{name} {values[name]!r}" for name in declared))
+    print(redact(" · ".join(f"{name} {values[name]!r}" for name in declared)))
     unused = [name for name in injected if name not in declared]
     if unused:
         print(f"Not used in this notebook: {', '.join(unused)}")

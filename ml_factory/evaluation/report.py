@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ml_factory.evaluation.drawing import COLOURS, to_svg
+from ml_factory.keys import redact
 from ml_factory.runs.storage import write_bytes_atomic
 
 
@@ -48,7 +49,7 @@ def write_report(
     notice : said once at the top, such as what QUICK limited.
     """
     page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
-    write_bytes_atomic(path, page.encode("utf-8"))
+    write_bytes_atomic(path, redact(page).encode("utf-8"))
     return Path(path)
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
-from ml_factory.runs.keys import has_wandb_key, redact
+from ml_factory.keys import has_wandb_key, redact
 from ml_factory.runs.storage import write_bytes_atomic
 
 MODES = ("auto", "offline", "off")

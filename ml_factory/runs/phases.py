@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
+from ml_factory.keys import redact
 from ml_factory.runs.courier import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, State, show
 from ml_factory.runs.layout import Layout
 from ml_factory.runs.leases import TakenOverError, Tenure
@@ -349,7 +350,7 @@ def _plain(key: str, value: object) -> object:
     """A metric as JSON can keep it; NumPy and torch scalars become Python numbers."""
     value = value.item() if hasattr(value, "item") else value
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return redact(value) if isinstance(value, str) else value
     raise CheckpointError("A metric is a number or a text", where=key, got=type(value).__name__)
 
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.keys import redact
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.containers import look_at
-from ml_factory.runs.keys import redact
 from ml_factory.runs.mirror import FINISH_SECONDS, INIT_SECONDS, ask, give_up, mirror_mode
 from ml_factory.runs.pool import Unit
 from ml_factory.runs.records import read_rows

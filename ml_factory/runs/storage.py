@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
+from ml_factory.keys import redact
 from ml_factory.runs import mounts
 from ml_factory.runs.mounts import SilentMount, SilentMountError, flush_to_disk, free_bytes, on_mount
 
@@ -69,8 +70,9 @@ def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> None:
 
 
 def write_json(path: str | os.PathLike, obj: object) -> None:
-    """Write `obj` as indented JSON in one step; NaN and infinity are refused because JSON has no word for them."""
-    text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
+    """Write `obj` as indented JSON in one step, without any key of this machine; NaN and infinity are refused because
+    JSON has no word for them."""
+    text = redact(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False))
     write_bytes_atomic(path, (text + "\n").encode())
 
 

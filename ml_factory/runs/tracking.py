@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, WorkspaceError
+from ml_factory.keys import redact
 from ml_factory.runs.delivery import PATIENCE, SUMMARY, Delivery
-from ml_factory.runs.keys import redact
 from ml_factory.runs.leases import TakenOverError, session_id
 from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, tell_once
 from ml_factory.runs.records import Attempt, attempt_of, first_missing, read_log, record_line, segment_name, segments
