@@ -67,7 +67,8 @@ def audit_data(
 def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
     """What a real training (weights, early stopping, temperature, the steps before) takes from rows it may not read."""
     some = np.flatnonzero(data.row >= 0)[: _rows_for(model)]
-    labels, values = data.labels.iloc[some], data.x_NF[data.row[some]]
+    values = data.x_NF[data.row[some]]
+    labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
     rows = np.arange(len(some))
     split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
@@ -84,7 +85,7 @@ class _Training:
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
         names, data = tuple(self.data.features.columns), self.data
-        train, close = np.asarray(roles["train"]), np.ones(len(labels))
+        train, close = np.asarray(roles["train"]), labels["close"].to_numpy()
         sample = Sample(values, names, train, close, labels.iloc[train])
         part = replace(
             data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,

@@ -11,6 +11,7 @@ import pytest
 
 from ml_factory import __main__, pipeline
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.experiment import DataSpec
@@ -125,6 +126,31 @@ def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
 @pytest.mark.parametrize("model", ["linear", "tcn"])
 def test_any_family_can_be_tried(prepared, model):
     assert auditing.leaks_of_training(load_dataset(prepared, "DEMO", 5), model) == []
+
+
+def with_steps(data, *steps):
+    settings = data.settings | {"data": data.settings["data"] | {"preprocess": list(steps)}}
+    return replace(data, settings=settings)
+
+
+@pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
+def test_every_step_before_the_model_is_tried_on_the_prices_themselves(prepared, monkeypatch, step):
+    """Steps that follow the price (states, fractional differences) once saw a price that never moved."""
+    monkeypatch.setitem(auditing.TRAINING_ROWS, "tabular", 1_000)
+    data = with_steps(load_dataset(prepared, "DEMO", 5), step, "robust")
+    assert auditing.leaks_of_training(data) == []
+
+
+def test_a_step_that_reads_every_price_is_seen(prepared, monkeypatch):
+    monkeypatch.setitem(auditing.TRAINING_ROWS, "tabular", 1_000)
+    fit = auditing.fit_steps
+
+    def peeks(steps, sample):
+        return fit(steps, replace(sample, rows=np.arange(len(sample.close))))
+
+    monkeypatch.setattr(auditing, "fit_steps", peeks)
+    leaks = auditing.leaks_of_training(with_steps(load_dataset(prepared, "DEMO", 5), "two_state_hmm", "robust"))
+    assert any(leak.column.startswith("steps before the model") for leak in leaks)
 
 
 def test_an_unknown_family_is_refused_before_anything_is_built(prepared):
