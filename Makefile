@@ -9,7 +9,7 @@ QUICK ?= 1
 JOBS ?= 2
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
-.PHONY: help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
+.PHONY: browser help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -34,6 +34,10 @@ test-xla:  ## every network and the loop on a real XLA compiler (its CPU client)
 	@test -n "$(PYTHON)" || { echo "make test-xla: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py .venv-xla requirements/xla.txt
 	@PJRT_DEVICE=CPU .venv-xla/bin/python -m pytest tests/xla -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curves that move, Stop, Run all
+	@$(PYTHON) .ci/environment.py .venv-browser requirements/browser.txt
+	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
 
 lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff check .

@@ -1,0 +1,153 @@
+"""A real JupyterLab on loopback, its kernels on the project's environment, and a headless Chromium that looks at it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNEL = ROOT / ".venv" / "bin" / "python"
+PATIENCE = 600.0  # seconds for whatever has to come some day
+
+# Everything below asks the front end's own model of the notebook: what is scrolled out of sight is not in the page.
+_CELLS = """
+const panel = window.jupyterapp.shell.currentWidget;
+if (!panel || !panel.content || !panel.content.model || !panel.context.isReady) { return null; }
+return panel.content.widgets.map(cell => {
+    const outputs = cell.model.type === 'code' ? cell.model.outputs.toJSON() : [];
+    const joined = text => Array.isArray(text) ? text.join('') : (text || '');
+    return {
+        source: cell.model.sharedModel.getSource(),
+        count: cell.model.type === 'code' ? cell.model.executionCount : null,
+        running: cell.model.type === 'code' && cell.model.executionState === 'running',
+        text: outputs.map(one => joined(one.text || (one.data || {})['text/plain'])).join('\\n'),
+        error: outputs.filter(one => one.output_type === 'error').map(one => one.ename + ': ' + one.evalue).join(),
+        picture: outputs.map(one => joined((one.data || {})['image/png'])).join(''),
+    };
+});
+"""
+
+
+class Notebook:
+    """A notebook opened in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome):
+        self.browser = browser
+
+    def cells(self) -> list[dict]:
+        """source, count, running, text, error, picture of each cell, as the front end has them; [] until it does."""
+        return self.browser.execute_script(_CELLS) or []
+
+    def cell(self, holds: str) -> dict:
+        """The one cell whose source holds this."""
+        found = [cell for cell in self.cells() if holds in cell["source"]]
+        assert len(found) == 1, f"{len(found)} cells hold {holds!r}"
+        return found[0]
+
+    def command(self, name: str) -> None:
+        """What a person finds in the menus; returns at once."""
+        self.browser.execute_script(f"window.jupyterapp.commands.execute('{name}');")
+
+    def idle(self) -> bool:
+        return self.browser.execute_script(
+            "const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;"
+            "return !!kernel && kernel.status === 'idle';"
+        )
+
+    def wait(self, what: str, until, seconds: float = PATIENCE):
+        """The first truth that `until` returns; an AssertionError with the cells' errors after so long."""
+        end = time.monotonic() + seconds
+        while not (found := until()):
+            errors = [cell["error"] for cell in self.cells() if cell["error"]]
+            assert time.monotonic() < end, f"no sign of {what} after {seconds:g} s; errors: {errors}"
+            time.sleep(0.2)
+        return found
+
+    def see(self, path: Path) -> None:
+        """A picture of the window as a person sees it."""
+        self.browser.save_screenshot(str(path))
+
+
+def checkout(folder: Path) -> Path:
+    """A copy of what a user has cloned."""
+    folder.mkdir()
+    for name in ("colab_notebooks", "ml_factory", "utils", "requirements"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "requirements.txt", folder)
+    return folder
+
+
+@contextmanager
+def lab(folder: Path, **environment: str) -> Iterator[str]:
+    """The address of a JupyterLab over `folder`, its kernels with these variables."""
+    kernel = folder.parent / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    words = [str(KERNEL), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": words, "display_name": "Python 3", "language": "python"}))
+    places = {name: str(folder.parent / name) for name in ("HOME", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    for place in places.values():
+        Path(place).mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = folder.parent / "lab.log"
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
+            "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}", f"--ServerApp.root_dir={folder}",
+            "--IdentityProvider.token=", "--KernelSpecManager.ensure_native_kernel=False",
+            "--LabApp.news_url=", "--LabApp.extension_manager=readonly",
+        ],
+        env={**os.environ, **places, "JUPYTER_PATH": str(kernel.parents[1]), **environment},
+        stdin=subprocess.DEVNULL, stdout=os.open(log, os.O_WRONLY | os.O_CREAT), stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _answering(server, f"{address}/api/status", log)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _answering(server: subprocess.Popen, address: str, log: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except OSError:
+            assert server.poll() is None and time.monotonic() < end, log.read_text()[-2000:]
+            time.sleep(0.2)
+
+
+@contextmanager
+def opened(address: str, notebook: str, folder: Path) -> Iterator[Notebook]:
+    """The notebook in a headless Chromium, its kernel ready."""
+    options = webdriver.ChromeOptions()
+    for word in (
+        "--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1400,1000",
+        f"--user-data-dir={folder}",
+    ):  # fmt: skip
+        options.add_argument(word)
+    options.binary_location = shutil.which("chromium")
+    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        browser.get(f"{address}/lab/tree/colab_notebooks/{notebook}?reset")
+        page = Notebook(browser)
+        page.wait("JupyterLab", lambda: browser.execute_script("return !!window.jupyterapp;"))
+        page.wait("the notebook", page.cells)
+        page.wait("its kernel", page.idle)
+        yield page
+    finally:
+        browser.quit()
