@@ -24,8 +24,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ml_factory.keys import known_secrets
 from ml_factory.models.registry import build_model
-from ml_factory.runs.keys import known_secrets
 from ml_factory.runs.mirror import mirror_mode
 from ml_factory.runs.state import encode_state
 from ml_factory.runs.storage import fingerprint
