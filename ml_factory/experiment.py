@@ -246,9 +246,12 @@ def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str 
 
     named : the very attempt, checked before.
     """
-    base, parent = spec.run_id, results / symbol
-    if named:
-        return Run(named, parent / named)
+    parent = results / symbol
+    return Run(named, parent / named) if named else newest_attempt(parent, spec.run_id, fresh)
+
+
+def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
+    """The newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one beside it."""
     attempt = 1
     while is_folder(parent / _attempt(base, attempt + 1)):
         attempt += 1

@@ -108,7 +108,7 @@ def audit(
 
 @pushed_after
 def search_barriers(
-    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False
+    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = ""
 ) -> SearchResult:
     """Look for barriers whose labels teach the training rows most, within a balance of classes. Nothing else changes.
 
@@ -116,14 +116,15 @@ def search_barriers(
     validation row. A search that was killed goes on and ends the same. It writes a label spec that names the rows it
     saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`; `prepare(..., searched="h20-v1")` makes labels with it.
 
-    spec : what may be tried and must hold; its labels take their horizon from the call.  fresh : begin anew, and write
-    a new version also where the same was found before.
+    spec : what may be tried and must hold; its labels take their horizon from the call.  fresh : begin anew beside the
+    attempts that are there, and write a new version also where the same was found before.
+    run : the id of the very attempt to go on with.
 
     Raises SettingsError when no trial keeps the balance, and NotPreparedError.
     """
     workspace, symbol = Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
-    return search_labels(workspace, symbol, horizon, spec, fresh)
+    return search_labels(workspace, symbol, horizon, spec, fresh, run)
 
 
 def plan(

@@ -2,6 +2,7 @@
 
     processed/{SYMBOL}/searched/h20-v1.json       the barriers found, the search, and the rows it saw; never overwritten
                                 trials-{run}.json   every trial of a finished search, whose checkpoints are given back
+    results/{SYMBOL}/barriers-h20-…/search.json   an attempt at a search: what decides it
 
 Other barriers prove other labels at the end of the bars, which moves the chronological split by a few rows. A search
 sees the training rows of the earliest such split, so that what it finds is never refused by the split it leads to.
@@ -24,7 +25,7 @@ from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import DataSpec, Run, machine_with, open_checkpoints
+from ml_factory.experiment import DataSpec, Run, machine_with, newest_attempt, open_checkpoints
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.checkpoints import PhaseCheckpoints
@@ -56,9 +57,11 @@ Frames = tuple[Frame, Frame | None, MarketSpec]
 class SearchResult(Result):
     """labels : the label spec found.  seen_rows : what the search saw, as `SeenRows`.  trials : a row a trial.
 
-    resumed_from : trials that an interrupted search had done.  reused : the spec was there before.
+    run_id : of the attempt.  resumed_from : trials that an interrupted search had done.  reused : the spec was there
+    before.
     """
 
+    run_id: str
     symbol: str
     horizon: int
     name: str
@@ -88,9 +91,12 @@ class SearchResult(Result):
 
 
 def search_labels(
-    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool
+    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, named: str = ""
 ) -> SearchResult:
-    """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before."""
+    """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before.
+
+    named : the very attempt to go on with. Raises SettingsError where it is none of this search.
+    """
     started = time.perf_counter()
     store = Store.current(workspace.processed(symbol))
     settings = settings_of(store)
@@ -99,25 +105,25 @@ def search_labels(
     base, fine, market = frames_for(workspace, store)
     train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
-    run = Run(_run_id(store, spec), folder)
+    run = _open(workspace.results / symbol, store, spec, fresh, named)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
         found, record, resumed, elsewhere = kept_search(
             manager.phase("trials"), (base, fine, market), train, judged, spec,
-            keep=folder / f"trials-{run.run_id}.json", fresh=fresh, done=done,
+            keep=folder / f"trials-{run.run_id}.json", done=done,
         )  # fmt: skip
     path, reused = _write(folder, found, fresh)
     trials = trial_table(spec, record["trials"])
     return SearchResult(
-        symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels), seen_rows=asdict(found.seen_rows),
-        best=found.best, trials=trials, resumed_from=resumed or None, exact=not elsewhere, inexact_because=elsewhere,
-        reused=reused,
-        path=path, seconds=time.perf_counter() - started, draw=lambda: figures.barrier_trials(trials),
+        run_id=run.run_id, symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels),
+        seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=resumed or None,
+        exact=not elsewhere, inexact_because=elsewhere, reused=reused, path=path,
+        seconds=time.perf_counter() - started, draw=lambda: figures.barrier_trials(trials),
     )  # fmt: skip
 
 
 def kept_search(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, judged: pd.DatetimeIndex, spec: SearchSpec,
-    *, keep: Path, fresh: bool = False, done: Callable[[int], None] = lambda count: None,
+    *, keep: Path, done: Callable[[int], None] = lambda count: None,
 ) -> tuple[SearchedLabels, dict, int, list[str]]:  # fmt: skip
     """`search_barriers` with its record in a phase of checkpoints: what it found, the record, trials found done, and
     how machines that did some of them differ from this one.
@@ -125,7 +131,7 @@ def kept_search(
     keep : the file in which the record of a finished search stays, and is found again; the checkpoints' slots are given
     back then.
     """
-    if not fresh and is_file(keep):
+    if is_file(keep):
         told = read_json(keep)
         record, count = told["record"], len(told["record"]["trials"])
         done(count)
@@ -133,7 +139,7 @@ def kept_search(
     here = machine_with(("optuna",), 1)
     kept = Kept(checkpoints, here, lambda record: f"trial {len(record['trials'])} of {spec.trials}")
     with checkpoints.claimed():
-        before = None if fresh else (kept.load() or {"state": None})["state"]
+        before = (kept.load() or {"state": None})["state"]
         keeper = _Keeper(kept, before, done)
         try:
             found = search_barriers(*frames, train, spec, judged=judged, record=before, save=keeper.save)
@@ -263,12 +269,29 @@ def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits:
         )
 
 
-def _run_id(store: Store, spec: SearchSpec) -> str:
+def _open(parent: Path, store: Store, spec: SearchSpec, fresh: bool, named: str) -> Run:
+    """The newest attempt at this search, with `fresh` a new one beside it, or the one that was named."""
+    decided = _decided(store, spec)
+    base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
+    run = Run(named, parent / named) if named else newest_attempt(parent, base, fresh)
+    record = run.folder / "search.json"
+    if named and not (f"{named}-".startswith(f"{base}-") and is_file(record)):
+        there = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
+        raise SettingsError(
+            "This is no attempt at this search", where="run", got=repr(named), wanted=f"one of {base}; there: {there}",
+            next_step="leave the name out: the newest attempt is found, or a new one begins",
+        )  # fmt: skip
+    if not is_file(record):
+        write_json(record, {"run_id": run.run_id, **decided})
+    return run
+
+
+def _decided(store: Store, spec: SearchSpec) -> dict:
     """Data, search, sources and the library that proposes: a search with another of these is another search."""
     decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
     with suppress(importlib.metadata.PackageNotFoundError):
         decided["optuna"] = importlib.metadata.version("optuna")
-    return f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
+    return decided
 
 
 def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:

@@ -123,6 +123,38 @@ pipeline.search_barriers(sys.argv[1], "DEMO", 5, SearchSpec(trials=6, neutral=(0
     assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v3.json"
 
 
+def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared, judged, monkeypatch):
+    """FRESH left on: each restart opens an attempt beside, and the one that had come furthest is still there."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+
+    def killed(after: int) -> None:
+        def judge(*given):
+            if len(judged) == after:
+                raise KeyboardInterrupt
+            return whole(*given)
+
+        judged.clear()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            whole = barrier_search._View.judge
+            patch.setattr(barrier_search._View, "judge", judge)
+            search(prepared, fresh=True)
+
+    killed(5)
+    (longest,) = (path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json"))
+    killed(1)
+    killed(1)
+    assert {path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json")} == {
+        longest, f"{longest}-2", f"{longest}-3",
+    }  # fmt: skip
+    with pytest.raises(SettingsError, match=rf"no attempt at this search.*there: {longest}, "):
+        search(prepared, run=f"{longest}-4")
+    went_on = search(prepared, run=longest)
+    assert went_on.resumed_from == 5 and went_on.run_id == longest
+    newest = search(prepared)  # as a killed attempt of a training: the newest goes on
+    assert newest.resumed_from == 1 and newest.run_id == f"{longest}-3"
+    assert newest.reused and newest.path == went_on.path
+
+
 def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
     result = search(prepared)
     bars = bars_of(prepared)
