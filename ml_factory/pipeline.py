@@ -28,10 +28,10 @@ from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.explaining import explain
-from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, folds_phase, gain_over_blocks
+from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
-from ml_factory.units.holdout import close_record, fit_holdout, fit_phase
+from ml_factory.units.holdout import close_record, fit_holdout
 from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
 from ml_factory.units.opening import (
     Tell,
@@ -175,9 +175,7 @@ def train(
     )  # fmt: skip
     if rank_here():
         return help_fit(data, spec)
-    run, found, artifact = found_run(
-        workspace, spec, fresh, run, [fit_phase(model)], tell, check_source(source), mirror
-    )
+    run, found, artifact = found_run(workspace, spec, fresh, run, tell, check_source(source), mirror)
     reused = not agreed(spec, fitting=artifact is None)
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
@@ -238,7 +236,7 @@ def cross_validate(
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run, found, _ = found_run(workspace, spec, fresh, run, [folds_phase(model)], tell)
+    run, found, _ = found_run(workspace, spec, fresh, run, tell)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **fitted_with).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
@@ -261,7 +259,7 @@ def cross_validate(
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=table,
         fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, untaught=told.untaught,
-        path=path, paths_path=paths_path, resumed_from=told.found or None, exact=not inexact,
+        path=path, paths_path=paths_path, resumed_from=told.found or None, reached=told.reached, exact=not inexact,
         inexact_because=inexact, limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
         draw=lambda: figures.fold_scores(table) if paths is None else figures.path_scores(paths),
     )  # fmt: skip
@@ -303,8 +301,7 @@ def stack(
     spec = RunSpec(
         symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
     )
-    phases = [folds_phase(name) for name in base_models]
-    run, found, artifact = found_run(workspace, spec, fresh, run, phases, tell, mirror=mirror)
+    run, found, artifact = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
     if reused:
         close_record(run, spec, artifact, mirror=mirror)
@@ -317,6 +314,7 @@ def stack(
         symbol=symbol, horizon=horizon, run_id=run.run_id, found=found, base_models=list(base_models),
         metrics=verdict.metrics,
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
+        reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=_run_report(workspace, data, artifact, verdict, run.folder),

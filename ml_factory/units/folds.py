@@ -31,7 +31,7 @@ from ml_factory.units.dataset import (
     verdicts,
     weights_of,
 )
-from ml_factory.units.keeping import Kept, reached_by_fit
+from ml_factory.units.keeping import Kept, fold_phase, folds_phase, how_far, reached_by_fit
 
 # scheme -> what its folds are called
 SCHEMES = {
@@ -154,12 +154,19 @@ class FoldOutcome:
 
     forecasts : for each fold float64 (test rows, 3), NaN where none.  found : folds that were done before.
     inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
+    inside : how far the fit of the fold after those was, in words; "" where it began now.
     """
 
     plan: FoldPlan
     forecasts: list[np.ndarray]
     found: int
     inexact: tuple[str, ...]
+    inside: str = ""
+
+    @property
+    def reached(self) -> str:
+        """What was there before, in words; "" where all of it was done now."""
+        return how_far(f"fold {self.found} of {len(self.plan.folds)}" if self.found else "", self.inside)
 
     @property
     def p_N3(self) -> np.ndarray:
@@ -208,15 +215,19 @@ def forecast_folds(
     outer, count = manager.phase(folds_phase(model)), len(plan.folds)
     kept = Kept(outer, here, lambda state: f"fold {state['finished']} of {count}")
     inner: dict[int, Kept] = {}
+    given_back: set[int] = set()
 
     def inputs(fit: np.ndarray):
         take = model_inputs(data, fit_on(data, plan.rows[fit]), lookback)
         return lambda positions: take(plan.rows[positions])
 
     def options(fold: int) -> dict:
-        if fold - 1 in inner and outer.kept():  # the fold before is in the outer checkpoint: its slots serve this one
-            manager.phase(f"{folds_phase(model)}_{fold - 1}").finish()
-        inner[fold] = Kept(manager.phase(f"{folds_phase(model)}_{fold}"), here, reached_by_fit)
+        before = inner.keys() - given_back
+        if before and outer.kept():  # the folds before are in the outer checkpoint: their slots serve this one
+            for one in sorted(before):
+                manager.phase(fold_phase(model, one)).finish()
+            given_back.update(before)
+        inner[fold] = Kept(manager.phase(fold_phase(model, fold)), here, reached_by_fit)
         return {"checkpoints": inner[fold]} | binned_for(model, bins, fold)
 
     forecasts = fold_forecasts(
@@ -233,9 +244,11 @@ def forecast_folds(
     if keep is not None:
         save_state(keep, {"p": forecasts, "elsewhere": kept.elsewhere})
     if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
-        for phase in (outer, *(manager.phase(f"{folds_phase(model)}_{fold}") for fold in range(count))):
+        for phase in (outer, *(manager.phase(fold_phase(model, fold)) for fold in range(count))):
             phase.finish()
-    return FoldOutcome(plan, forecasts, int(kept.metrics.get("finished", 0)), tuple(kept.elsewhere))
+    found = int(kept.metrics.get("finished", 0))
+    inside = str(inner[found].metrics.get("reached", "")) if found in inner else ""
+    return FoldOutcome(plan, forecasts, found, tuple(kept.elsewhere), inside)
 
 
 def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
@@ -250,11 +263,6 @@ def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     if [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
         return None
     return FoldOutcome(plan, forecasts, len(forecasts), tuple(state["elsewhere"]))
-
-
-def folds_phase(model: str) -> str:
-    """The name of the checkpoints of a model's folds; those of the fit inside one end with its number."""
-    return f"folds_{model}"
 
 
 @dataclass(frozen=True)

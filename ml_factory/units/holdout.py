@@ -23,7 +23,7 @@ from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, weighted
-from ml_factory.units.keeping import Kept, history_of, reached_by_fit
+from ml_factory.units.keeping import Kept, fit_phase, history_of, reached_by_fit
 
 Callback = Callable[[int, dict], None]
 SPLIT = "split"  # the chronological split among `FoldBins`
@@ -101,11 +101,6 @@ def close_record(run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) ->
         tracker.catch_up(history)
         tracker.finish(_summary(artifact), artifact=artifact)
     run.end()
-
-
-def fit_phase(model: str) -> str:
-    """The name of the checkpoints of a model's fit."""
-    return f"train_{model}"
 
 
 def _record(run: Run, spec: RunSpec, mirror: str, manager: CheckpointManager | None = None) -> Tracker:

@@ -1,7 +1,9 @@
-"""Checkpoints of one unit of work that also carry how far it is and the machines it has seen."""
+"""Checkpoints of one unit of work that also carry how far it is and the machines it has seen; the names of units."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from ml_factory.experiment import Run
 from ml_factory.models.contract import differences, merged
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 
@@ -43,6 +45,44 @@ class Kept:
         return self._checkpoints.save(
             {**state, **carried}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
         )
+
+
+def fit_phase(model: str) -> str:
+    """The name of the checkpoints of a model's fit."""
+    return f"train_{model}"
+
+
+def folds_phase(model: str) -> str:
+    """The name of the checkpoints of a model's folds: what the finished ones forecast."""
+    return f"folds_{model}"
+
+
+def fold_phase(model: str, fold: int) -> str:
+    """The name of the checkpoints of the fit inside one fold."""
+    return f"{folds_phase(model)}_{fold}"
+
+
+def forecasts_file(run: Run, model: str, fold: int | None = None) -> Path:
+    """Where the forecasts of all folds stay, or of one nested fold, when they are done."""
+    return run.folder / (f"forecasts-{model}.state" if fold is None else f"forecasts-{model}-{fold}.state")
+
+
+def trials_file(run: Run, fold: int) -> Path:
+    """Where the trials of one nested fold's search stay when they are done."""
+    return run.folder / f"trials-{fold}.json"
+
+
+def nested_run(run: Run, fold: int) -> Run:
+    """The run under whose id one nested fold keeps its checkpoints."""
+    return Run(f"{run.run_id}-fold{fold}", run.folder)
+
+
+def how_far(done: str, inside: str) -> str:
+    """How far folds are, in words: what is `done` ("fold 1 of 3", "" without any) and what was begun of the one after
+    ("round 10"); "" where there is neither."""
+    if not inside:
+        return done
+    return f"{done}, {inside} in the next" if done else f"{inside} in the first fold"
 
 
 def history_of(state: Mapping) -> list[dict]:

@@ -32,14 +32,15 @@ from ml_factory.units.folds import (
     out_of_fold_predictions,
     path_metrics,
 )
-from ml_factory.units.searching import Frames, frames_for, kept_search
+from ml_factory.units.keeping import forecasts_file, how_far, nested_run, trials_file
+from ml_factory.units.searching import Frames, frames_for, kept_search, trial_of
 
 
 @dataclass(frozen=True)
 class FoldsTold:
     """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
 
-    untaught : folds that forecast nothing.  found : folds that were done before.  inexact : see `FoldOutcome`.
+    untaught : folds that forecast nothing.  found, reached, inexact : see `FoldOutcome`.
     """
 
     scores: pd.DataFrame
@@ -47,6 +48,7 @@ class FoldsTold:
     paths: pd.DataFrame | None
     untaught: list[int]
     found: int
+    reached: str
     inexact: tuple[str, ...]
 
 
@@ -56,11 +58,14 @@ def plain_folds(
 ) -> FoldsTold:  # fmt: skip
     """Every fold on the labels as they are prepared."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
-        keep = run.folder / f"forecasts-{spec.model}.state"
+        keep = forecasts_file(run, spec.model)
         outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep, bins)
     judged = judged_folds(data, outcome, spec.model)
     paths = path_metrics(data, plan, judged)
-    return FoldsTold(fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.inexact)
+    return FoldsTold(
+        fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.reached,
+        outcome.inexact,
+    )  # fmt: skip
 
 
 def searched_folds(
@@ -75,20 +80,23 @@ def searched_folds(
     store = Store.current(workspace.processed(data.symbol))
     frames = frames_for(workspace, store)
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
-    scores, tables, untaught, found, inexact = [], [], [], 0, {}
+    scores, tables, untaught, inside, found, inexact = [], [], [], [], 0, {}
     for number, (train, test) in enumerate(plan.folds):
         moments = plan.labels.index[train], plan.labels.index[test]
-        with open_checkpoints(workspace.checkpoints, Run(f"{run.run_id}-fold{number}", run.folder)) as manager:
-            keep = run.folder / f"trials-{number}.json"
-            spec_found, _, _, elsewhere = kept_search(manager.phase("barriers"), frames, *moments, search, keep=keep)
+        with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
+            keep = trials_file(run, number)
+            spec_found, _, trials, elsewhere = kept_search(
+                manager.phase("barriers"), frames, *moments, search, keep=keep
+            )
             write_bytes_atomic(_place(run, number), spec_found.to_json().encode())
             own = relabelled(data, frames, spec_found.labels, plan.labels.index)
             part = fold_of(own, moments, number, embargo, plan)
             seeded = replace(spec, seed=derive_seed(spec.seed, "nested", number))
-            keep = run.folder / f"forecasts-{spec.model}-{number}.state"
+            keep = forecasts_file(run, spec.model, number)
             mine = None if bins is None else {0: bins[number]}
             outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep, mine)
         found += outcome.found
+        inside.append(outcome.inside or (trial_of(trials, search) if trials else ""))
         inexact |= dict.fromkeys([*elsewhere, *outcome.inexact])
         barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}
         tables.append(part.table().assign(fold=number, **barriers))
@@ -98,7 +106,8 @@ def searched_folds(
             scores.append(fold_metrics(own, judged_folds(own, outcome, spec.model)).assign(fold=number))
     check_taught(untaught, len(plan.folds), spec.model)
     told = pd.concat(scores, ignore_index=True)
-    return FoldsTold(told, pd.concat(tables, ignore_index=True), None, untaught, found, tuple(inexact))
+    reached = how_far(f"fold {found} of {len(plan.folds)}" if found else "", [*inside, ""][found])
+    return FoldsTold(told, pd.concat(tables, ignore_index=True), None, untaught, found, reached, tuple(inexact))
 
 
 def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:

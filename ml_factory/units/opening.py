@@ -10,6 +10,7 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset
+from ml_factory.units.keeping import fit_phase, folds_phase
 from ml_factory.units.preparation import load_dataset
 from ml_factory.units.proving import check_certified
 from ml_factory.units.restoring import bring_back
@@ -30,7 +31,6 @@ def found_run(
     spec: RunSpec,
     fresh: bool,
     named: str,
-    phases: Sequence[str],
     tell: Tell,
     source: str = "registry",
     mirror: str = "off",
@@ -42,12 +42,12 @@ def found_run(
     kind = "stack" if spec.task == "stack" else "model"
     artifact = None
     if spec.task != "folds":
-        bring_back(workspace, run, spec, phases[0], source=source, mirror=mirror)
+        phase = fit_phase(spec.model) if kind == "model" else folds_phase(spec.models[0])
+        bring_back(workspace, run, spec, phase, source=source, mirror=mirror)
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
     whole = artifact if artifact is not None and artifact.whole() else None
-    line = standing_line(
-        workspace, run, spec, phases, finished=whole is not None or (spec.task == "folds" and run.ended)
-    )
+    finished = whole is not None or (spec.task == "folds" and run.ended)
+    line = standing_line(workspace, run, spec, finished=finished)
     tell(line)
     return run, line, whole
 

@@ -48,7 +48,7 @@ class Result:
     def origin(self) -> pd.DataFrame:
         """How this result came about: what was found, from where it went on, and whether its bits are those of a run
         that was never interrupted. For results of a run that can be resumed."""
-        resumed = getattr(self, "resumed_from", None)
+        resumed = getattr(self, "reached", "") or getattr(self, "resumed_from", None)
         exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
         facts = {
             "found": getattr(self, "found", ""),
@@ -181,6 +181,7 @@ class CrossValidateResult(Result):
     """`folds` has a row per fold, block and forecast, `paths` one per path and forecast of combinatorial folds.
 
     gain_mean, gain_se : over the blocks.  untaught : folds whose training rows were of one class.
+    resumed_from : folds that were done before.  reached : that in words, with how far the next one was.
     """
 
     symbol: str
@@ -201,9 +202,11 @@ class CrossValidateResult(Result):
     path: Path
     paths_path: Path | None
     found: str = ""
+    reached: str = ""
 
     def summary(self) -> str:
-        resumed = f", {self.resumed_from} folds found done" if self.resumed_from else ""
+        begun = f", resumed at {self.reached}" if self.reached else ""
+        resumed = f", {self.resumed_from} folds found done" if self.resumed_from else begun
         first = (
             f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} folds "
             f"({self.scheme}){resumed}: log loss below the prior's by {self.gain_mean:+.4f} "
@@ -226,6 +229,8 @@ class CrossValidateResult(Result):
 
 @dataclass(frozen=True)
 class StackResult(Result):
+    """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were."""
+
     symbol: str
     horizon: int
     run_id: str
@@ -241,10 +246,12 @@ class StackResult(Result):
     predictions_hash: str
     report_path: Path
     found: str = ""
+    reached: str = ""
     lineage: pd.DataFrame | None = None
 
     def summary(self) -> str:
-        resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else ""
+        begun = f", resumed at {self.reached}" if self.reached else ""
+        resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
         return "\n".join([first, *marks_of(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])

@@ -137,7 +137,7 @@ def kept_search(
         done(count)
         return search_barriers(*frames, train, spec, judged=judged, record=record), record, count, told["elsewhere"]
     here = machine_with(("optuna",), 1)
-    kept = Kept(checkpoints, here, lambda record: f"trial {len(record['trials'])} of {spec.trials}")
+    kept = Kept(checkpoints, here, lambda record: trial_of(len(record["trials"]), spec))
     with checkpoints.claimed():
         before = (kept.load() or {"state": None})["state"]
         keeper = _Keeper(kept, before, done)
@@ -148,6 +148,11 @@ def kept_search(
             if keeper.record is not None and len(keeper.record["trials"]) == spec.trials:
                 _give_back(checkpoints, keep, {"record": keeper.record, "elsewhere": kept.elsewhere})
     return found, keeper.record, len(before["trials"]) if before else 0, kept.elsewhere
+
+
+def trial_of(done: int, spec: SearchSpec) -> str:
+    """How far a search is, in words."""
+    return f"trial {done} of {spec.trials}"
 
 
 def _give_back(checkpoints: PhaseCheckpoints, keep: Path, told: dict) -> None:

@@ -17,6 +17,7 @@ from ml_factory.units.dataset import Dataset, weighted
 from ml_factory.units.folds import fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
 from ml_factory.units.holdout import close_record
+from ml_factory.units.keeping import forecasts_file
 
 
 def fit_stack(
@@ -27,7 +28,7 @@ def fit_stack(
     settings = dict(spec.settings)
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
     rows = data.splits["train"]
-    oof, found, limited = {}, 0, {}
+    oof, found, reached, limited = {}, 0, {}, {}
     by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
     bases = {name: by_hash[digest] for name, digest in digests.items()}
     # What a base model was continued with, the stack on top of it was too.
@@ -37,17 +38,19 @@ def fit_stack(
         for name in names:
             limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
             plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
-            keep = run.folder / f"forecasts-{name}.state"
+            keep = forecasts_file(run, name)
             outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits, keep=keep)
             oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
-            inexact = merged(inexact, outcome.inexact)
+            inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
     temperature = _temperature(workspace, data, pool, bases)
     facts = {
         "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
-        "note": pool.note, "resumed_from": found or None, "inexact": inexact, "limited": limited if spec.quick else {},
-        "seconds": time.perf_counter() - started, "versions": library_versions(),
+        "note": pool.note, "resumed_from": found or None,
+        "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": inexact,
+        "limited": limited if spec.quick else {}, "seconds": time.perf_counter() - started,
+        "versions": library_versions(),
     }  # fmt: skip
     state = {
         "model": "stack", "stack": pool.to_dict(), "bases": digests, "temperature": temperature.to_dict(),

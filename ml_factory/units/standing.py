@@ -1,6 +1,5 @@
 """Where a run stands: what of it was found in the workspace, and what will be done now, in one line."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,9 +7,19 @@ from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.models.contract import differences
 from ml_factory.provenance import changed
+from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.storage import is_file, is_folder, names_in, read_json
 from ml_factory.runs.workspace import Workspace
+from ml_factory.units.keeping import (
+    fit_phase,
+    fold_phase,
+    folds_phase,
+    forecasts_file,
+    how_far,
+    nested_run,
+    trials_file,
+)
 
 _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 
@@ -44,24 +53,24 @@ class Other:
         return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab."
 
 
-def standing_line(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequence[str], *, finished: bool) -> str:
+def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
     """What was found of this run and what is done now.
 
-    phases : names of the checkpoints that tell how far it is.  finished : its artifact is there.
+    finished : its artifact is there.
     Where the workspace is on a mount that does not answer, it says that nothing is known.
     """
     what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
     if finished:
         return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
     try:
-        return _standing(workspace, run, spec, phases, what)
+        return _standing(workspace, run, spec, what)
     except SilentMountError as error:
         silent = f"the mount does not answer ({error.got})"
         return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
 
 
-def _standing(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequence[str], what: str) -> str:
-    reached = reached_in(workspace, run, phases)
+def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
+    reached = reached_in(workspace, run, spec)
     if reached:
         elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
@@ -81,16 +90,41 @@ def _standing(workspace: Workspace, run: Run, spec: RunSpec, phases: Sequence[st
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
-def reached_in(workspace: Workspace, run: Run, phases: Sequence[str]) -> str:
-    """How far the newest checkpoint of each phase is, in words; "" where there is none."""
-    told = []
+def reached_in(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+    """How far a run is, in words, as its newest checkpoints say, those of a fit inside a fold among them; "" where
+    there is none."""
+    if "search" in dict(spec.settings):
+        return _nested(workspace, run, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
-        for phase in phases:
-            found = manager.phase(phase).glance()
-            if found is not None:
-                name = f"{phase.removeprefix('folds_')}: " if len(phases) > 1 else ""
-                told.append(f"{name}{found['metrics'].get('reached', 'a checkpoint')}")
-    return ", ".join(told)
+        if spec.task == "train":
+            return _told(manager, fit_phase(spec.model))
+        told = {name: _folds(manager, run, name) for name in spec.models}
+    return "; ".join(f"{name}: {at}" if len(told) > 1 else at for name, at in told.items() if at)
+
+
+def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
+    if is_file(forecasts_file(run, model)):
+        return "all folds"
+    found = manager.phase(folds_phase(model)).glance()
+    done = int(found["metrics"]["finished"]) if found else 0
+    return how_far(_told(manager, folds_phase(model)), _told(manager, fold_phase(model, done)))
+
+
+def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+    """Of folds that each search and train under a run id of their own."""
+    count = int(dict(spec.settings)["folds"])
+    done = next((fold for fold in range(count) if not is_file(forecasts_file(run, spec.model, fold))), count)
+    with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
+        inside = _told(manager, fold_phase(spec.model, 0)) or _told(manager, "barriers")
+    if not inside and is_file(trials_file(run, done)):
+        trials = dict(spec.settings)["search"]["trials"]
+        inside = f"trial {trials} of {trials}"
+    return how_far(f"fold {done} of {count}" if done else "", inside)
+
+
+def _told(manager: CheckpointManager, phase: str) -> str:
+    found = manager.phase(phase).glance()
+    return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
 
 
 def begun_on(run: Run) -> dict | None:

@@ -61,7 +61,7 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         with pytest.raises(SilentMountError):
             ask()
     assert first_missing([1, 2], folder / "run" / "log") == 0
-    line = standing_line(workspace, Run("run-2", folder / "run-2"), SPEC, ["p"], finished=False)
+    line = standing_line(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
     assert line.startswith("Not known what there is of xgboost on DEMO, horizon 5: the mount does not answer")
     told = plan_models(
         workspace, SimpleNamespace(symbol="DEMO", horizon=5, fingerprint="data"), [], quick=True, seed=0, settings={}

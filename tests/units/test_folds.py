@@ -18,6 +18,7 @@ from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.units import folds, opening
 from ml_factory.units.dataset import Dataset, weights_of
 from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
+from ml_factory.units.keeping import fold_phase, reached_by_fit
 from ml_factory.units.preparation import load_dataset
 
 HORIZON = 10
@@ -174,6 +175,28 @@ def test_folds_pass_their_slots_on(prepared, monkeypatch):
     assert len(made) <= 10  # two units, each the last three, the best and one being written
     notes = [json.loads(path.with_suffix(".json").read_text()) for path in made]
     assert {note["status"] for note in notes} <= {"returned"}
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch, fold):
+    workspace, now = prepared[0], []
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    asked = {"folds": 2, "model_settings": {**SMALL, "rounds": 20, "block": 5, "patience": 0}, "seed": 90 + fold}
+
+    def saved(state):
+        if now[-1] == fold and state["rounds"] == 15:
+            raise KeyboardInterrupt
+        return reached_by_fit(state)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(folds, "fold_phase", lambda model, number: now.append(number) or fold_phase(model, number))
+        patch.setattr(folds, "reached_by_fit", saved)
+        pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
+    assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
+    assert f"unfinished at {result.reached} ({result.run_id}). Goes on from there." in result.found
+    assert result.origin()["value"]["gone on from"] == result.reached
+    assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
 
 
 def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):

@@ -132,10 +132,12 @@ def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
     with monkeypatch.context() as patch:
         machine = searching.machine_with
         patch.setattr(searching, "machine_with", lambda *given: machine(*given) | {"python": "3.1"})
-        killed_in_the_search(prepared, monkeypatch, trials=3)
+        killed_in_the_search(prepared, monkeypatch, trials=3, fold=1)
     result = folds(prepared)
     assert not result.exact and any("python: began with 3.1" in reason for reason in result.inexact_because)
-    assert folds(prepared, fresh=True).exact
+    assert result.reached == "fold 1 of 3, trial 3 of 5 in the next"
+    assert f"unfinished at {result.reached} ({result.run_id})" in result.found
+    assert result.origin()["value"]["gone on from"] == result.reached
 
 
 def test_without_a_search_nothing_says_so_and_folds_with_paths_refuse_one(prepared):
