@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.data.bars import BarSpec
@@ -14,7 +15,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.contract import cores, environment
 from ml_factory.models.registry import signature_of, spec_of
-from ml_factory.provenance import closure, commit, source_hashes
+from ml_factory.provenance import closure, commit, rooms_files, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.session import Session
 from ml_factory.runs.storage import fingerprint, is_file, is_folder, plain, write_json
@@ -125,6 +126,11 @@ class RunSpec:
         return source_hashes(closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))]))
 
     @property
+    def all_sources(self) -> dict[str, str]:
+        """`sources`, and those that made the data, which the run's id knows by the data's fingerprint."""
+        return source_hashes(rooms_files(DATA_ROOMS)) | self.sources
+
+    @property
     def run_id(self) -> str:
         decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
         own = {name: signature for name in self.models if (signature := signature_of(name))}
@@ -224,12 +230,13 @@ class Run:
     folder: Path
 
     def begin(self, spec: RunSpec) -> None:
-        """Make the folder and write down the settings, this machine, the sources and their commit: only when the
-        settings have proved usable, and only the first time."""
+        """Make the folder and write down the settings, this machine, the moment, the sources and their commit: only
+        when the settings have proved usable, and only the first time."""
         record = self.folder / "run.json"
         if not is_file(record):
-            made = {"run_id": self.run_id, "environment": machine(spec), "sources": spec.sources, "commit": commit()}
-            write_json(record, spec.to_dict() | made)
+            begun = datetime.now(UTC).isoformat(timespec="microseconds")
+            made = {"run_id": self.run_id, "begun_at": begun, "environment": machine(spec)}
+            write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
 
     def end(self) -> None:
         """Mark it as finished, for whoever looks at the runs beside it."""

@@ -70,7 +70,7 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
 def test_other_settings_open_a_run_beside(often):
     train(often, 3)
     result, (line,) = train(often, model_settings=TREES | {"depth": 2})
-    assert "1 of other settings. Opens a new run beside" in line
+    assert "is of other settings (depth 3 there, 2 here). Opens a new run beside" in line
     _, (line,) = train(often)
     assert "unfinished at round 15" in line  # the first one stands where it stood
     assert result.resumed_from is None

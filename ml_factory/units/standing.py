@@ -1,10 +1,11 @@
 """Where a run stands: what of it was found in the workspace, and what will be done now, in one line."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
+from ml_factory.experiment import DATA_ROOMS, Run, RunSpec, machine, open_checkpoints
 from ml_factory.models.contract import differences
 from ml_factory.provenance import changed
 from ml_factory.runs.checkpoints import CheckpointManager
@@ -28,21 +29,24 @@ _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 class Other:
     """A run of the same model and horizon that this one is not.
 
-    why : settings, data or code.  files : sources that differ.  commit : the one it was begun with.
+    begun_at : UTC, ISO 8601.  why : settings, data or code.  details : settings with both values, or sources that
+    differ.  prepared : whether the sources that made the data are among them.  commit : the one it was begun with.
     """
 
     run_id: str
+    begun_at: str
     why: str
-    files: tuple[str, ...]
+    details: tuple[str, ...]
+    prepared: bool
     commit: str
     ended: bool
 
     def words(self) -> str:
         """What keeps it from being gone on from."""
-        if self.why != "code":
-            return f"{self.run_id} is of other {self.why}"
-        files = ", ".join(self.files[:3]) + (f" and {len(self.files) - 3} more" if len(self.files) > 3 else "")
-        return f"{self.run_id} was begun with other code ({files} changed)"
+        details = ", ".join(self.details[:3]) + (f" and {len(self.details) - 3} more" if len(self.details) > 3 else "")
+        if self.why == "code":
+            return f"{self.run_id} was begun with other code" + (f" ({details} changed)" if details else "")
+        return f"{self.run_id} is of other {self.why}" + (f" ({details})" if details else "")
 
     def offer(self) -> str:
         """How it could still be finished."""
@@ -50,7 +54,8 @@ class Other:
             return ""
         head, _, changes = self.commit.partition("+")
         warning = ", and the changes that were not committed then" if changes else ""
-        return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab."
+        again = "; prepare there first" if self.prepared else ""
+        return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
 
 
 def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
@@ -85,8 +90,8 @@ def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
             )
         )
     if beside:
-        whys = sorted({one.why for one in beside})
-        return f"Found {what}: {len(beside)} of other {' or '.join(whys)}. Opens a new run beside, {run.run_id}."
+        more = f", and {len(beside) - 1} begun before it are others, too" if len(beside) > 1 else ""
+        return f"Found {what}: {beside[-1].words()}{more}. Opens a new run beside, {run.run_id}."
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
@@ -138,8 +143,8 @@ def begun_on(run: Run) -> dict | None:
 
 
 def others(parent: Path, spec: RunSpec) -> list[Other]:
-    """Runs of the same model, horizon, seed and form that this one is not, in order of their names."""
-    wanted, found = spec.to_dict(), []
+    """Runs of the same model, horizon, seed and form that this one is not, the one begun last at the end."""
+    wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
             told = read_json(path)
@@ -150,20 +155,40 @@ def others(parent: Path, spec: RunSpec) -> list[Other]:
         except (WorkspaceError, KeyError, TypeError):
             continue
         if same and not base.startswith(spec.run_id):
-            found.append(_other(path, told, spec))
+            found.append(_other(path, told, wanted, sources))
+    return sorted(found, key=lambda one: one.begun_at)
+
+
+def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> Other:
+    """Changed code changes more than its hashes: what it prepares is other data, and what a stack is built on are other
+    models. Both count as settings or data only where no code explains them."""
+    files = changed(told.get("sources") or {}, sources)
+    prepared = any(name.partition("/")[0] in DATA_ROOMS for name in files)
+    settings = _differing(told.get("settings") or {}, wanted["settings"], but="bases" if files else "")
+    if settings:
+        why, details = "settings", settings
+    elif told.get("data") != wanted["data"] and not prepared:
+        why, details = "data", []
+    else:
+        why, details = "code", files
+    ended, commit = Run(told["run_id"], path.parent).ended, str(told.get("commit") or "")
+    return Other(told["run_id"], str(told.get("begun_at") or ""), why, tuple(details), prepared, commit, ended)
+
+
+def _differing(there: Mapping, here: Mapping, but: str) -> list[str]:
+    """Settings in which two runs differ, with both values where these are short."""
+    found = []
+    for name in sorted({*there, *here} - {but}):
+        one, other = there.get(name, "as usual"), here.get(name, "as usual")
+        if one != other:
+            long = isinstance(one, Mapping | list | tuple) or isinstance(other, Mapping | list | tuple)
+            found.append(f"other {name}" if long else f"{name} {one} there, {other} here")
     return found
 
 
 def _records(parent: Path, start: str = "") -> list[Path]:
     """Where runs whose names begin like this are described, in order of their names."""
     return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
-
-
-def _other(path: Path, told: dict, spec: RunSpec) -> Other:
-    wanted = spec.to_dict()
-    files = tuple(changed(told.get("sources") or {}, spec.sources))
-    why = next((name for name in ("settings", "data") if told.get(name) != wanted[name]), "code")
-    return Other(told["run_id"], why, files, str(told.get("commit") or ""), Run(told["run_id"], path.parent).ended)
 
 
 def check_named(parent: Path, spec: RunSpec, named: str) -> None:
