@@ -197,12 +197,12 @@ class _Saver:
             return
         # With the flag up nothing is saved: the run turns back instead.
         if self.checkpoints.due() and not self.run.check_finite():
-            self._save(self.run.state(), None, force=False)
+            self._save(self.run.state(), self.run.memory.verdict(), force=False)
 
     def unit(self, metrics: dict) -> None:
         if self.checkpoints is not None and (self.run.done or self.checkpoints.due()):
             self._save(self.run.copy, metrics, force=self.run.done)
 
-    def _save(self, state: dict, metrics: dict | None, *, force: bool) -> None:
+    def _save(self, state: dict, metrics: Mapping | None, *, force: bool) -> None:
         self.checkpoints.save(state, metrics=metrics, force=force)
         self.last = time.monotonic()

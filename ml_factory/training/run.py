@@ -37,6 +37,11 @@ class Memory:
     best_weights: dict[str, Tensor] | None = None
     slower: float = 1.0
 
+    def verdict(self) -> dict | None:
+        """The metrics of the last epoch that ended: what a checkpoint taken since then, which holds the best weights
+        so far, is compared by. None in the first epoch."""
+        return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
+
     def out_of_patience(self, spec: TrainSpec) -> bool:
         return self.best_epoch > 0 and 0 < spec.patience <= len(self.history) - self.best_epoch
 

@@ -202,6 +202,22 @@ def test_another_size_of_batch_is_another_run():
         Run(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
 
 
+def test_a_save_in_mid_epoch_carries_the_last_verdict():
+    """So that the best of a long run is among the slots also where the timer is used up in mid-epoch."""
+    heard = {}
+
+    class Saved(Kept):
+        def save(self, state, metrics=None, force=False):
+            heard[state["step"]] = metrics
+
+    losses = iter([0.5, 0.25, 0.75])
+    spec = TrainSpec(epochs=3, batch=16, save_seconds=0.0)
+    trained(spec, validate=lambda: next(losses), checkpoints=Saved())
+    assert heard[1] is heard[2] is None
+    assert [heard[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
+    assert set(heard[4]) == {"train_loss", "val_loss", "seconds"}
+
+
 def test_averaged_weights_are_judged_and_kept():
     seen = []
     network, batch, loss = small()
