@@ -5,9 +5,9 @@ All of them leave a life alone that starts from nothing, so that the first life 
 
 from collections.abc import Callable, Iterator
 
-from ml_factory.models.registry import available_models
 from tests.chaos.chain import Plan
 from tests.chaos.hooks import Kill, wrap_everywhere, wrap_method
+from tests.chaos.work import UNITS
 
 
 class Resumed:
@@ -66,6 +66,26 @@ def average() -> None:
     Resumed(lambda state: [value.copy_(state["network"][name]) for name, value in state["average"].items()])
 
 
+def patience() -> None:
+    """Early stopping counts again from here."""
+    Resumed(lambda state: state["memory"].update(best_epoch=len(state["memory"]["history"])))
+
+
+def best_weights() -> None:
+    """The best weights so far are those of this moment."""
+    Resumed(lambda state: state["memory"].update(best_weights=dict(state["network"])))
+
+
+def loss_scale() -> None:
+    """The loss is scaled anew, too much: the first step is left out, as GradScaler's first ones often are."""
+    Resumed(lambda state: state["scale"]["scale"].fill_(2.0**40))
+
+
+def micro_batch() -> None:
+    """Steps go on in parts of half the size, which draw other random numbers."""
+    Resumed(lambda state: state.update(micro=state["micro"] // 2))
+
+
 def _tensors(tree: dict, above: str = "") -> Iterator[tuple[str, object]]:
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -110,6 +130,10 @@ SABOTAGE = {
     "device's random numbers": (device_seed, "lstm", "step", 6),
     "optimizer's moments": (moments, "patchtst", "step", 6),
     "averaged weights": (average, "lstm", "step", 6),
+    "early stopping": (patience, "early stopping", "step", 17),
+    "the best weights": (best_weights, "early stopping", "step", 17),
+    "the loss scale": (loss_scale, "half precision", "step", 6),
+    "the micro-batch": (micro_batch, "lstm", "step", 6),
     "a block's seed": (block_seed, "xgboost", "block", 2),
     "a block's seed, lightgbm": (block_seed, "lightgbm", "block", 2),
     "a fold's seed": (fold_seed, "folds", "fold", 1),
@@ -124,5 +148,5 @@ def sabotages(seed: int, *, names: tuple[str, ...] = tuple(SABOTAGE)) -> Iterato
     """One kill each, taken up by a broken life."""
     for name in names:
         _, unit, event, n = SABOTAGE[name]
-        if unit in (*available_models(), "folds", "search"):
+        if unit in UNITS:
             yield Plan(unit, (("sabotage", Kill(event, n)),), seed, lossy=False, broken=name)

@@ -69,9 +69,9 @@ def prepare(root: Path) -> Hashes:
     return {name: _digest(value) for name, value in told.items()} | {"balance": _table(result.label_balance)}
 
 
-def train(model: str) -> Callable[[Path], Hashes]:
+def train(model: str, **more) -> Callable[[Path], Hashes]:
     def work(root: Path) -> Hashes:
-        result = pipeline.train(root, SYMBOL, HORIZON, model, mirror="off", model_settings=settings_of(model))
+        result = pipeline.train(root, SYMBOL, HORIZON, model, mirror="off", model_settings=settings_of(model) | more)
         losses = result.history.drop(columns="seconds")
         return {
             "weights": result.artifact_hash, "predictions": result.predictions_hash, "metrics": _table(result.metrics),
@@ -109,6 +109,8 @@ def _short(model: str) -> dict:
 UNITS: Mapping[str, Callable[[Path], Hashes]] = {
     "prepare": prepare,
     **{model: train(model) for model in available_models()},
+    "early stopping": train("lstm", lr=0.05, patience=2, epochs=8),  # best after 1 epoch, stopped after 3
+    "half precision": train("patchtst", precision="fp16"),
     "folds": folds("xgboost"),
     "folds of a network": folds("lstm"),
     "search": search,
