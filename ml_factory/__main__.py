@@ -202,6 +202,8 @@ def plan(
     symbol: Symbol = DEMO,
     horizon: Horizon = 20,
     model: Annotated[list[str] | None, typer.Option("--model", help="A model, several times; empty: all.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="train (the default), folds, stack.")] = None,
+    folds: Annotated[int, typer.Option("--folds", help="Of a cross-validation or a stack.")] = 5,
     seed: Seed = 0,
     quick: Quick = False,
     as_json: Json = False,
@@ -209,8 +211,9 @@ def plan(
     """What fits into this session, in which order. Example: `python -m ml_factory plan --model lstm --model tcn`"""
     with working("warming up", as_json):
         result = pipeline.plan(
-            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick_from_environment(quick)
-        )
+            Workspace(workspace), symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),
+            tasks=task or ("train",), folds=folds,
+        )  # fmt: skip
     tell(result, as_json)
 
 

@@ -15,7 +15,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
-from ml_factory.experiment import RunSpec, check_horizon, check_seed, run_spec
+from ml_factory.experiment import check_horizon, check_seed, run_spec
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.ownership import rank_here
@@ -59,7 +59,7 @@ from ml_factory.units.results import (
     TrainResult,
 )
 from ml_factory.units.searching import SearchResult, search_labels
-from ml_factory.units.stacked import fit_stack
+from ml_factory.units.stacked import fit_stack, stack_spec
 from ml_factory.units.views import (
     certificate,
     draw_cuts,
@@ -129,17 +129,23 @@ def search_barriers(
 
 def plan(
     workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, seed: int = 0,
-    quick: bool = False, model_settings: Mapping[str, Mapping] | None = None,
+    quick: bool = False, model_settings: Mapping[str, Mapping] | None = None, tasks: Sequence[str] = ("train",),
+    scheme: str = "purged_kfold", folds: int = 5,
 ) -> PlanResult:  # fmt: skip
     """What of this work fits into what is left of the session, and in which order: each model is warmed up for a
     moment, and its time, memory and space are forecast. Nothing is kept.
 
     models : default: all there are; finished ones are left out.  model_settings : model -> its settings, as of `train`.
+    tasks : "train"; "folds", a cross-validation of each; "stack", with these as base models.  scheme, folds : as of
+    `cross_validate` and `stack`.
     """
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
     chosen = available_models() if models is None else [spec_of(name).name for name in models]
-    return plan_models(workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=model_settings or {})
+    return plan_models(
+        workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=model_settings or {}, tasks=tasks,
+        scheme=SchemeSpec(scheme, folds),
+    )  # fmt: skip
 
 
 @pushed_after
@@ -297,10 +303,7 @@ def stack(
         for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
-    settings = (("base_models", list(base_models)), ("bases", hashes), ("folds", folds))
-    spec = RunSpec(
-        symbol, check_horizon(horizon), "stack", "stack", check_seed(seed), quick, data.fingerprint, settings
-    )
+    spec = stack_spec(data, base_models, hashes, folds, seed, quick)
     run, found, artifact = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
     if reused:

@@ -17,13 +17,14 @@ from ml_factory.runs.timer import reserve
 
 @dataclass(frozen=True)
 class Cost:
-    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace, and bytes of
-    checkpoints there while it is at work, which the next unit writes over."""
+    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace, bytes of
+    checkpoints there while it is at work, which the next unit writes over, and bytes of a GPU's or TPU's memory."""
 
     seconds: float
     memory_bytes: float = 0.0
     disk_bytes: float = 0.0
     pool_bytes: float = 0.0
+    device_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,14 @@ class WorkUnit:
     """One thing to be done, as a person would name it.
 
     work : in the units its cost model was measured in.  done : the share that checkpoints hold already, 0 to 1.
+    after : names of units that must be whole before it begins.
     """
 
     name: str
     model: CostModel = field(repr=False)
     work: float
     done: float = 0.0
+    after: tuple[str, ...] = ()
 
     @property
     def left(self) -> Cost:
@@ -75,11 +78,16 @@ class WorkUnit:
 
 @dataclass(frozen=True)
 class Room:
-    """What a session has left. Infinite where nothing bounds it."""
+    """What a session has left. Infinite where nothing bounds it.
+
+    pool_bytes : of checkpoints that are there already, and that units write over.
+    """
 
     seconds: float = math.inf
     memory_bytes: float = math.inf
     disk_bytes: float = math.inf
+    device_bytes: float = math.inf
+    pool_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class Planned:
     """A unit in its place.
 
     fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or what it lacks: "memory",
-    "disk".  takes_bytes : of the workspace, beyond what the units before it have taken.
+    "device memory", "disk".  takes_bytes : of the workspace, beyond what the units before it have taken.
     """
 
     unit: WorkUnit
@@ -101,22 +109,29 @@ def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[
     """An order for the units and what of it fits.
 
     What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most
-    units by any moment the session might end (shortest processing time first, Smith 1956). A unit that lacks memory
-    or disk does not hold up the others. Units share one pool of checkpoints, which is as large as the largest needs.
+    units by any moment the session might end (shortest processing time first, Smith 1956), and last those that wait
+    for others. A unit that lacks memory or disk does not hold up the others. Units share one pool of checkpoints,
+    which is as large as the largest needs.
 
     save : cost of one checkpoint; its time is kept free at the session's end.
     """
     until = room.seconds - reserve(save.seconds)
-    clock, disk, pool, rows = 0.0, room.disk_bytes - save.disk_bytes, 0.0, []
-    for unit in sorted(units, key=lambda unit: (unit.done == 0, unit.left.seconds, unit.name)):
+    clock, disk, pool, rows = 0.0, room.disk_bytes - save.disk_bytes, room.pool_bytes, []
+    unfinished = {unit.name for unit in units}
+    for unit in sorted(units, key=lambda unit: (unit.done == 0, bool(unit.after), unit.left.seconds, unit.name)):
         cost = unit.left
         grows = max(0.0, cost.pool_bytes - pool)
         if cost.memory_bytes > room.memory_bytes:
             fits = "memory"
+        elif cost.device_bytes > room.device_bytes:
+            fits = "device memory"
         elif cost.disk_bytes + grows > disk:
             fits = "disk"
+        elif unfinished.intersection(unit.after):
+            fits = "later"
         elif clock + cost.seconds <= until:
             fits = "whole"
+            unfinished.discard(unit.name)
         else:
             fits = "in part" if clock + unit.model.fixed.seconds + save.seconds < until else "later"
         rows.append(Planned(unit, clock, cost, fits, cost.disk_bytes + grows))
@@ -138,5 +153,5 @@ def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
     return float(fixed), float(slope / unit)
 
 
-def _values(cost: Cost) -> tuple[float, float, float]:
+def _values(cost: Cost) -> tuple[float, ...]:
     return astuple(cost)

@@ -105,6 +105,9 @@ class Device:
         told = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
         return 1024 * int(told[0][1]) if told else None
 
+    def reset_peak(self) -> None:
+        """From here on `peak_bytes` counts anew, where the hardware can: a GPU."""
+
     def out_of_memory(self, error: BaseException) -> bool:
         """Whether this error says that memory was too small."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
@@ -153,6 +156,9 @@ class Cuda(Device):
 
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.processes.local)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.processes.local)
 
     def release(self) -> None:
         torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """Checkpoints of one unit of work that also carry how far it is and the machines it has seen; the names of units."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -95,3 +96,9 @@ def reached_by_fit(state: Mapping) -> str:
     if "rounds" in state:
         return f"round {state['rounds']}"
     return f"epoch {len(history_of(state))}, step {state['step']}"
+
+
+def turns_in(reached: str) -> int:
+    """The rounds, or whole epochs, of what `reached_by_fit` says; 0 of anything else."""
+    found = re.match(r"(?:round|epoch) (\d+)", reached)
+    return int(found[1]) if found else 0

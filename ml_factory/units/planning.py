@@ -1,35 +1,40 @@
-"""A short warm-up of each model, and what of the work fits into what is left of this session."""
+"""What of the work fits into what is left of this session: models, their folds and a stack, after a short warm-up."""
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.rows import contiguous_blocks
-from ml_factory.experiment import QuickLimits
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.experiment import QuickLimits, Run, open_checkpoints, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes, on_mount
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.runs.pool import Pool
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.session import hours_left
-from ml_factory.runs.state import encode_state, lay_out
+from ml_factory.runs.storage import cache_folder, fingerprint
+from ml_factory.runs.timer import save_times
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
+from ml_factory.units.dataset import Dataset
+from ml_factory.units.folds import FoldPlan, SchemeSpec, fold_plan, folds_phase
+from ml_factory.units.keeping import turns_in
 from ml_factory.units.results import Result
-
-# A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
-_BATCHES, _ROUNDS = 12, 10
-_SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one being written
+from ml_factory.units.stacked import stack_spec
+from ml_factory.units.warming import SLOTS, Size, device_of, free_memory, full_size, warm_up, work_of
 
 
 @dataclass(frozen=True)
 class PlanResult(Result):
     """What fits into this session.
 
-    table : a row a unit in the order to do them; workspace_mb is what it takes beyond the units before it.
+    table : a row a unit in the order to do them; done_percent is what checkpoints hold of it, minutes what is left;
+    workspace_mb is what it takes beyond the units before it.
     unknown : what the workspace did not tell, in sentences.
     """
 
@@ -46,160 +51,217 @@ class PlanResult(Result):
         return "\n".join([head, *(f"  {one}" for one in (*told, *self.unknown))])
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much of a model's work a fit is: rows it learns from and epochs, or rounds."""
+class _Models:
+    """What was measured of each model, once: how large a whole fit is, and what it costs."""
 
-    rows: int
-    turns: int
+    def __init__(self, data: Dataset, quick: bool, seed: int):
+        self.data, self.quick, self.seed = data, quick, seed
+        self._known: dict[str, tuple[Size, CostModel]] = {}
+        self.device_free = np.inf
+
+    def of(self, name: str, settings: Mapping) -> tuple[Size, CostModel]:
+        key = fingerprint({"model": name, "settings": dict(settings)})
+        if key not in self._known:
+            whole = full_size(self.data, name, settings, self.seed, self.quick)
+            device = device_of(name, settings)
+            if device is not None:
+                device.release()
+                self.device_free = float(device.free_bytes())
+            self._known[key] = whole, warm_up(self.data, name, settings, self.seed, whole)
+        return self._known[key]
+
+    def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> Cost:
+        """The mean cost of a fold: of its training rows, less those kept for early stopping."""
+        whole, model = self.of(name, settings)
+        rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
+        costs = [model.forecast(work_of(name, Size(round(count), whole.turns))) for count in rows]
+        # A booster's work is counted in rounds, each over all of its rows.
+        share = 1.0 if spec_of(name).windowed else float(np.mean(rows)) / whole.rows
+        seconds = share * float(np.mean([cost.seconds for cost in costs]))
+        return replace(costs[0], seconds=seconds, disk_bytes=0.0)
 
 
 def plan_models(
-    workspace: Workspace, data: Dataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping
-) -> PlanResult:
-    """Warm each model up, forecast a whole run of it, and put them in order.
+    workspace: Workspace, data: Dataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
+    tasks: Sequence[str] = ("train",), scheme: SchemeSpec | None = None,
+) -> PlanResult:  # fmt: skip
+    """Warm each model up, forecast all that is to be done with it, and put it in order.
 
-    What is finished is left out. The forecast is of all epochs or rounds that the settings allow; early stopping ends
-    sooner. settings : model -> its settings.
+    What is finished is left out: a run of these very settings, seed, data and code. Of what is unfinished, what its
+    checkpoints hold is not counted again. The forecast is of all epochs or rounds that the settings allow; early
+    stopping ends sooner. settings : model -> its settings.  tasks, scheme : as of `pipeline.plan`.
     """
-    started, units = time.perf_counter(), []
-    done, space, unknown = asked(workspace, data)
-    for name in (name for name in models if name not in done):
-        mine = dict(settings.get(name, {}))
-        limited = QuickLimits().settings_for(spec_of(name).family) if quick else {}
-        whole = full_size(data, name, limited | mine, seed, quick)
-        units.append(WorkUnit(name, warm_up(data, name, limited | mine, seed, whole), work_of(name, whole)))
-    room = Room(hours_left() * 3600, _free_memory(), space)
-    rows = plan(units, room)
-    table = pd.DataFrame(
-        {
-            "starts_at_minute": [row.starts / 60 for row in rows],
-            "minutes": [row.cost.seconds / 60 for row in rows],
-            "memory_mb": [row.cost.memory_bytes / 1e6 for row in rows],
-            "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
-            "fits": [row.fits for row in rows],
-        },
-        index=pd.Index([row.unit.name for row in rows], name="model"),
-    ).round(1)
+    started, scheme = time.perf_counter(), scheme or SchemeSpec()
+    for task in tasks:
+        if task not in TASKS:
+            raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
+    known, measured = found_in(workspace, data), _Models(data, quick, seed)
+    asked = _Asked(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
+    wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
+    units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](asked)]
+    save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
+    room = Room(hours_left() * 3600, free_memory(), known.space, measured.device_free, known.pool)
+    rows = plan(units, room, save)
+    columns = {
+        "starts_at_minute": [row.starts / 60 for row in rows],
+        "minutes": [row.cost.seconds / 60 for row in rows],
+        "done_percent": [100 * row.unit.done for row in rows],
+        "memory_mb": [row.cost.memory_bytes / 1e6 for row in rows],
+        "device_mb": [row.cost.device_bytes / 1e6 for row in rows],
+        "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
+    }
+    table = pd.DataFrame(columns, index=pd.Index([row.unit.name for row in rows], name="unit")).round(1)
     return PlanResult(
-        symbol=data.symbol, horizon=data.horizon, hours_left=hours_left(), table=table, unknown=unknown,
+        symbol=data.symbol, horizon=data.horizon, hours_left=hours_left(),
+        table=table.assign(fits=[row.fits for row in rows]), unknown=(*known.unknown, *more),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def asked(workspace: Workspace, data: Dataset) -> tuple[set[str], float, tuple[str, ...]]:
-    """(models that are finished, bytes free for the workspace, what of these a mount did not tell): then no model
-    counts as finished, and the space as unbounded."""
-    done, space, unknown = set(), np.inf, []
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is made of."""
+
+    workspace: Workspace
+    data: Dataset
+    models: tuple[str, ...]
+    quick: bool
+    seed: int
+    settings: Mapping
+    scheme: SchemeSpec
+    known: "Found"
+    measured: _Models
+
+    def limited(self, name: str, own: bool = True) -> dict:
+        """The settings of a fit: QUICK's limits, and the user's own over them."""
+        limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
+        return limits | (dict(self.settings.get(name, {})) if own else {})
+
+    def run(self, name: str, task: str, more: Mapping, own: bool = True) -> Run:
+        spec = run_spec(
+            self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
+            data=self.data.fingerprint, settings={**(self.settings.get(name, {}) if own else {}), **more},
+        )  # fmt: skip
+        return open_run(self.workspace.results, self.data.symbol, spec, False)
+
+    def reached(self, run: Run, phase: str) -> dict:
+        """The metrics of a run's newest checkpoint; {} without one, and where a mount does not tell."""
+        with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(SilentMountError):
+            return (manager.phase(phase).glance() or {"metrics": {}})["metrics"]
+        return {}
+
+    def fold_plan(self, rows: np.ndarray, name: str, scheme: SchemeSpec) -> FoldPlan:
+        return fold_plan(self.data, rows, scheme, build_model(name, **self.limited(name)).lookback, self.quick)
+
+
+def _fits(asked: _Asked) -> Iterator[WorkUnit]:
+    """A model on the chronological split."""
+    for name in asked.models:
+        run = asked.run(name, "train", {})
+        if run.run_id in asked.known.artifacts:
+            continue
+        whole, model = asked.measured.of(name, asked.limited(name))
+        turns = turns_in(str(asked.reached(run, f"train_{name}").get("reached", "")))
+        yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, turns / whole.turns))
+
+
+def _folds(asked: _Asked) -> Iterator[WorkUnit]:
+    """A model on every fold of a cross-validation; its work is counted in folds."""
+    for name in asked.models:
+        run = asked.run(name, "folds", asked.scheme.to_dict())
+        if asked.known.ended(run):
+            continue
+        folds = asked.fold_plan(asked.data.development(), name, asked.scheme)
+        cost = asked.measured.fold(name, asked.limited(name), folds)
+        done = asked.reached(run, folds_phase(name)).get("finished", 0) / len(folds.folds)
+        yield WorkUnit(f"folds of {name}", _each(cost), len(folds.folds), done)
+
+
+def _stack(asked: _Asked) -> Iterator[WorkUnit]:
+    """The folds of every base model on the training rows; the mixture costs next to nothing. A stack is told by its
+    finished bases, and takes no settings of models."""
+    data, count = asked.data, asked.scheme.folds
+    bases = [asked.known.artifacts.get(asked.run(name, "train", {}, own=False).run_id) for name in asked.models]
+    run = None
+    if all(bases):
+        spec = stack_spec(data, asked.models, bases, count, asked.seed, asked.quick)
+        run = open_run(asked.workspace.results, data.symbol, spec, False)
+        if run.run_id in asked.known.artifacts:
+            return
+    costs, finished = [], 0
+    for name in asked.models:
+        folds = asked.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
+        costs.append(asked.measured.fold(name, asked.limited(name, own=False), folds))
+        finished += int(asked.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
+    each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
+    mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
+    work = count * len(asked.models)
+    yield WorkUnit("stack", _each(mean), work, finished / work, after=asked.models)
+
+
+TASKS = ("train", "folds", "stack")
+_UNITS: dict[str, Callable[[_Asked], Iterator[WorkUnit]]] = {"train": _fits, "folds": _folds, "stack": _stack}
+
+
+def _each(cost: Cost) -> CostModel:
+    """So many seconds for each; everything else does not grow with their number."""
+    return CostModel(replace(cost, seconds=0.0), Cost(cost.seconds))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the workspace tells.
+
+    artifacts : run id -> hash, of what is finished.  space : bytes that are free.  pool : bytes of checkpoints that
+    were given back.  unknown : what a mount did not tell, in sentences; then nothing counts as finished, and the space
+    as unbounded.
+    """
+
+    artifacts: dict[str, str]
+    space: float
+    pool: float
+    unknown: tuple[str, ...]
+
+    def ended(self, run: Run) -> bool:
+        try:
+            return run.ended
+        except SilentMountError:
+            return False
+
+
+def found_in(workspace: Workspace, data: Dataset) -> Found:
+    """See `Found`."""
+    artifacts, space, pool, unknown = {}, np.inf, 0, []
     try:
         found = Registry(workspace.models).list(data.symbol)
-        facts = {"horizon": data.horizon, "data": data.fingerprint}
-        done = {one.name for one in found if one.kind == "model" and facts.items() <= one.facts.items()}
+        artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
     except SilentMountError as error:
         unknown.append(f"not known which of them are finished: the mount does not answer ({error.got})")
     try:
         space = float(free_bytes(workspace.root))
     except SilentMount as error:
         unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
-    return done, space, tuple(unknown)
+    if not on_mount(workspace.checkpoints):  # a mount is not asked for every slot: then they count as needed anew
+        pool = sum(slot.look.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
+    return Found(artifacts, space, float(pool), tuple(unknown))
 
 
-def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> Size:
-    """What a whole run of this model learns from."""
-    model = build_model(name, seed=seed, **settings)
-    rows, _ = limit_rows(_usable(data, model.lookback, "train"), quick)
-    return Size(len(weighted(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds)
+def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
+    """(what a save of so many bytes takes, what of it is not known): the last one of this process, or else one that is
+    made now, on the first disk, and thrown away."""
+    seconds = save_times(workspace.checkpoints).seconds
+    if seconds or not size:
+        return Cost(seconds), ()
+    away = on_mount(workspace.checkpoints)
+    place = cache_folder("planning") if away else workspace.root
+    place.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=place, prefix=".planning-") as folder,
+        CheckpointManager(folder, run="planning") as manager,
+    ):
+        manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
+        manager.wait()
+        return Cost(manager.times.seconds), (_UNTOLD,) if away else ()
 
 
-def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size) -> CostModel:
-    """Two short fits of different size on the rows of a real one.
-
-    A network's time grows with rows times epochs, so it is shown few rows; a booster's grows with rounds but starts
-    with a pass over all rows, so it is shown all of them for few rounds.
-    """
-    if spec_of(name).windowed:
-        batch = build_model(name, seed=seed, **settings).settings.batch
-        sizes = [Size(min(whole.rows, batch * count), 1) for count in (_BATCHES, 4 * _BATCHES)]
-    else:
-        sizes = [Size(whole.rows, min(whole.turns, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
-    if sizes[0] == sizes[1]:
-        sizes[0] = Size(max(1, sizes[0].rows // 2), sizes[0].turns)
-    fit_once(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use
-    return CostModel.fit([(work_of(name, size), fit_once(data, name, settings, seed, size, whole)) for size in sizes])
-
-
-def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size, whole: Size) -> Cost:
-    """The cost of fitting this much of it, on the training rows, with its share of the validation rows."""
-    model = build_model(name, seed=seed, **settings)
-    turns = {"epochs": size.turns, "rounds": size.turns}
-    take = model_inputs(data, data.scaler, model.lookback)
-    train = _part(_usable(data, model.lookback, "train"), size.rows)
-    held = _usable(data, model.lookback, "validation")
-    held = _part(held, max(1, len(held) * size.rows // max(whole.rows, 1)))
-    (train, w_train), (held, w_held) = weighted(data, train), weighted(data, held)
-    rows, seen = (take(train), take(held)), _Scale()
-    before, began = _reset_peak(), time.perf_counter()
-    model.fit(
-        rows[0], data.y[train], w_train, validation=(rows[1], data.y[held], w_held), limits=turns, checkpoints=seen
-    )
-    seconds, memory = time.perf_counter() - began, _peak() - before
-    return Cost(seconds, max(0, memory), len(encode_state(model.get_state())), _SLOTS * seen.bytes)
-
-
-class _Scale:
-    """Stands where checkpoints would, and weighs them."""
-
-    bytes = 0
-
-    def due(self) -> bool:
-        return False
-
-    def due_in(self) -> float:
-        return float("inf")
-
-    def load(self) -> None:
-        return None
-
-    def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> None:
-        if force:
-            self.bytes = max(self.bytes, lay_out(state).size)
-
-
-def work_of(name: str, size: Size) -> float:
-    return float(size.rows * size.turns if spec_of(name).windowed else size.turns)
-
-
-def _usable(data: Dataset, lookback: int, split: str) -> np.ndarray:
-    rows = data.splits[split]
-    return rows[data.usable(lookback)[rows]]
-
-
-def _part(rows: np.ndarray, count: int) -> np.ndarray:
-    return rows if count >= len(rows) else contiguous_blocks(rows, count)
-
-
-def _free_memory() -> float:
-    """Bytes of memory that a process may still take; infinite where the system does not say."""
-    told = _proc("meminfo", "MemAvailable:")
-    return np.inf if told is None else told
-
-
-def _reset_peak() -> int:
-    """Bytes in use now; the peak counts from here."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return 0
-    return _proc("self/status", "VmRSS:") or 0
-
-
-def _peak() -> int:
-    return _proc("self/status", "VmHWM:") or 0
-
-
-def _proc(name: str, field: str) -> int | None:
-    try:
-        line = next(line for line in Path("/proc", name).read_text().splitlines() if line.startswith(field))
-    except (OSError, StopIteration):
-        return None
-    return int(line.split()[1]) * 1024
+_UNTOLD = "not known how long a save takes to reach the mount: the first one will tell"

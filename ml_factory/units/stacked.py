@@ -1,12 +1,13 @@
 """The stack: weights learnt from out-of-fold predictions on the training rows, calibrated on validation rows."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
-from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
+from ml_factory.experiment import QuickLimits, Run, RunSpec, check_seed, open_checkpoints
 from ml_factory.inference.bundle import library_versions
 from ml_factory.models.contract import merged
 from ml_factory.models.registry import build_model, spec_of
@@ -18,6 +19,14 @@ from ml_factory.units.folds import fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
 from ml_factory.units.holdout import close_record
 from ml_factory.units.keeping import forecasts_file
+
+
+def stack_spec(
+    data: Dataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool
+) -> RunSpec:
+    """The run of a stack on top of these models, whose artifacts have these hashes."""
+    settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
+    return RunSpec(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
 
 
 def fit_stack(

@@ -110,3 +110,26 @@ def test_units_share_one_pool_of_checkpoints_as_large_as_the_largest_needs():
     assert took == {"first": 6e8, "second": 1e8, "large": 5e8, "small": 1e8}
     fits = {row.unit.name: row.fits for row in plan(units, Room(seconds=1000, disk_bytes=1.0e9))}
     assert fits == {"first": "whole", "second": "whole", "large": "disk", "small": "whole"}
+
+
+def test_slots_that_are_there_already_are_not_charged_and_a_device_that_is_too_small_is_named():
+    def unit(name, pool, device):
+        return WorkUnit(name, CostModel(Cost(1, 0, 1e8, pool, device), Cost(0.0)), 1)
+
+    room = Room(seconds=1000, disk_bytes=3e8, device_bytes=1e9, pool_bytes=4e8)
+    rows = {row.unit.name: row for row in plan([unit("a", 5e8, 1e9), unit("b", 5e8, 2e9)], room)}
+    assert (rows["a"].fits, rows["a"].takes_bytes, rows["b"].fits) == ("whole", 2e8, "device memory")
+
+
+def test_what_waits_for_others_is_last_and_begins_when_they_fit_whole():
+    units = [
+        WorkUnit("stack", line(0, 1), 1, after=("a", "b")),
+        WorkUnit("a", line(0, 1), 10),
+        WorkUnit("b", line(0, 1), 60),
+    ]
+    rows = plan(units, Room(seconds=100 + reserve(0)))
+    assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "whole"), ("stack", "whole")]
+    rows = plan(units, Room(seconds=50 + reserve(0)))
+    assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "in part"), ("stack", "later")]
+    begun = plan([WorkUnit("stack", line(0, 1), 30, done=0.5, after=("a",))], Room(seconds=100))
+    assert begun[0].fits == "whole"  # what it waited for is no unit any more

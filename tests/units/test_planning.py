@@ -3,9 +3,10 @@
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import open_checkpoints, open_run, run_spec
-from ml_factory.units import planning
+from ml_factory.units import planning, warming
 from ml_factory.units.preparation import load_dataset
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
@@ -16,8 +17,8 @@ def data(prepared):
     return load_dataset(prepared, "DEMO", 5)
 
 
-def plan(workspace, data, models):
-    return planning.plan_models(workspace, data, models, quick=False, seed=0, settings=SMALL)
+def plan(workspace, data, models, **more):
+    return planning.plan_models(workspace, data, models, **{"quick": False, "seed": 0, "settings": SMALL} | more)
 
 
 def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
@@ -31,36 +32,36 @@ def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
 
 def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
     monkeypatch.setattr(planning, "hours_left", lambda: 16 / 3600)  # one second more than the reserve
-    monkeypatch.setattr(planning.CostModel, "forecast", lambda self, work: planning.Cost(0.7 if work < 100 else 900.0))
+    monkeypatch.setattr(warming.CostModel, "forecast", lambda self, work: warming.Cost(0.7 if work < 100 else 900.0))
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
 
 
 def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes(prepared, data, monkeypatch):
     seen = []
-    fit_once = planning.fit_once
+    fit_once = warming.fit_once
 
     def spy(data, name, settings, seed, size, whole):
         seen.append((name, size, whole))
         return fit_once(data, name, settings, seed, size, whole)
 
-    monkeypatch.setattr(planning, "fit_once", spy)
+    monkeypatch.setattr(warming, "fit_once", spy)
     plan(prepared, data, ["lstm", "xgboost"])
     for name in SMALL:
         sizes = {size for one, size, _ in seen if one == name}
         assert len(sizes) == 2
         whole = next(whole for one, _, whole in seen if one == name)
-        usable = planning._usable(data, 8 if name == "lstm" else 1, "train")
+        usable = warming._usable(data, 8 if name == "lstm" else 1, "train")
         assert whole.rows <= len(usable) and all(size.rows <= whole.rows for size in sizes)
         assert max(size.turns for size in sizes) <= 30
 
 
 def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
     weighed = []
-    monkeypatch.setattr(planning._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
-        planning.lay_out(state).size))  # fmt: skip
-    size = planning.full_size(data, "lstm", SMALL["lstm"], 0, False)
-    planning.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
+    monkeypatch.setattr(warming._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
+        warming.lay_out(state).size))  # fmt: skip
+    size = warming.full_size(data, "lstm", SMALL["lstm"], 0, False)
+    warming.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
     spec = run_spec("DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"])
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     pipeline.train(prepared, "DEMO", 5, "lstm", model_settings=SMALL["lstm"], mirror="off")
@@ -72,3 +73,114 @@ def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeyp
 def test_an_unknown_model_is_refused(prepared, data):
     with pytest.raises(SettingsError, match="Unknown model"):
         plan(prepared, data, ["xgbost"])
+
+
+def trained(workspace, model, **more):
+    return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
+
+
+def test_only_what_these_very_settings_seed_and_form_have_finished_is_left_out(prepared, data):
+    trained(prepared, "xgboost", model_settings={"rounds": 10, "depth": 2})
+    trained(prepared, "xgboost", seed=1)
+    trained(prepared, "xgboost", quick=True)
+    assert list(plan(prepared, data, ["xgboost"]).table.index) == ["xgboost"]
+    for others in ({"seed": 1}, {"quick": True}, {"settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
+        assert plan(prepared, data, ["xgboost"], **others).table.empty
+
+
+def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def kill(block, metrics):
+        if block == 2:
+            raise Killed
+
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    monkeypatch.setattr(planning, "warm_up", lambda *asked: warming.CostModel(warming.Cost(60.0), warming.Cost(60.0)))
+    before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
+    with pytest.raises(Killed):
+        trained(prepared, "xgboost", callbacks=[kill])
+    after = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
+
+
+def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeypatch):
+    monkeypatch.setattr(planning, "warm_up", lambda *asked: warming.CostModel(warming.Cost(60.0), warming.Cost(60.0)))
+    scheme = planning.SchemeSpec(folds=3)
+    row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
+    folds = planning.fold_plan(data, data.development(), scheme, 1, False)
+    learned = sum(0.85 * len(train) for train, _ in folds.folds)
+    whole = warming.full_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
+    assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
+    seen, fit_inside = [], out_of_fold.inner_validation
+
+    def killed(*asked):
+        seen.append(asked)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return fit_inside(*asked)
+
+    monkeypatch.setattr(out_of_fold, "inner_validation", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
+    monkeypatch.setattr(out_of_fold, "inner_validation", fit_inside)
+    left = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
+    assert left["minutes"] == pytest.approx(row["minutes"] / 3, abs=0.1) and left["done_percent"] == 66.7
+    pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
+    assert plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.empty
+
+
+def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, monkeypatch):
+    monkeypatch.setattr(planning, "warm_up", lambda *asked: warming.CostModel(warming.Cost(60.0), warming.Cost(60.0)))
+    names, how = ["linear", "xgboost"], {"quick": True, "settings": {}, "scheme": planning.SchemeSpec(folds=2)}
+    table = plan(prepared, data, names, tasks=["stack"], **how).table
+    assert set(table.index) == {*names, "stack"} and table.index[-1] == "stack" and table.loc["stack", "minutes"] > 0
+    pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off")
+    assert plan(prepared, data, names, tasks=["stack"], **how).table.empty
+
+
+def test_a_unit_that_the_device_cannot_hold_says_so(prepared, data, monkeypatch):
+    class Gpu:
+        kind, peak = "cuda", 0
+
+        def free_bytes(self):
+            return 1_000_000_000
+
+        def reset_peak(self):
+            Gpu.peak = 2_000_000_000
+
+        def peak_bytes(self):
+            return Gpu.peak
+
+        def release(self):
+            pass
+
+    chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
+    monkeypatch.setattr(planning, "device_of", chosen)
+    monkeypatch.setattr(warming, "device_of", chosen)
+    table = plan(prepared, data, ["lstm", "xgboost"]).table
+    assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "device memory"}
+    assert table["device_mb"].to_dict() == {"xgboost": 0.0, "lstm": 2000.0}
+
+
+def test_the_plan_keeps_time_free_for_the_save_that_was_measured(prepared, data, monkeypatch):
+    asked = []
+    order = planning.plan
+    monkeypatch.setattr(
+        planning, "plan", lambda units, room, save: asked.append((room, save)) or order(units, room, save)
+    )
+    plan(prepared, data, ["xgboost"])
+    assert asked[-1][1].seconds > 0 and asked[-1][0].pool_bytes == 0
+    trained(prepared, "xgboost", seed=3)
+    planning.save_times(prepared.checkpoints).copied = 77.0
+    plan(prepared, data, ["xgboost"])
+    assert asked[-1][1].seconds == 77.0
+    assert asked[-1][0].pool_bytes > 0  # the slots of what is finished serve the next
+    planning.save_times(prepared.checkpoints).copied = 0.0
+
+
+def test_an_unknown_task_is_refused(prepared, data):
+    with pytest.raises(SettingsError, match="Unknown task"):
+        plan(prepared, data, ["xgboost"], tasks=["fold"])
