@@ -1,15 +1,14 @@
 """Name -> model. Only the one asked for is imported; a network of one's own is registered by name."""
 
 import importlib
-import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.models.contract import Estimator
-from ml_factory.runs.storage import fingerprint
+from ml_factory.models.signature import signature
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
         wanted = "a class with a dataclass `Spec`, whose fields have defaults (it may have none)"
         raise SettingsError("Cannot register this model", where="network", got=repr(network), wanted=wanted)
     before = _SPECS.get(name)
-    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, _signature(network))
+    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, signature(network))
     try:
         if check:
             check_model(name)
@@ -138,20 +137,3 @@ def check_model(name: str, **settings: Any) -> tuple[str, ...]:
     spec = spec_of(name)
     check = locate("ml_factory.models.checks:check_contract")
     return check(name, lambda **more: build_model(name, **{**settings, **more}), windowed=spec.windowed)
-
-
-def _signature(network: type) -> str:
-    """Hash of the class's own functions and of its Spec: another network is another run."""
-    functions: dict[str, Callable] = {}
-    for kind in reversed(network.__mro__):
-        if not kind.__module__.startswith(("torch.", "builtins")):
-            functions |= {key: value for key, value in vars(kind).items() if inspect.isfunction(value)}
-    told = {key: _source(value) for key, value in functions.items()}
-    return fingerprint({"functions": told, "spec": [(item.name, repr(item.default)) for item in fields(network.Spec)]})
-
-
-def _source(function: Callable) -> str:
-    try:
-        return inspect.getsource(function)
-    except OSError:  # typed into a bare interpreter
-        return function.__code__.co_code.hex()

@@ -9,7 +9,10 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
+from ml_factory.models.frames import several_frames
 from ml_factory.models.registry import available_models, build_model, check_model, load_model, register_model, spec_of
+from ml_factory.models.sequence import GRU, LSTM
+from ml_factory.models.signature import signature
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,39 @@ def test_another_network_of_the_same_name_is_another_run():
     other = type("Mine", (Mine,), {"forward": lambda self, x_BTF: Mine.forward(self, 2 * x_BTF)})
     assert register_model("mine", other, check=False).signature != first
     assert registry.signature_of("lstm") == "" == registry.signature_of("stack")
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+class Bent(nn.Module):
+    def forward(self, x):
+        return x.tanh()
+
+
+def _behind(layer: type) -> type:
+    """A network that reads a layer beside it, as one in a notebook's cells does."""
+
+    class Network(Mine):
+        def forward(self, x_BTF):
+            return Mine.forward(self, layer()(x_BTF))
+
+    return Network
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: several_frames(LSTM, ((1, 2),)), lambda: several_frames(GRU, ((1, 2),))),
+        (lambda: several_frames(LSTM, ((1, 2),)), lambda: several_frames(LSTM, ((2, 2),))),
+        (lambda: _behind(Same), lambda: _behind(Bent)),
+    ],
+    ids=["the network behind", "a number closed over", "a layer beside it"],
+)
+def test_what_a_network_is_built_from_makes_another_run(one, other):
+    assert signature(one()) == signature(one()) != signature(other())
 
 
 def test_names_that_cannot_be_are_refused():
