@@ -42,6 +42,7 @@ from ml_factory.data.contracts import RollSpec
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
+from ml_factory.features.build import BARS, FeatureSpec
 from ml_factory.runs.ownership import rank_here
 from ml_factory.runs.recovery import replay
 from ml_factory.runs.workspace import Workspace, check_symbol
@@ -93,11 +94,18 @@ def prepare(
     searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Look for barriers, then prepare with them.")] = False,
     target: Annotated[str, typer.Option(help="What is asked: " + ", ".join(KINDS) + ".")] = KINDS[0],
+    primary: Annotated[str, typer.Option(help="Whose bets --target meta judges: the sign of this column.")] = "",
+    primary_least: Annotated[float, typer.Option(help="It bets where the column is so far from 0.")] = 0.0,
+    against: Annotated[bool, typer.Option("--against", help="It bets on the other side.")] = False,
+    by: Annotated[str | None, typer.Option("--bars", help="Rows stand on bars of: " + ", ".join(BARS) + ".")] = None,
+    bar_size: Annotated[float | None, typer.Option(help="What fills a bar; empty: of the first 20 sessions.")] = None,
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
-    settings = DataSpec(bars=bars, calendar=calendar, tick=tick, labels=LabelSpec(kind=target))
+    features = FeatureSpec(bars=by, bar_size=bar_size)
+    labels = LabelSpec(kind=target, primary=primary, primary_least=primary_least, against=against)
+    settings = DataSpec(bars=bars, features=features, calendar=calendar, tick=tick, labels=labels)
     if search and target != KINDS[0]:
         raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=KINDS[0])
     rolled = _roll_of(roll, adjust, roll_at, roll_first, roll_months, expiry)

@@ -39,6 +39,12 @@ class SettingsError(FactoryError):
     """A setting, parameter or name that cannot be used."""
 
 
+def wrong_field(spec: object, name: str, what: str, *, wanted: object, next_step: str = "") -> SettingsError:
+    """The error for one field of a dataclass of settings: it names the class, the field and what that holds."""
+    where, got = f"{type(spec).__name__}.{name}", repr(getattr(spec, name))
+    return SettingsError(what, where=where, got=got, wanted=wanted, next_step=next_step)
+
+
 class BarsError(FactoryError):
     """Raw bars that break the contract."""
 

@@ -322,6 +322,7 @@ def stack(
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=_run_report(workspace, data, artifact, verdict, run.folder),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
+        beside=tuple(pages.beside_words("stack", who, gain) for who, gain in verdict.beaten.items()),
         draw=lambda: figures.stack_weights(weights),
     )  # fmt: skip
 
@@ -382,7 +383,7 @@ def _run_report(
     metrics = verdict.test_table
     return pages.run_page(
         folder / "report.html", f"{facts['model']} on {data.symbol}", data, _store(workspace, data.symbol), metrics,
-        {facts["model"]: verdict.test_p}, test_rows=verdict.test_rows, limited=facts["limited"],
+        {facts["model"]: verdict.test_p}, test_rows=verdict.test_rows, limited=facts["limited"], beaten=verdict.beaten,
         facts=pages.tiles(data, metrics, facts["model"]),
         more=pages.how_it_was_made(facts, verdict.priors["validation"]),
     )  # fmt: skip

@@ -22,14 +22,14 @@ runs.records runs.delivery runs.mirror runs.retelling runs.tracking runs.recover
 data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock data.levels
 data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.plain_parquet data.frames
-data.resample data.sampling data.stream
+data.resample data.stream data.sampling
 features.logarithm features.windows features.moments features.engine features.momentum features.volatility
 features.volume features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.afresh features.custom features.build features.export
 features.stream
 targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
-targets.kinds
+targets.primary targets.kinds
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial

@@ -400,6 +400,8 @@ def test_a_stack_of_two(prepared):
     happened = plain.to_numpy()[np.flatnonzero(judged), said["label"].to_numpy()[judged] + 1]
     table = result.metrics[result.metrics["split"] == "test"].set_index("name")
     assert table.loc["equal_pool", "log_loss"] == pytest.approx(-np.log(happened).mean(), rel=1e-6)
+    assert "the plain mean of its models (equal_pool)" in result.summary()
+    assert "the plain mean of its models (equal_pool)" in result.report_path.read_text()
     again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
     new = pipeline.predict(prepared, "DEMO", H, "stack").frame

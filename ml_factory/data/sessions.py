@@ -49,6 +49,7 @@ class MarketSpec:
         Friday) or "24h" (UTC days).
     tick : price step, or None where prices follow none.  has_volume : whether volume means something.
     hole_minutes : a silence inside a session longer than this is a hole.
+    bar_size, bars_since : of bars by activity (`data.sampling`): what fills one, and the first exchange day with any.
     source : field -> "given" | "lookup" | "inferred".
     """
 
@@ -57,6 +58,8 @@ class MarketSpec:
     tick: float | None
     has_volume: bool
     hole_minutes: int = 60
+    bar_size: float | None = None
+    bars_since: int = 0
     source: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
@@ -72,14 +75,15 @@ class MarketSpec:
         """One warning for a calendar or a tick that was read off the bars instead of being given or looked up."""
         return [
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
-            f"give {field}= (prepare --{field}) to fix it"
+            + ("bars begin after them; " if field == "bar_size" else "")
+            + f"give {field}= (prepare --{field.replace('_', '-')}) to fix it"
             for field, how in self.source
             if how == "inferred" and field != "has_volume"  # volume is there or not: nothing to guess
         ]
 
     def to_dict(self) -> dict:
         """Plain values for a manifest; `from_dict` undoes it."""
-        fields = ("symbol", "calendar", "tick", "has_volume", "hole_minutes")
+        fields = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
         return {name: getattr(self, name) for name in fields} | {"source": dict(self.source)}
 
     @classmethod
@@ -320,16 +324,16 @@ def market_for(
             step = "give calendar= one of " + ", ".join(CLOCKS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns), "inferred"
-    head = bars.iloc[: _first_sessions(start_ns, calendar)] if len(start_ns) else None
+    head = bars.iloc[: first_sessions(start_ns, calendar)] if len(start_ns) else None
     if tick is None and head is not None:
         tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
         source["tick"] = "inferred"
     if has_volume is None:
         has_volume = bool(head is not None and "volume" in head and (head["volume"].to_numpy(float) > 0).any())
-    return MarketSpec(symbol, calendar, tick, has_volume, hole_minutes, tuple(sorted(source.items())))
+    return MarketSpec(symbol, calendar, tick, has_volume, hole_minutes, source=tuple(sorted(source.items())))
 
 
-def _first_sessions(start_ns: np.ndarray, calendar: str) -> int:
+def first_sessions(start_ns: np.ndarray, calendar: str) -> int:
     """How many leading rows make up the first 20 sessions."""
     guess = np.searchsorted(start_ns, start_ns[0] + 2 * INFER_SESSIONS * DAY_NS)
     ids = sessions_of(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)

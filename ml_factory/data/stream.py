@@ -1,4 +1,7 @@
-"""Frames from a live feed: bars pushed in chunks of any size give the buckets of `base_frame`, bit for bit."""
+"""Frames from a live feed: bars pushed in chunks of any size give the buckets of `base_frame`, bit for bit.
+
+`BarFeed` is what every kind of bar from a feed begins with: minutes parted into runs, a state that is saved exactly.
+"""
 
 import numpy as np
 import pandas as pd
@@ -22,32 +25,35 @@ _NOTHING = (still(np.empty(0, np.int64)), tuple(still(np.empty(0)) for _ in rang
 _VERSION = 2
 
 
-class FrameStream:
-    """Buckets of one length, each emitted once, in order, as soon as it is known.
+class BarFeed:
+    """One-minute bars (or longer ones) as they come, parted into runs of one session, one contract and no hole.
 
-    market, minutes, bar_minutes : as for `base_frame`. Segments are counted from the first bar ever pushed, and the
-    count is part of the state.
+    A subclass keeps the unfinished bar in `_bucket`, a record of plain numbers, and says with `_emit` which bars came
+    to their end. Segments are counted from the first bar ever pushed, and the count is part of the state.
     """
 
-    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int = 1):
-        check_length(minutes, bar_minutes)
-        self.market, self.minutes, self.bar_minutes = market, minutes, bar_minutes
+    def __init__(self, market: MarketSpec, bucket: np.ndarray, bar_minutes: int = 1):
+        self.market, self.bar_minutes = market, bar_minutes
         self._bar_ns = bar_minutes * MINUTE_NS
         self._silence_ns = (market.hole_minutes + bar_minutes) * MINUTE_NS
-        self._place, self._bucket = frames.first_place(), np.zeros(1, frames.BUCKET)
+        self._place, self._bucket = frames.first_place(), bucket
         self._now = frames.BEFORE_ALL
         self._contracts: list[str] = []
         self._stretches, self._covered = np.empty(0, frames.STRETCH), (0, 0)
 
     def push(self, bars: pd.DataFrame | Chunk) -> Frame:
-        """The buckets that these bars complete; bars as for `base_frame`, all later than those pushed before.
+        """The bars that these minutes complete; they are as for `base_frame`, all later than those pushed before.
 
         Where several streams are fed, `chunk_of(bars, market)` reads the table once for all.
         A bar that was complete by the time given to `advance` is refused: its bucket may be out already.
         """
+        return self._emit(*self.parted(bars))
+
+    def parted(self, bars: pd.DataFrame | Chunk) -> tuple[np.ndarray, tuple[np.ndarray, ...], np.ndarray]:
+        """(start, columns, runs) of these minutes, which are then behind it; for `push`, which makes bars of them."""
         start, columns, names = chunk = bars if isinstance(bars, Chunk) else chunk_of(bars, self.market)
         if not len(start):
-            return self._emit(*_NOTHING)
+            return _NOTHING
         if start[0] + self._bar_ns <= self._now:
             wanted = f"bars that end after {pd.Timestamp(self._now, tz='UTC')}, the clock last given to advance"
             step = "push the bars of a minute before advancing the clock to its end"
@@ -59,10 +65,10 @@ class FrameStream:
         runs, wrong = frames.runs_of(start, contract, stretches, self._bar_ns, self._silence_ns, place)
         refuse_overlap(chunk, wrong, self.bar_minutes)
         self._place = place
-        return self._emit(start, columns, runs)
+        return start, columns, runs
 
     def advance(self, now_ns: int) -> Frame:
-        """The bucket, if any, that is complete by the clock: call it with UTC ns once all bars up to then are in."""
+        """The bar, if any, that is complete by the clock: call it with UTC ns once all bars up to then are in."""
         self._now = max(self._now, int(now_ns))
         return self._emit(*_NOTHING)
 
@@ -74,7 +80,7 @@ class FrameStream:
             "now": self._now,
             "contracts": list(self._contracts),
             "place": {name: self._place[name][0].item() for name in frames.PLACE.names},
-            "bucket": {name: self._bucket[name][0].item() for name in frames.BUCKET.names},
+            "bucket": {name: self._bucket[name][0].item() for name in self._bucket.dtype.names},
         }
 
     def load_state(self, state: dict) -> None:
@@ -82,29 +88,22 @@ class FrameStream:
         wanted = {"version": _VERSION, **self._settings()}
         got = {name: state.get(name) for name in wanted}
         if got != wanted:
-            step = "build the FrameStream with the market and minutes of the one that was saved"
+            step = "build the stream with the market and bars of the one that was saved"
             raise SettingsError("The state is of another stream", where="state", got=got, wanted=wanted, next_step=step)
         self._now, self._contracts = int(state["now"]), list(state["contracts"])
         self._place, self._bucket = (
             np.array([tuple(state[part][name] for name in kind.names)], kind)
-            for part, kind in (("place", frames.PLACE), ("bucket", frames.BUCKET))
+            for part, kind in (("place", frames.PLACE), ("bucket", self._bucket.dtype))
         )
 
     def _settings(self) -> dict:
+        """What must be the same for a saved state to fit."""
         market = self.market
-        return {
-            "minutes": self.minutes,
-            "bar_minutes": self.bar_minutes,
-            "calendar": market.calendar,
-            "hole_minutes": market.hole_minutes,
-            "has_volume": market.has_volume,
-        }
+        names = ("calendar", "hole_minutes", "has_volume")
+        return {"bar_minutes": self.bar_minutes, **{name: getattr(market, name) for name in names}}
 
     def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
-        clock = max(self._now, int(self._place["clock"][0]))
-        has_volume = self.market.has_volume
-        lengths = (self.minutes,)
-        return next_buckets(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]
+        raise NotImplementedError
 
     def _stretches_for(self, start: np.ndarray) -> np.ndarray:
         """The calendar around these bars, looked up for some days ahead so that the next bars find it there."""
@@ -115,3 +114,24 @@ class FrameStream:
             self._stretches = frames.stretches_of(np.arange(first, first + AHEAD_DAYS), self.market.calendar)
             self._covered = first * DAY_NS, (first + AHEAD_DAYS) * DAY_NS
         return self._stretches
+
+
+class FrameStream(BarFeed):
+    """Buckets of one length, each emitted once, in order, as soon as it is known.
+
+    market, minutes, bar_minutes : as for `base_frame`.
+    """
+
+    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int = 1):
+        check_length(minutes, bar_minutes)
+        super().__init__(market, np.zeros(1, frames.BUCKET), bar_minutes)
+        self.minutes = minutes
+
+    def _settings(self) -> dict:
+        return {"minutes": self.minutes, **super()._settings()}
+
+    def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
+        clock = max(self._now, int(self._place["clock"][0]))
+        has_volume = self.market.has_volume
+        lengths = (self.minutes,)
+        return next_buckets(start, columns, runs, lengths, self._bar_ns, self._bucket, clock, has_volume)[0]

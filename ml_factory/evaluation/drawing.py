@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
 
-from ml_factory.evaluation.metrics import CLASS_NAMES
-
 # name → (on a light page, on a dark page). Blue and orange stay apart for the colour-blind; grey is never a claim.
 COLOURS = {
     "card": ("#fffffe", "#171c26"),
@@ -38,7 +36,6 @@ COLOURS = {
 }
 INK = {name: light for name, (light, _) in COLOURS.items()}
 SERIES = [INK[name] for name in ("accent", "second", "third", "fourth", "short", "muted")]
-CLASS_COLOURS = [INK[name] for name in CLASS_NAMES]
 POINTS = 1500  # of a price line: more than a screen has columns, few enough for a small page
 WIDE, NARROW = 8.6, 3.7  # inches
 SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points

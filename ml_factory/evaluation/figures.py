@@ -13,7 +13,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, PercentF
 
 from ml_factory.data.resample import Frame
 from ml_factory.evaluation.drawing import (
-    CLASS_COLOURS,
     INK,
     NORMAL,
     SERIES,
@@ -30,6 +29,7 @@ from ml_factory.evaluation.drawing import (
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
 BASELINES = ("prior", "last_move", "equal_pool")  # the last one beside a stack
+_LABEL_INK = {"pass": "neutral", "act": "long", "ambiguous": "fourth"}
 FEW_CUTS = 12  # of these each is named
 _SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
@@ -116,18 +116,18 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
 
 
 def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
-    """Shares of each label per row of `balance` (index: horizon; columns short, neutral, long, ambiguous…)."""
-    columns = [name for name in (*CLASS_NAMES, "ambiguous") if name in balance.columns]
+    """Shares of each label per row of `balance` (index: horizon; columns: what the labels are called, ambiguous)."""
+    columns = list(balance.columns)
     counts = balance[columns].to_numpy(dtype=np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
     figure, (ax,) = new_figure(title, 1.15 + 0.42 * len(balance))
     start, rows = np.zeros(len(balance)), np.arange(len(balance))
     for name, share in zip(columns, shares.T, strict=True):
-        ax.barh(rows, share, left=start, height=0.66, color=INK.get(name, INK["fourth"]), label=name)
+        ax.barh(rows, share, left=start, height=0.66, color=INK[_LABEL_INK.get(name, name)], label=name)
         for row, value in enumerate(share):
             if value >= 0.08:
                 ax.text(start[row] + value / 2, row, f"{value:.0%}", ha="center", va="center", fontsize=NORMAL,
-                        color=INK["ink" if name == "neutral" else "card"], fontweight="bold")  # fmt: skip
+                        color=INK["ink" if name in ("neutral", "pass") else "card"], fontweight="bold")  # fmt: skip
         start = start + share
     ax.set_yticks(rows, [f"H = {value}" for value in balance.index])
     ax.invert_yaxis()
@@ -173,7 +173,7 @@ def frame_alignment(
     ax.axvline(at, color=INK["short"], linewidth=1.2)
     ax.annotate("known_at", (at, 1.0), xycoords=("data", "axes fraction"), xytext=(3, 2), textcoords="offset points",
                 fontsize=SMALL, color=INK["short"], va="bottom")  # fmt: skip
-    ax.set_yticks(range(len(lanes)), [f"{frame.minutes} min" for frame in lanes])
+    ax.set_yticks(range(len(lanes)), [f"{frame.minutes} min" if frame.minutes else "base bars" for frame in lanes])
     ax.set_ylim(len(lanes) - 0.5, -0.75)
     ax.set_xlim(*day_numbers(pd.to_datetime([first, last])))
     ax.grid(False)
@@ -285,11 +285,17 @@ def metrics_bar(
     return figure
 
 
-def calibration_plot(tables: Mapping[str, pd.DataFrame], title: str = "Said against happened") -> Figure:
-    """Reliability per class: on the diagonal, what was said is what happened. `tables`: name → `reliability(…)`."""
-    figure, axes = new_figure(title, 3.3, 1, 3)
+def calibration_plot(
+    tables: Mapping[str, pd.DataFrame], title: str = "Said against happened", classes: Mapping[str, int] | None = None
+) -> Figure:
+    """Reliability per class: on the diagonal, what was said is what happened. `tables`: name → `reliability(…)`.
+
+    classes : what the labels are called, where they are not short, neutral and long.
+    """
+    classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
+    figure, axes = new_figure(title, 3.3, 1, len(classes))
     both = pd.concat(list(tables.values()))
-    for ax, code, word in zip(axes, CLASSES, CLASS_NAMES, strict=True):
+    for ax, (word, code) in zip(axes, classes.items(), strict=True):
         mine = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
         low, high = (float(mine.min()), float(mine.max())) if len(mine) else (0.0, 1.0)
         pad = max(0.02, 0.1 * (high - low))
@@ -365,19 +371,24 @@ def importance_bars(table: pd.DataFrame, title: str = "What the features are wor
 def probabilities(
     predictions: pd.DataFrame, close: pd.Series, last: int = 600, title: str = "Probabilities under the price"
 ) -> Figure:
-    """The last rows: price above, probabilities of the three classes stacked below. Rows are evenly spaced.
+    """The last rows: price above, probabilities of the classes stacked below. Rows are evenly spaced.
 
-    predictions : index known_at; p_short, p_neutral, p_long.  close : index known_at, at least the same rows.
+    predictions : index known_at; p_short, p_neutral, p_long; of meta-labels also the `side` of the bet, and then the
+    two answers to it.  close : index known_at, at least the same rows.
     """
     part = predictions.iloc[-last:]
     price = close.reindex(part.index).to_numpy(dtype=np.float64)
-    p_N3 = part[PROBABILITIES].to_numpy(dtype=np.float64)
+    answers = (
+        {"pass": "p_neutral", "act": "p_long"} if "side" in part else dict(zip(CLASS_NAMES, PROBABILITIES, strict=True))
+    )
+    p_NC = part[list(answers.values())].to_numpy(dtype=np.float64)
+    colours = [INK[_LABEL_INK.get(name, name)] for name in answers]
     figure, (top, bottom) = new_figure(title, 4.2, 2, 1, sharex=True, height_ratios=(3, 2))
     x = np.arange(len(part))
     top.plot(x, price, color=INK["ink"], linewidth=1.1)
     top.yaxis.set_major_locator(MaxNLocator(4))
     top.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    bottom.stackplot(x, p_N3.T, colors=CLASS_COLOURS, labels=CLASS_NAMES, linewidth=0)
+    bottom.stackplot(x, p_NC.T, colors=colours, labels=list(answers), linewidth=0)
     bottom.set_ylim(0, 1)
     bottom.yaxis.set_major_locator(FixedLocator([0, 0.5, 1]))
     bottom.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -385,5 +396,5 @@ def probabilities(
     bottom.set_xticks(ticks, [part.index[i].strftime("%d %b %Y\n%H:%M") for i in ticks])
     bottom.margins(x=0)
     handles, names = bottom.get_legend_handles_labels()
-    name_lines(top, 3, handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
+    name_lines(top, len(names), handles=handles, labels=names, loc="lower left", bbox_to_anchor=(0, 1.0))
     return figure

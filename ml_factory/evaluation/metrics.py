@@ -4,7 +4,7 @@ Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 
 Everywhere `w` is a weight per row (None: all ones); rows of weight 0 count for nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -51,6 +51,15 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             "No rows to judge", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
         )
     return y.astype(np.int64) + 1, p_N3, w
+
+
+def among(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
+    """Probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
+    p_N3 = np.asarray(p_N3, dtype=np.float64)
+    if set(classes) == set(CLASSES):
+        return p_N3
+    asked = np.where(np.isin(CLASSES, list(classes)), p_N3, 0.0)
+    return asked / asked.sum(axis=1, keepdims=True)
 
 
 def row_log_loss(y, p_N3) -> np.ndarray:

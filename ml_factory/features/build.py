@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, chained, frames_of
+from ml_factory.data.resample import Frame, asof_rows, chained
+from ml_factory.data.sampling import KINDS, base_and_frames, sized
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -24,7 +25,7 @@ from ml_factory.features import (
     volume,
     wavelet,
 )
-from ml_factory.features.engine import Family, FrameFeatures, gather_rows
+from ml_factory.features.engine import Family, FrameFeatures, columns, gather_rows
 from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
 from ml_factory.progress import phase
 
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "calendar": calendar.FAMILY,
 }
 NEEDS_VOLUME = ("volume",)
+BARS = ("time", *KINDS)  # what the base bars may be of
 
 # Bars of a frame before its first row is used: every window is full. On the base frame a recursion's start weighs
 # under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and forget even
@@ -56,7 +58,10 @@ class FeatureSpec:
     """Which columns to make.
 
     base_minutes : length of the base bars; a row stands at each one's `known_at`.
-    frames : lengths of the coarse frames in minutes, rising, each longer than the base; 1440 is the exchange day.
+    bars : "time" (so many minutes), or by activity: "volume", "dollar" or "tick_imbalance" (`data.sampling`), whose
+        length is what it takes; None: as this symbol was prepared before, else time.
+    bar_size : what fills a bar by activity; None: estimated from the first 20 sessions.
+    frames : lengths of the coarse frames in minutes, rising, each longer than base bars of time; 1440 is a whole day.
     families : names out of FAMILIES, in the order of the columns.
     custom : names of the user's own features (`features.custom.feature`), kept as "name#source hash".
     full_frames : every column of every family on the coarse frames too, instead of those that say more there.
@@ -67,6 +72,8 @@ class FeatureSpec:
     families: tuple[str, ...] = tuple(FAMILIES)
     custom: tuple[str, ...] = ()
     full_frames: bool = False
+    bars: str | None = None
+    bar_size: float | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "frames", tuple(self.frames))
@@ -75,9 +82,10 @@ class FeatureSpec:
         if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
-        steps = (self.base_minutes, *self.frames)
+        self._check_bars()
+        steps = (self.base if isinstance(self.base, int) else 0, *self.frames)
         if any(not isinstance(later, int) or later <= before for before, later in pairwise(steps)):
-            wanted = f"rising whole numbers above the base frame's {self.base_minutes}"
+            wanted = f"rising whole numbers above the base frame's {steps[0]}"
             raise SettingsError("Coarse frames are out of order", where="frames", got=self.frames, wanted=wanted)
         for name in self.families:
             if name not in FAMILIES:
@@ -88,9 +96,41 @@ class FeatureSpec:
                 wanted = "at least one family, each once" if field == "families" else "each feature once"
                 raise SettingsError("Features repeat or lack", where=field, got=names, wanted=wanted)
 
+    def _check_bars(self) -> None:
+        if self.bars is not None and self.bars not in BARS:
+            hint = did_you_mean(str(self.bars), BARS)
+            raise SettingsError(
+                "No such bars", where="bars", got=repr(self.bars), wanted=", ".join(BARS), next_step=hint
+            )
+        if self.bar_size is not None and isinstance(self.base, int):
+            step = f"name what fills them: bars= (prepare --bars) {', '.join(KINDS)}"
+            raise SettingsError("Bars of time have no size", where="bar_size", got=self.bar_size, next_step=step)
+
+    @property
+    def base(self) -> int | str:
+        """The bars that rows stand on: minutes, or the kind of activity; what `data.sampling.base_bars` takes."""
+        return self.base_minutes if self.bars in (None, "time") else self.bars
+
+    @property
+    def base_words(self) -> str:
+        """What a base bar is called."""
+        return f"{self.base} minutes" if isinstance(self.base, int) else f"{self.base.replace('_', ' ')}"
+
+    def sized(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
+        """The market with the size of its bars by activity, estimated from `bars` where none is given."""
+        return market if isinstance(self.base, int) else sized(market, self.base, self.bar_size, bars)
+
     @property
     def warmup_bars(self) -> int:
-        """Base bars of history after which a row is within 1e-6 of the row that the whole history gives."""
+        """Base bars of history after which a row is within 1e-6 of the row that the whole history gives.
+
+        Raises SettingsError for bars by activity: how many of them an hour or a session holds nobody knows before.
+        """
+        if not isinstance(self.base, int):
+            raise SettingsError(
+                "Bars by activity have no cold start", where="bars", got=self.bars, wanted="the history, or a state",
+                next_step="push the bars from the first one on, or load the state of a stream that has seen them",
+            )  # fmt: skip
         longest = max(self.frames, default=0)
         coarse = (MEMORY_BARS[self.on_frames] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
@@ -205,9 +245,9 @@ class JoinedFrames:
 
 def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> JoinedFrames:
     """The frames of `spec`; BarsError where too few bars are left after warm-up."""
-    with phase("frames", len(bars)):
-        frames = frames_of(bars, market, (spec.base_minutes, *spec.frames), threads=threads)
-    held = frames.pop(spec.base_minutes)
+    market = spec.sized(market, bars)
+    with phase("frames", len(bars)):  # the base at the prices that traded; features go through rolls
+        held, frames = base_and_frames(bars, market, spec.base, spec.frames, threads=threads)
     base, frames = chained(held), {minutes: chained(frame) for minutes, frame in frames.items()}
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
@@ -215,7 +255,7 @@ def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, thr
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
-            got=f"{len(base)} bars of {spec.base_minutes} minutes",
+            got=f"{len(base)} bars of {spec.base_words}",
             wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.on_frames]} of each frame of {spec.frames}, "
             "reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
@@ -232,6 +272,18 @@ def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[st
     )
     on_frames = [column_at(name, minutes) for minutes in spec.frames for name in coarse]
     return own + on_frames + [custom.of(name).name for name in spec.custom]
+
+
+def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
+    """float64[N]: one column of the built-in families on the base bars, NaN until its window is full.
+
+    base : at the prices that traded. Raises SettingsError where there is no such column.
+    """
+    known = {column: family for family in FAMILIES.values() for column in family.names(market, False)}
+    if name not in known:
+        step = did_you_mean(name, known) or "give a column of the base bars, such as macd_12_26"
+        raise SettingsError("No such column", where=f"columns of {market.symbol}", got=repr(name), next_step=step)
+    return columns(known[name], chained(base), market, coarse=False)[name]
 
 
 def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:

@@ -9,9 +9,9 @@ CHUNK = 65_536
 _LONG = {240: "4h", 1440: "1d"}
 
 
-def frame_name(minutes: int) -> str:
-    """What a frame is called: 60m, 4h, 1d."""
-    return _LONG.get(minutes, f"{minutes}m")
+def frame_name(length: int | str) -> str:
+    """What a frame is called: 60m, 4h, 1d; bars by activity by their kind."""
+    return _LONG.get(length, f"{length}m") if isinstance(length, int) else length
 
 
 def column_at(name: str, minutes: int) -> str:

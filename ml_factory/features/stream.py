@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of
+from ml_factory.data.sampling import stream_of
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.stream import FrameStream
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FIRST_BARS, FeatureMatrix, FeatureSpec, column_names
@@ -42,16 +42,16 @@ class FeatureStream:
     """
 
     def __init__(self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False):
-        self.market, self.spec, self.cold = market, spec or FeatureSpec(), cold
+        self.spec, self.cold = spec or FeatureSpec(), cold
+        self.market = market = self.spec.sized(market)
+        self._warm = self.spec.warmup_bars if cold else 0
         self.names = column_names(market, self.spec)
         families = self.spec.families_of(market)
-        lengths = (self.spec.base_minutes, *self.spec.frames)
-        self._frames = {minutes: FrameStream(market, minutes) for minutes in lengths}
+        lengths = (self.spec.base, *self.spec.frames)
+        self._frames = {length: stream_of(market, length) for length in lengths}
         self._engines = {
-            minutes: FrameFeatures(
-                market, families, coarse=minutes != self.spec.base_minutes and not self.spec.full_frames
-            )
-            for minutes in lengths
+            length: FrameFeatures(market, families, coarse=length != self.spec.base and not self.spec.full_frames)
+            for length in lengths
         }
         first = FIRST_BARS[self.spec.on_frames]
         self._coarse = {minutes: _Newest(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
@@ -65,7 +65,7 @@ class FeatureStream:
         for frame in stream._frames.values():
             frame.push(chunk)
         for minutes, engine, known_at in matrix.engines:
-            stream._engines[minutes].load_state(engine.get_state())
+            stream._engines[minutes or spec.base].load_state(engine.get_state())
             if minutes in stream._coarse:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
@@ -113,13 +113,13 @@ class FeatureStream:
     def _settings(self) -> dict:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
-    def _next(self, new: dict[int, Frame]) -> FeatureRows:
-        held = new[self.spec.base_minutes]
+    def _next(self, new: dict[int | str, Frame]) -> FeatureRows:
+        held = new[self.spec.base]
         new = {minutes: chained(frame) for minutes, frame in new.items()}
-        base = new[self.spec.base_minutes]
+        base = new[self.spec.base]
         values = np.empty((len(base), len(self.names)), np.float32)
-        place = len(self._engines[self.spec.base_minutes].names)
-        self._engines[self.spec.base_minutes].push(base, values[:, :place])
+        place = len(self._engines[self.spec.base].names)
+        self._engines[self.spec.base].push(base, values[:, :place])
         ready = self._ready(base)
         for minutes, newest in self._coarse.items():
             stop = place + newest.width
@@ -137,7 +137,7 @@ class FeatureStream:
         if self._first_session is None and len(base):
             self._first_session = int(base.session[0])
         begun = np.logical_or.accumulate(np.append(self._second, base.session != self._first_session))[1:]
-        first = max(FIRST_BARS["base"], self.spec.warmup_bars if self.cold else 0)
+        first = max(FIRST_BARS["base"], self._warm)
         number = self._rows + np.arange(len(base))
         self._rows += len(base)
         if len(base):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.runs.state import load_state, save_state
+from ml_factory.targets.labels import classes_asked
 
 FORMAT = "ml_factory.bundle/1"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
@@ -54,6 +55,11 @@ class Bundle:
             raise SettingsError(
                 "A look-back cannot be negative", where="lookback", got=self.lookback, wanted="0 or more"
             )
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The labels that the question it was trained on can have."""
+        return classes_asked(self.spec)
 
     def to_state(self) -> dict:
         """The bundle as plain values, for `save` or the registry of artifacts."""

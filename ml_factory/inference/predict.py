@@ -9,7 +9,7 @@ from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature
-from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.evaluation.metrics import PROBABILITIES, among
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 
@@ -36,7 +36,8 @@ def predict_features(
 
     Returns
     -------
-    DataFrame, index known_at of the rows predicted; p_short, p_neutral, p_long (float64, summing to 1).
+    DataFrame, index known_at of the rows predicted; p_short, p_neutral, p_long (float64, summing to 1). Of meta-labels
+    p_neutral is that of passing, p_long that of acting, p_short 0.
 
     Raises
     ------
@@ -57,7 +58,8 @@ def predict_features(
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        p_N3[first : first + batch] = temperature.apply(model.predict_proba(_inputs(scaled, some, bundle.lookback)))
+        said = temperature.apply(among(model.predict_proba(_inputs(scaled, some, bundle.lookback)), bundle.classes))
+        p_N3[first : first + batch] = among(said, bundle.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 

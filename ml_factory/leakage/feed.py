@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame, chunk_of
+from ml_factory.data.resample import chunk_of
+from ml_factory.data.sampling import base_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
@@ -29,7 +30,7 @@ def table_of_feed(
     Columns of the user's own are left out: a stream may give them other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = pushes(bars, market, spec.base_minutes, rows, seed, since)
+    cuts = pushes(bars, market, spec.base, rows, seed, since)
     given, chunk = [], chunk_of(bars, market)
     with phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
@@ -41,10 +42,15 @@ def table_of_feed(
     return Table(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
 
 
-def pushes(bars: pd.DataFrame, market: MarketSpec, minutes: int, rows: int, seed: int, since: int = 0) -> np.ndarray:
+def pushes(bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, seed: int, since: int = 0) -> np.ndarray:
     """int64, rising: positions that part the bars from `since` on into pushes of at most one base bar, in stretches
-    over all of them."""
-    first = np.searchsorted(bars.index.as_unit("ns").asi8, base_frame(bars, market, minutes).start)
+    over all of them.
+
+    Bars by activity are parted at their ends: minutes that fill none may follow the last of a session.
+    """
+    made = base_bars(bars, market, base)
+    edges = made.start if isinstance(base, int) else made.known_at
+    first = np.searchsorted(bars.index.as_unit("ns").asi8, edges)
     first = first[first >= since]
     stretch = min(STRETCH, rows)
     count = -(-rows // stretch)

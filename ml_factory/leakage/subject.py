@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import base_frame, frames_of
+from ml_factory.data.sampling import base_and_fine, base_and_frames
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.transforms import Sample
@@ -18,6 +18,7 @@ from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.combinatorial import combinatorial_purged
 from ml_factory.targets.kinds import make_labels
 from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.primary import primary_side
 from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import WeightSpec, training_weights
@@ -96,7 +97,7 @@ class StandardPipeline:
     preprocess: tuple = ("robust",)
 
     def facts(self, bars: pd.DataFrame) -> dict:
-        return market_for(self.symbol, bars, **self.given).to_dict()
+        return self.features_spec.sized(market_for(self.symbol, bars, **self.given), bars).to_dict()
 
     def head(self, bars: pd.DataFrame) -> int:
         """Bars of the first 20 sessions (or of 20 days with a bar, where those reach further), and the one after them.
@@ -105,7 +106,7 @@ class StandardPipeline:
         """
         start = bars.index.as_unit("ns").asi8
         reach = 0
-        for day in (sessions_of(start, self.facts(bars)["calendar"]).id, start // DAY_NS):
+        for day in (sessions_of(start, market_for(self.symbol, bars, **self.given).calendar).id, start // DAY_NS):
             first = np.unique(day)[:INFER_SESSIONS]
             reach = max(reach, int(np.searchsorted(day, first[-1], side="right")))
         return reach + 1
@@ -120,14 +121,17 @@ class StandardPipeline:
 
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
-        steps = (spec.base_minutes, *spec.frames)
-        return {frame_name(minutes): vars(frame) for minutes, frame in frames_of(bars, market, steps).items()}
+        base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+        made = {frame_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}
+        for labels in [one for one in self.label_specs if one.kind == "meta"][:1]:  # all horizons bet alike
+            side = primary_side(base, labels, market).to_numpy()
+            made["primary side"] = {"known_at": base.known_at, "side": side}  # known with its row, not with its label
+        return made
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
         """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""
-        market, minutes = MarketSpec.from_dict(facts), self.features_spec.base_minutes
-        base = base_frame(bars, market, minutes)
-        fine = base_frame(bars, market, 1) if minutes > 1 else None
+        market = MarketSpec.from_dict(facts)
+        base, fine = base_and_fine(bars, market, self.features_spec.base)
         made = {f"h{spec.horizon}": make_labels(base, fine, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 

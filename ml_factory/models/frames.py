@@ -18,11 +18,17 @@ from ml_factory.models.heads import Task
 Strides = tuple[tuple[int, int], ...]
 
 
-def strides_of(columns: Sequence[str], base_minutes: int) -> Strides:
+def strides_of(columns: Sequence[str], base_minutes: int | str) -> Strides:
     """((stride, count), …) of columns as `FeatureSpec` orders them: `@60m` on 5-minute rows has stride 12.
 
     Frames of hours and days (`@4h`, `@1d`), longer than a window may be, keep stride 1.
+    base_minutes : `FeatureSpec.base`; SettingsError for bars by activity, of which no number makes an hour.
     """
+    if not isinstance(base_minutes, int):
+        raise SettingsError(
+            "Bars by activity have no pace that frames could be read at", where="base_minutes", got=base_minutes,
+            wanted="bars of so many minutes", next_step="give the network the columns as they are, without frames",
+        )  # fmt: skip
     runs: list[list[int]] = []
     for column in columns:
         minutes = re.search(r"@(\d+)m$", column)

@@ -5,6 +5,7 @@ log price so that a log-driftless walk does not lean, and with an end that holds
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +13,15 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import SettingsError, did_you_mean, wrong_field
 from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
 from ml_factory.targets.outcomes import SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
 
-KINDS = ("triple_barrier", "direction", "trend_scanning")
+KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
+_SIDES = {"short": -1, "neutral": 0, "long": 1}
+_BETS = {"pass": 0, "act": 1}
 
-__all__ = ["BARRIERS", "KINDS", "LabelSpec", "average_uniqueness", "barriers_of", "triple_barrier"]
+__all__ = ["BARRIERS", "KINDS", "LabelSpec", "average_uniqueness", "barriers_of", "classes_of", "triple_barrier"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class LabelSpec:
     round_to_tick : barriers go outwards to the tick on rows whose own bar stands on it, which a back-adjusted one
         does not; False: never. The tick is the market's stored one; no other bar is asked.
     kind : what is asked, one of KINDS (`targets.kinds.make_labels`); of the others some fields above are not read.
+    primary, primary_least, against : of "meta", whose bets are judged: the sign of this column of the base bars where
+        it is at least so far from 0, or the other side (`targets.primary`).
     """
 
     horizon: int = 20
@@ -44,53 +49,62 @@ class LabelSpec:
     session_end: str = "session"
     round_to_tick: bool = True
     kind: str = "triple_barrier"
+    primary: str = ""
+    primary_least: float = 0.0
+    against: bool = False
 
     def __post_init__(self):
         if self.kind not in KINDS:
             step = did_you_mean(self.kind, KINDS) if isinstance(self.kind, str) else ""
             if self.kind == "forward_return":
-                step = "a return is a number and models take three classes: use direction, its sign"
-            raise SettingsError(
-                "A label cannot be asked like this", where="LabelSpec.kind", got=repr(self.kind),
-                wanted=", ".join(KINDS), next_step=step or "use triple_barrier",
-            )  # fmt: skip
-        whole = {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}
-        for name, (least, most) in whole.items():
+                step = "a return is a number and models take classes: use direction, its sign"
+            raise self._wrong("kind", ", ".join(KINDS), step or "use triple_barrier")
+        for name, (least, most) in {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
-                raise SettingsError(
-                    "A label cannot be asked like this",
-                    where=f"LabelSpec.{name}",
-                    got=repr(value),
-                    wanted=f"a whole number of bars from {least} to {most}",
-                    next_step=f"set {name} to a number such as {20 if name == 'horizon' else 100}",
-                )
-        for name, least in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0}.items():
+                step = f"set {name} to a number such as {20 if name == 'horizon' else 100}"
+                raise self._wrong(name, f"a whole number of bars from {least} to {most}", step)
+        for name, least in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0, "primary_least": 0.0}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
-                raise SettingsError(
-                    "A label cannot be asked like this",
-                    where=f"LabelSpec.{name}",
-                    got=repr(value),
-                    wanted="a finite number, 0 or more" if least == 0 else "a finite number above 0",
-                    next_step=f"set {name} to 0.8",
-                )
+                wanted = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
+                raise self._wrong(name, wanted, f"set {name} to {0 if name == 'primary_least' else 0.8}")
         if self.session_end not in ("session", "drop"):
-            raise SettingsError(
-                "A label cannot be asked like this",
-                where="LabelSpec.session_end",
-                got=repr(self.session_end),
-                wanted="'session' or 'drop'",
-                next_step="use 'session' to keep rows near the end of a session",
+            step = "use 'session' to keep rows near the end of a session"
+            raise self._wrong("session_end", "'session' or 'drop'", step)
+        for name, step in {"round_to_tick": "use False where prices follow no tick", "against": "use False"}.items():
+            if not isinstance(getattr(self, name), bool):
+                raise self._wrong(name, "True or False", step)
+        self._check_primary()
+
+    def _wrong(self, name: str, wanted: str, step: str) -> SettingsError:
+        return wrong_field(self, name, "A label cannot be asked like this", wanted=wanted, next_step=step)
+
+    def _check_primary(self) -> None:
+        """A meta-label has the side it judges; the others have none."""
+        if self.kind == "meta" and not self.primary:
+            step = "give primary= (prepare --primary), such as macd_12_26"
+            raise self._wrong(
+                "primary", "a column of the base bars, whose sign is the side that meta-labels judge", step
             )
-        if not isinstance(self.round_to_tick, bool):
-            raise SettingsError(
-                "A label cannot be asked like this",
-                where="LabelSpec.round_to_tick",
-                got=repr(self.round_to_tick),
-                wanted="True or False",
-                next_step="use False where prices follow no tick",
-            )
+        if self.kind != "meta" and (self.primary or self.against or self.primary_least):
+            step = "set kind to meta (prepare --target meta), or leave the primary side out"
+            raise wrong_field(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
+
+
+def classes_of(kind: str) -> dict[str, int]:
+    """What the classes of a kind of labels are called, and their label: three sides, or of "meta" a bet's two."""
+    return _BETS if kind == "meta" else _SIDES
+
+
+def kind_asked(settings: Mapping) -> str:
+    """The kind of labels in the settings that data and bundles are stored with."""
+    return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
+
+
+def classes_asked(settings: Mapping) -> tuple[int, ...]:
+    """The labels that these settings ask for."""
+    return tuple(classes_of(kind_asked(settings)).values())
 
 
 def triple_barrier(

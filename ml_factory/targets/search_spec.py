@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, wrong_field
 from ml_factory.targets.labels import LabelSpec
 
 VERSION = 2  # of a label spec: 1 was given, 2 was searched for and names the rows it saw
@@ -50,13 +50,11 @@ class SearchSpec:
         wrong = [name for name, fine in right.items() if not fine]
         if wrong:
             default = next(f for f in fields(self) if f.name == wrong[0])
-            raise SettingsError(
-                "Barriers cannot be searched like this",
-                where=f"SearchSpec.{wrong[0]}",
-                got=repr(getattr(self, wrong[0])),
+            raise wrong_field(
+                self, wrong[0], "Barriers cannot be searched like this",
                 wanted=f"something like {LabelSpec() if wrong[0] == 'labels' else default.default!r}",
                 next_step=f"leave {wrong[0]} out for its default",
-            )
+            )  # fmt: skip
 
     @property
     def start(self) -> dict:

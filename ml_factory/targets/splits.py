@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, wrong_field
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,8 @@ class SplitSpec:
         for name in ("train", "validation"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-                raise SettingsError(
-                    "The rows cannot be split like this",
-                    where=f"SplitSpec.{name}",
-                    got=repr(value),
-                    wanted="a share between 0 and 1",
-                    next_step="use for example train=0.7, validation=0.15",
-                )
+                what, step = "The rows cannot be split like this", "use for example train=0.7, validation=0.15"
+                raise wrong_field(self, name, what, wanted="a share between 0 and 1", next_step=step)
         if not self.train + self.validation < 1 or not math.isfinite(self.train + self.validation):
             raise SettingsError(
                 "The rows cannot be split like this",

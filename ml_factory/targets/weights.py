@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import SettingsError, wrong_field
 from ml_factory.targets.bootstrap import bootstrap_rows
 from ml_factory.targets.labels import average_uniqueness
 
@@ -38,23 +38,13 @@ class WeightSpec:
     def __post_init__(self):
         for name in ("uniqueness", "returns"):
             if not isinstance(getattr(self, name), bool):
-                raise SettingsError(
-                    "Rows cannot be weighed like this",
-                    where=f"WeightSpec.{name}",
-                    got=repr(getattr(self, name)),
-                    wanted="True or False",
-                    next_step=f"leave {name} out for its default",
-                )
+                what, step = "Rows cannot be weighed like this", f"leave {name} out for its default"
+                raise wrong_field(self, name, what, wanted="True or False", next_step=step)
         _check_decay(self.decay, "WeightSpec.decay")
         seed = self.bootstrap
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise SettingsError(
-                "Rows cannot be drawn like this",
-                where="WeightSpec.bootstrap",
-                got=repr(seed),
-                wanted="a seed, 0 or more, or None",
-                next_step="use for example bootstrap=0",
-            )
+            what, step = "Rows cannot be drawn like this", "use for example bootstrap=0"
+            raise wrong_field(self, "bootstrap", what, wanted="a seed, 0 or more, or None", next_step=step)
 
 
 def training_weights(

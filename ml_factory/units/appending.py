@@ -8,7 +8,8 @@ import pandas as pd
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.continued import check_more, plain_bars
 from ml_factory.data.prefixes import Prefixes
-from ml_factory.data.resample import Frame, asof_rows, frames_of
+from ml_factory.data.resample import Frame, asof_rows
+from ml_factory.data.sampling import base_and_frames
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import raw_bars_of, read_table
 from ml_factory.datasets.store import Store
@@ -40,6 +41,12 @@ class CheckedBars:
         return self.prefixes.bars
 
 
+def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
+    """The facts of the market these settings prepare: given, looked up, or of the first 20 sessions."""
+    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    return settings.features.sized(market, bars)
+
+
 def known_store(store: Store, settings: DataSpec) -> Store | None:
     """Where the check of bars may go on from: `store` itself where it is committed, else the symbol's current data set.
 
@@ -69,7 +76,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     if bars is None or len(bars) < old:
         return None
     prefixes = Prefixes(bars)
-    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    market = market_of(symbol, bars, settings)
     if prefixes.of(old) != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
         return None
     told = before.facts["bars"]
@@ -112,8 +119,7 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
 
 def frames_and_ages(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
     """The base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
-    frames = frames_of(bars, market, (spec.base_minutes, *spec.frames))
-    base = frames.pop(spec.base_minutes)
+    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
     ages = {}
     for minutes, frame in frames.items():
         joined = asof_rows(base.known_at, frame.known_at)[first:]

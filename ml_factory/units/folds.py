@@ -9,6 +9,7 @@ import pandas as pd
 
 from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.evaluation.metrics import among
 from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import BinnedData
@@ -230,7 +231,7 @@ def forecast_folds(
         inner[fold] = Kept(manager.phase(fold_phase(model, fold)), here, reached_by_fit)
         return {"checkpoints": inner[fold]} | binned_for(model, bins, fold)
 
-    forecasts = fold_forecasts(
+    said = fold_forecasts(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),
         inputs,
         plan.labels,
@@ -241,6 +242,7 @@ def forecast_folds(
         checkpoints=kept,
         on_fold=lambda fold, result: kept.mark([*result.inexact, *inner[fold].elsewhere]),
     )
+    forecasts = [among(p, data.classes.values()) for p in said]
     if keep is not None:
         save_state(keep, {"p": forecasts, "elsewhere": kept.elsewhere})
     if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing

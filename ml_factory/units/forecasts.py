@@ -15,9 +15,9 @@ from ml_factory.data.sources import raw_bars_of, read_table
 from ml_factory.ensemble.stacking import Stack, equal_pool
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.evaluation.calibration import Temperature
-from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.evaluation.metrics import PROBABILITIES, among
 from ml_factory.experiment import DATA_ROOMS, check_horizon
-from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
@@ -26,7 +26,9 @@ from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, is_file, read_file, read_json, replace_file, write_json
 from ml_factory.runs.workspace import Workspace, check_symbol
-from ml_factory.units.dataset import Dataset, prior_while_learning, with_baselines
+from ml_factory.targets.labels import LabelSpec, classes_asked
+from ml_factory.targets.primary import primary_side
+from ml_factory.units.dataset import Dataset, gain_over, prior_while_learning, with_baselines
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _log = logging.getLogger("ml_factory")
@@ -39,6 +41,7 @@ class Verdict:
     path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
     test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
     prior as a training measures it: what a history's losses on that split can be set beside.
+    beaten : what stands beside it to be beaten -> the gain over that on test rows, in nats, with its 95 % interval.
     """
 
     path: Path
@@ -46,6 +49,7 @@ class Verdict:
     test_rows: np.ndarray
     test_p: np.ndarray
     priors: dict[str, float]
+    beaten: dict[str, tuple[float, float, float]]
 
     @property
     def test_table(self) -> pd.DataFrame:
@@ -59,7 +63,8 @@ def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     teachers = positions[(frame["split"] == "train").to_numpy()]
-    said = {artifact.facts["model"]: p_N3} | _to_beat(workspace, data, artifact, frame.index)
+    to_beat = _to_beat(workspace, data, artifact, frame.index)
+    said = {artifact.facts["model"]: p_N3} | to_beat
     for name in ("validation", "test"):
         mine = (frame["split"] == name).to_numpy()
         forecasts = {who: p[mine] for who, p in said.items()}
@@ -68,7 +73,9 @@ def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
         priors[name] = prior_while_learning(data, teachers, positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
-    return Verdict(path, pd.concat(tables, ignore_index=True), positions[test], p_N3[test], priors)
+    rows = positions[test]
+    beaten = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in to_beat.items()}
+    return Verdict(path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, beaten)
 
 
 def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex) -> dict[str, np.ndarray]:
@@ -126,7 +133,7 @@ def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.
     """Predictions of labelled rows without the model's temperature: what out-of-fold ones are comparable with."""
     frame = labelled(workspace, data, artifact)[PROBABILITIES]
     fitted = Temperature.from_dict(artifact.load_state()["temperature"])
-    p_N3 = Temperature(1 / fitted.temperature).apply(frame.to_numpy())
+    p_N3 = among(Temperature(1 / fitted.temperature).apply(frame.to_numpy()), data.classes.values())
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
@@ -202,6 +209,7 @@ def for_bars(
 ) -> tuple[pd.DataFrame, pd.Series]:
     """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training.
 
+    Of meta-labels only the rows where the primary side bets, with its `side`.
     stamped : how the other file is written; None: as the contract says. What is found in it is logged.
     """
     state = artifact.load_state()
@@ -214,17 +222,28 @@ def for_bars(
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
-    features = matrix.to_frame()
-    close = pd.Series(matrix.close, index=features.index, name="close")
     if spec["sources"] != source_hash(DATA_ROOMS):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
+    frame, labels = _said_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
+    if labels.kind == "meta":  # what may be acted on: where the primary side bets, and which way
+        side = primary_side(matrix.base, labels, market).reindex(frame.index)
+        frame = frame.assign(side=side)[side != 0]
+    return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
+
+
+def _said_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
+    """The artifact's probabilities of every row of the matrix that it can predict."""
+
+    def said(bundle: Bundle) -> pd.DataFrame:
+        return predict_features(bundle, matrix.to_frame(), segment=matrix.segment, close=matrix.close)
+
     if artifact.kind != STACK:
-        return predict_features(_bundle(artifact), features, segment=matrix.segment, close=matrix.close), close
-    said = {}
-    for name, base in base_artifacts(workspace, artifact).items():
-        plain = replace(_bundle(base), temperature=Temperature().to_dict())
-        said[name] = predict_features(plain, features, segment=matrix.segment, close=matrix.close)
-    return _pooled(state, said), close
+        return said(_bundle(artifact))
+    plain = Temperature().to_dict()
+    bases = base_artifacts(workspace, artifact)
+    return _pooled(
+        artifact.load_state(), {name: said(replace(_bundle(base), temperature=plain)) for name, base in bases.items()}
+    )
 
 
 def _bundle(artifact: Artifact) -> Bundle:
@@ -250,7 +269,7 @@ def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     index = common_index(said)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
     p_N3 = Temperature.from_dict(state["temperature"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(p_N3, index=index, columns=PROBABILITIES)
+    return pd.DataFrame(among(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
 
 
 def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.evaluation.metrics import among
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
@@ -52,7 +53,8 @@ def fit_holdout(
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
         phase.settle()
-        temperature = Temperature.fit(log_probabilities(model.predict_proba(held_out[0])), *held_out[1:])
+        said = among(model.predict_proba(held_out[0]), data.classes.values())
+        temperature = Temperature.fit(log_probabilities(said), *held_out[1:])
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
         # On validation rows: those that judge are for nothing else.

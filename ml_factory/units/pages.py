@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.evaluation import figures
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.report import Section, write_report
+from ml_factory.models.contract import CLASSES
 from ml_factory.runs.registry import Artifact
 from ml_factory.units.dataset import Dataset
 from ml_factory.units.preparation import DEMO
@@ -34,14 +36,16 @@ MANY = 2  # more forecasts than this in one reliability plot hide each other
 def run_page(
     path: Path, title: str, data: Dataset, store: Store, metrics: pd.DataFrame, test: Mapping[str, np.ndarray],
     *, test_rows: np.ndarray, facts: dict, limited: Mapping[str, object], more: list[Section] | None = None,
+    beaten: Mapping[str, tuple[float, float, float]] | None = None,
 ) -> Path:  # fmt: skip
     """Write the report of one run (or of several on the same rows).
 
     metrics : `metrics_table` on the test rows.  test : forecast -> (N, 3) probabilities on `test_rows`.
     more : chapters between the verdict and the data, such as learning curves.
+    beaten : as of `Verdict`; said beside the verdict.
     """
     sections = [
-        verdict(metrics, len(test_rows), len(data.splits["test"])),
+        verdict(metrics, len(test_rows), len(data.splits["test"]), sided=sided(data), beaten=beaten or {}),
         calibration(data, test, test_rows),
         *(more or []),
         *data_chapters(data, store),
@@ -73,42 +77,66 @@ def quick_notice(limited: Mapping[str, object]) -> str:
     return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in limited.items())
 
 
-def verdict(metrics: pd.DataFrame, rows: int, of: int) -> Section:
+def sided(data: Dataset) -> bool:
+    """Whether the question has two sides and a middle: then a gain has a part that says which side."""
+    return len(data.classes) == len(CLASSES)
+
+
+def verdict(
+    metrics: pd.DataFrame, rows: int, of: int, *, sided: bool = True,
+    beaten: Mapping[str, tuple[float, float, float]] = MappingProxyType({}),
+) -> Section:  # fmt: skip
     """The metrics beside both baselines, and one honest sentence for each model.
 
-    rows : test rows judged on, out of `of`.
+    rows : test rows judged on, out of `of`.  sided : whether a gain has a part on the side.  beaten : as of `Verdict`.
     """
-    lines = [sentence(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
+    models = [(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
+    lines = [sentence(name, row, sided=sided) for name, row in models]
+    lines += [beside_words(models[0][0], who, gain) for who, gain in beaten.items()]
+    shown = [name for name in MAIN_METRICS if sided or name != "direction_gain"]
     judged = f"{rows:,} of the {of:,} test rows"
     judged += ", those with a full input window." if rows < of else "."
     lines.append(
         "When a barrier is touched at all follows the hour and the volatility, and much of a gain is usually that. "
         "Only the part on the side says which way."
+        if sided
+        else "Judged are the bets of the primary side alone: whether each pays more than it costs. A gain says that "
+        "the model can tell good bets from bad ones, not that the bets are good."
     )
-    if len(lines) > 2:
+    if len(models) > 1:
         lines.append("The best of several on the same rows looks better than it is: it was chosen on them.")
     return Section(
         "Verdict",
         text="\n\n".join([judged, *lines]),
         figures=[("Right of 0 is better than the prior. Lines are 95 % intervals.", figures.metrics_bar(metrics))],
-        tables=[("Test rows, beside the baselines", metrics[[name for name in MAIN_METRICS if name in metrics]])],
+        tables=[("Test rows, beside the baselines", metrics[[name for name in shown if name in metrics]])],
     )
 
 
-def sentence(name: str, row: pd.Series) -> str:
+def sentence(name: str, row: pd.Series, *, sided: bool = True) -> str:
     """Better, worse, or not to be told from the class prior; and so for the side alone, which a position needs."""
-    words = _beside_prior(row["gain_low"], row["gain_high"])
+    words = _beside(row["gain_low"], row["gain_high"])
     whole = f"{row['log_loss_gain']:+.4f} nats per row (95 % from {row['gain_low']:+.4f} to {row['gain_high']:+.4f})"
+    if not sided:
+        return f"{name} {words}: {whole}."
     side = f"{row['direction_gain']:+.4f} (from {row['direction_low']:+.4f} to {row['direction_high']:+.4f})"
-    sided = _beside_prior(row["direction_low"], row["direction_high"])
-    return f"{name} {words}: {whole}. On the side alone, up or down, it {sided}: {side}."
+    beside = _beside(row["direction_low"], row["direction_high"])
+    return f"{name} {words}: {whole}. On the side alone, up or down, it {beside}: {side}."
 
 
-def _beside_prior(low: float, high: float) -> str:
+def beside_words(name: str, who: str, gain: tuple[float, float, float]) -> str:
+    """Whether what was learnt is worth more than what it has to beat; gain: (gain, low, high) in nats."""
+    value, low, high = gain
+    other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
+    said = f"{name} {_beside(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
+    return said if low > 0 else f"{said} Nothing speaks for the learnt weights here."
+
+
+def _beside(low: float, high: float, other: str = "the class prior") -> str:
     """What a 95 % interval of a gain allows to say."""
     if low > 0:
-        return "beats the class prior"
-    return "is worse than the class prior" if high < 0 else "cannot be told from the class prior"
+        return f"beats {other}"
+    return f"is worse than {other}" if high < 0 else f"cannot be told from {other}"
 
 
 def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray) -> Section:
@@ -122,7 +150,7 @@ def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray)
         "Calibration",
         text="On the dashed line, what was said is what happened. Temperatures were fitted on validation rows. "
         "Bars are 95 % intervals that count overlapping labels once.",
-        figures=[("", figures.calibration_plot(some, title=name)) for name, some in together.items()],
+        figures=[("", figures.calibration_plot(some, name, data.classes)) for name, some in together.items()],
     )
 
 
@@ -183,15 +211,29 @@ def runs(found: Mapping[str, Artifact]) -> Section:
 def tiles(data: Dataset, metrics: pd.DataFrame, chosen: str) -> dict[str, str]:
     """The figures under the title: those of `chosen`, which validation rows chose where there are several models."""
     models = metrics[~metrics.index.isin(figures.BASELINES)]
+    side = {"of it on the side": f"{models.loc[chosen, 'direction_gain']:+.4f}"} if sided(data) else {}
     return {
         "best on validation rows" if len(models) > 1 else "model": chosen,
         "log loss": f"{models.loc[chosen, 'log_loss']:.4f}",
         "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
         "gain": f"{models.loc[chosen, 'log_loss_gain']:+.4f}",
-        "of it on the side": f"{models.loc[chosen, 'direction_gain']:+.4f}",
+        **side,
         "test rows": f"{int(models.loc[chosen, 'rows']):,}",
         "labels": f"{len(data.labels):,}",
     }
+
+
+def asked_words(data: Dataset) -> str:
+    """The question that the labels answer, in a sentence."""
+    labels = data.settings["data"]["labels"]
+    bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
+    bet += f" where it is at least {labels['primary_least']:g} from 0" if labels["primary_least"] else ""
+    return {
+        "triple_barrier": "Triple barrier: which is touched first, up, down or neither.",
+        "direction": "Direction: the side of the price at the horizon, neutral inside a band of its volatility.",
+        "trend_scanning": "Trend scanning: the sign of the straightest trend that begins at the row.",
+        "meta": f"Meta-labels: the primary side is {bet}; act is a bet that returned more than a round trip costs.",
+    }[data.kind]
 
 
 def data_chapters(data: Dataset, store: Store) -> list[Section]:
@@ -212,7 +254,8 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
         ),
         Section(
             "Labels",
-            text="Triple barrier; an ambiguous row touches both barriers inside one 1-minute bar and counts nowhere.",
+            text=asked_words(data) + " An ambiguous row touches both barriers inside one 1-minute bar and counts "
+            "nowhere.",
             figures=[("Share of each label.", figures.label_balance(balance))],
         ),
         Section(

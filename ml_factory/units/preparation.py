@@ -13,7 +13,7 @@ from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
 from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.resample import base_frame
-from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.preprocessing import fit_steps
@@ -30,6 +30,7 @@ from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.kinds import make_labels
+from ml_factory.targets.labels import LabelSpec, classes_of
 from ml_factory.targets.splits import holdout
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import (
@@ -39,6 +40,7 @@ from ml_factory.units.appending import (
     frames_and_ages,
     grown_from,
     known_store,
+    market_of,
     state_after,
 )
 from ml_factory.units.dataset import SPLITS, Dataset
@@ -66,8 +68,9 @@ def prepare(
     Parameters
     ----------
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
-    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; a calendar or
-        tick given once for this symbol holds until another is given.
+    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; without any, the
+        labels that were asked for last (but for searched ones) are asked for again; a calendar or
+        tick, or bars by activity, given once for this symbol hold until others are given.
     roll : how the contracts in `data` become one series, where it holds several.
     searched : label specs of `pipeline.search_barriers` in the place of the given barriers: "h20-v1", a file, or the
         spec itself; one a horizon. Refused when the search saw a row that would now judge.
@@ -77,8 +80,9 @@ def prepare(
     BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError.
     """
     started = time.perf_counter()
-    workspace, settings = Workspace(workspace), settings or DataSpec()
+    workspace = Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
+    settings = settings or DataSpec(labels=_asked_before(workspace.processed(symbol)))
     with record() as phases:
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
@@ -152,12 +156,26 @@ def _certify(
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
-def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """The settings with the calendar and tick that were given for this symbol before, where none is given now."""
+def _asked_before(processed: Path) -> LabelSpec:
+    """The labels of the symbol's current data set; the usual ones where there is none, or where they were searched."""
     try:
-        market = Store.current(processed).facts["market"]
+        before = Store.current(processed).facts["settings"]
+    except NotPreparedError:
+        return LabelSpec()
+    return LabelSpec() if before.get("searched") else LabelSpec(**before["labels"])
+
+
+def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
+    """The settings with the calendar, the tick and the kind of bars that were given for this symbol before, where none
+    is given now."""
+    try:
+        facts = Store.current(processed).facts
     except NotPreparedError:
         return settings
+    market, before = facts["market"], facts["settings"]["features"]
+    if settings.features.bars is None:
+        bars = {name: before[name] for name in ("bars", "bar_size")}
+        settings = replace(settings, features=replace(settings.features, **bars))
     given = {name for name, how in market["source"].items() if how == "given"}
     kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
     return replace(settings, **kept)
@@ -225,7 +243,7 @@ def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 
 def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
-    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    market = market_of(symbol, bars, settings)
     return CheckedBars(Prefixes(bars), market, report.to_dict())
 
 
@@ -275,7 +293,7 @@ def _write(
     made |= {"first": rows.first, "staleness": ages}
     if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
         store.commit(made, current=False)
-    fine = base_frame(bars, market, 1) if settings.features.base_minutes > 1 else None
+    fine = None if settings.features.base == 1 else base_frame(bars, market, 1)
     for horizon in horizons:
         if horizon not in store.horizons:  # sound ones stay where only the features were damaged
             store.reopen(horizon)
@@ -312,8 +330,8 @@ def _write_horizon(
     with phase(f"scaler {horizon}", len(teachers)):
         store.write_scaler(horizon, fit_steps(settings.preprocess, sample))
     clear = labels["barrier"] != "ambiguous"
-    sides = {"short": -1, "neutral": 0, "long": 1}
-    balance = {name: int(((labels["label"] == side) & clear).sum()) for name, side in sides.items()}
+    classes = classes_of(settings.labels.kind)
+    balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
     parts = {
         name: {
             "rows": len(part),

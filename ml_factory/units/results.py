@@ -229,7 +229,8 @@ class CrossValidateResult(Result):
 
 @dataclass(frozen=True)
 class StackResult(Result):
-    """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were."""
+    """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were.
+    beside : whether it beats the plain mean of its models, in a sentence."""
 
     symbol: str
     horizon: int
@@ -248,13 +249,15 @@ class StackResult(Result):
     found: str = ""
     reached: str = ""
     lineage: pd.DataFrame | None = None
+    beside: tuple[str, ...] = ()
 
     def summary(self) -> str:
         begun = f", resumed at {self.reached}" if self.reached else ""
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        return "\n".join([first, *marks_of(self), f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+        told = [*marks_of(self), *(f"  {line}" for line in self.beside)]
+        return "\n".join([first, *told, f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import Frame
+from ml_factory.data.sampling import base_and_fine
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
@@ -201,8 +202,7 @@ def frames_for(workspace: Workspace, store: Store) -> Frames:
     """The base frame, the 1-minute frame (None where that is the base) and the market a data set was prepared with."""
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
-    minutes = settings.features.base_minutes
-    return base_frame(bars, market, minutes), base_frame(bars, market, 1) if minutes > 1 else None, market
+    return *base_and_fine(bars, market, settings.features.base), market
 
 
 def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:

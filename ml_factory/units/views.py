@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.gaps import find_gaps
-from ml_factory.data.resample import asof_rows, base_frame
+from ml_factory.data.resample import asof_rows
+from ml_factory.data.sampling import base_and_frames, base_bars
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
@@ -60,7 +61,8 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     store = current_store(workspace, symbol)
     spec = settings_of(store).features
     bars, market = _bars_of(workspace, store)
-    base, *coarse = (base_frame(bars, market, minutes) for minutes in (spec.base_minutes, *spec.frames))
+    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+    coarse = list(frames.values())
     if row is None:
         session = base.session == base.session[len(base) // 2]
         moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
@@ -93,7 +95,7 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
     """
     store = current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
-    base, made = base_frame(bars, market, settings_of(store).features.base_minutes), custom.of(name)
+    base, made = base_bars(bars, market, settings_of(store).features.base), custom.of(name)
     custom.prove(made, custom.tail(base, PROOF_BARS))
     index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
     return pd.Series(custom.compute(made, base), index=index, name=name)
