@@ -3,7 +3,9 @@
 N rows, B rows of a batch.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,19 +15,26 @@ from ml_factory.training.device import Device
 from ml_factory.training.feed import Feed
 from ml_factory.training.step import Loss
 
+_log = logging.getLogger("ml_factory.training")
+T = TypeVar("T")
+
 
 @torch.no_grad()
 def outputs(network: nn.Module, feed: Feed, device: Device, size: int) -> Tensor:
     """network(x) of every row, float32 (N, ...) on the host. feed : gives (x,). Its weights' precision, no autocast."""
     network = device.place(network).eval()
-    parts = []
-    for positions, inside in _batches(len(feed), size, device.chips):
-        batch = feed(positions)
-        out = network(batch[0])
-        device.flush("evaluate", batch, (out,))
-        parts.append((out, inside))
-    # Copied when all are on their way: one wait instead of one a batch.
-    return torch.cat([out.cpu()[:inside] for out, inside in parts])
+
+    def judged(size: int) -> Tensor:
+        parts = []
+        for positions, inside in _batches(len(feed), size, device.chips):
+            batch = feed(positions)
+            out = network(batch[0])
+            device.flush("evaluate", batch, (out,))
+            parts.append((out, inside))
+        # Copied when all are on their way: one wait instead of one a batch.
+        return torch.cat([out.cpu()[:inside] for out, inside in parts])
+
+    return _as_large_as_fits(judged, size, device)
 
 
 @torch.no_grad()
@@ -34,18 +43,37 @@ def mean_loss(network: nn.Module, feed: Feed, loss: Loss, device: Device, size: 
 
     feed : gives what `loss` takes, its last part the weights (B,).
     """
-    network = device.place(network).eval()
-    totals, processes = device.place(torch.zeros(2, dtype=torch.float64)), device.processes
-    for number, (positions, inside) in enumerate(_batches(len(feed), size, device.chips)):
-        if number % processes.world != processes.rank:
-            continue
-        mask_B = device.spread(device.place(torch.from_numpy(np.arange(len(positions)) < inside)))
-        *batch, weight_B = feed(positions)
-        loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
-        totals = totals + torch.stack([loss_sum, weight]).double()
-        device.flush("evaluate", (*batch, weight_B), (totals,))
-    loss_sum, weight = processes.total(totals).tolist()
+    network, processes = device.place(network).eval(), device.processes
+
+    def judged(size: int) -> Tensor:
+        totals = device.place(torch.zeros(2, dtype=torch.float64))
+        for number, (positions, inside) in enumerate(_batches(len(feed), size, device.chips)):
+            if number % processes.world != processes.rank:
+                continue
+            mask_B = device.spread(device.place(torch.from_numpy(np.arange(len(positions)) < inside)))
+            *batch, weight_B = feed(positions)
+            loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
+            totals = totals + torch.stack([loss_sum, weight]).double()
+            device.flush("evaluate", (*batch, weight_B), (totals,))
+        return totals
+
+    loss_sum, weight = processes.total(_as_large_as_fits(judged, size, device)).tolist()
     return loss_sum / weight
+
+
+def _as_large_as_fits(judged: Callable[[int], T], size: int, device: Device) -> T:
+    """judged(size), and where memory runs out again with half as many rows a batch: no row's output hangs on it."""
+    while True:
+        try:
+            return judged(size)
+        except (RuntimeError, MemoryError) as error:
+            # Other processes have their share of batches of this size.
+            if not device.out_of_memory(error) or size < 2 or device.processes.world > 1:
+                raise
+        # Only here, where the error and the tensors of its frames are gone.
+        device.release()
+        size = -(-size // 2)
+        _log.warning("Out of memory while judging: again in batches of %d rows", size)
 
 
 def _batches(rows: int, size: int, multiple: int) -> Iterator[tuple[np.ndarray, int]]:

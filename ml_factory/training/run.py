@@ -158,9 +158,9 @@ class Run:
 
     def turn_back(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
         """Stand where the last copy was taken, with smaller parts or a smaller rate, and say so."""
-        at, inexact = self.step, self.memory.inexact
+        at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
         self._load(self.copy)
-        self.memory.slower *= slower
+        self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier turn
         began = self.order.steps_until(self.epoch - 1)
         # An undisturbed run has its copy at the epoch's start; memory that runs out has no place of its own.
         if self.step != began or micro is not None:

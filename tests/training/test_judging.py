@@ -36,3 +36,33 @@ def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
     torch.testing.assert_close(every, expected)
     error = (expected.numpy()[:, 0] - Y[:, 0, 0]) ** 2
     assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
+
+
+class Crowded(Noting):
+    """Memory for three rows at once."""
+
+    def forward(self, x):
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(x)
+
+
+def test_out_of_memory_while_judging_halves_the_batches(caplog):
+    device, network = Device("cpu", 1), Crowded(2, 1)
+    roomy = Noting(2, 1)
+    roomy.load_state_dict(network.state_dict())
+    for judge in (
+        lambda net: mean_loss(net, Feed(device, [X, Y, np.abs(W)]), loss, device, 10),
+        lambda net: outputs(net, Feed(device, [X]), device, 10),
+    ):
+        torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
+    assert caplog.text.count("in batches of 3 rows") == 2
+
+
+def test_a_row_that_does_not_fit_is_told():
+    class Full(nn.Linear):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        outputs(Full(2, 1), Feed(Device("cpu", 1), [X]), Device("cpu", 1), 10)

@@ -135,6 +135,15 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
         assert torch.equal(flat(network), flat(expected))
 
 
+def test_a_rate_that_was_halved_stays_so_when_memory_runs_out():
+    """Both in one epoch: the copy that the run goes back to is from before the first turn."""
+    network, _, _ = small()
+    run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run.keep_copy()
+    run.turn_back("not finite", slower=0.5)
+    assert run.shrink() and run.memory.slower == 0.5
+
+
 def test_memory_too_small_for_one_row_is_told():
     with pytest.raises(torch.OutOfMemoryError):
         trained(TrainSpec(epochs=1, batch=16), loss=Crowded("cpu", 1, room=0).holds)
