@@ -18,6 +18,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.experiment import DataSpec, QuickLimits
 from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
+from ml_factory.runs.delivery import SUMMARY
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.tracking import read_log
 from ml_factory.runs.workspace import Workspace
@@ -79,6 +80,16 @@ def test_prepared_once_and_found_again(prepared, monkeypatch):
     assert result.reused and "found as prepared before" in result.summary()
     after = stamps(prepared.processed("DEMO"))
     assert {path for path in after if after[path] != before[path]} <= {prepared.processed("DEMO") / "current.json"}
+
+
+@pytest.mark.parametrize("model", ["xgboost", "lstm"])
+def test_the_registry_holds_the_calibrated_figures_of_the_validation_rows(finished, model):
+    facts = Registry(finished.models).find("DEMO", H, model).facts
+    told = train(finished, model).metrics.query("split == 'validation' and name == @model").iloc[0]
+    for name in ("log_loss", "brier", "accuracy", "ece"):
+        assert facts["validation"][name] == pytest.approx(told[name], rel=1e-6), name
+    summary = json.loads((finished.results / "DEMO" / facts["run_id"] / "log" / SUMMARY).read_text())["summary"]
+    assert summary["validation_log_loss"] == pytest.approx(told["log_loss"], rel=1e-6)
 
 
 def test_another_setting_is_another_data_set_and_both_stay(prepared):

@@ -8,7 +8,7 @@ import numpy as np
 
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
-from ml_factory.evaluation.metrics import among
+from ml_factory.evaluation.metrics import among, classification_metrics
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
@@ -57,6 +57,8 @@ def fit_holdout(
         temperature = Temperature.fit(log_probabilities(said), *held_out[1:])
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
+        # Calibrated, each row once; epoch and temperature were chosen on these rows, so test rows will be worse.
+        facts["validation"] = dict(classification_metrics(held_out[1], temperature.apply(said)))
         # On validation rows: those that judge are for nothing else.
         worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
         facts["importances"] = [] if worth is None else worth.to_dict("records")
@@ -112,7 +114,9 @@ def _record(run: Run, spec: RunSpec, mirror: str, manager: CheckpointManager | N
 
 
 def _summary(artifact: Artifact) -> dict:
-    return {"artifact": artifact.hash, "best_epoch": artifact.facts.get("best_epoch")}
+    facts = artifact.facts
+    judged = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
+    return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **judged}
 
 
 def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
