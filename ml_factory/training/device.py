@@ -75,8 +75,10 @@ class Device:
         dtype = DTYPES[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
-    def wrap(self, network: nn.Module) -> nn.Module:
-        """The network as a step calls it: its gradients are averaged over the processes, if there are several."""
+    def wrap(self, network: nn.Module, compiled: bool = False) -> nn.Module:
+        """The network as a step calls it: by `torch.compile` if asked, and its gradients averaged over the processes,
+        if there are several."""
+        network = torch.compile(network) if compiled else network
         return network if self.processes.world == 1 else nn.parallel.DistributedDataParallel(network)
 
     def recompute(self, function: Callable, *args: Any) -> Any:
@@ -190,7 +192,8 @@ class Xla(Device):
         super().seed_step(seed)
         _xla().manual_seed(seed)
 
-    def wrap(self, network: nn.Module) -> nn.Module:
+    def wrap(self, network: nn.Module, compiled: bool = False) -> nn.Module:
+        # XLA compiles every step as it is, and `torch.compile` for another device would fail on its tensors.
         return network
 
     def recompute(self, function: Callable, *args: Any) -> Any:

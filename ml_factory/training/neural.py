@@ -19,8 +19,8 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
     for unknown in set(given) - mine - theirs:
         known = mine | theirs | {"lookback"}
         raise SettingsError("Unknown setting", where=name, got=repr(unknown), next_step=did_you_mean(unknown, known))
-    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 1:
-        raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 1")
+    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
+        raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
     training = TrainSpec(**{key: value for key, value in given.items() if key in mine})
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
 

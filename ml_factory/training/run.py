@@ -65,7 +65,7 @@ class Run:
         self.optimizer = AdamW(network)
         self.average = Average(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
         self.scale = LossScale(device.place) if device.precision == "fp16" else None
-        self.forward = device.wrap(torch.compile(network) if spec.compile else network)
+        self.forward = device.wrap(network, spec.compile)
         self.memory = Memory()
         self.step, self.done = 0, False
         self.clear_totals()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.training.device import Cuda, Device, pick, pinned
+from ml_factory.training.device import Cuda, Device, Xla, pick, pinned
 from ml_factory.training.spec import TrainSpec
 
 
@@ -96,3 +96,11 @@ def test_facts_are_plain_and_tell_threads_apart():
     one, two = Device("cpu", 1).facts(), Device("cpu", 2).facts()
     assert {name for name in one if one[name] != two[name]} == {"threads"}
     assert all(type(value) in (str, int) for value in one.values())
+
+
+def test_xla_needs_no_other_compiler(monkeypatch):
+    """`compile=True` in a run that goes on on a TPU: torch.compile would fail on its tensors."""
+    monkeypatch.setattr(torch, "compile", lambda network: "compiled")
+    network = torch.nn.Linear(2, 1)
+    assert Xla("xla", 1).wrap(network, compiled=True) is network is Device("cpu", 1).wrap(network)
+    assert Device("cpu", 1).wrap(network, compiled=True) == "compiled"
