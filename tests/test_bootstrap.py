@@ -24,7 +24,7 @@ def origin(tmp_path_factory) -> Path:
     """A bare repository of this checkout's code as it stands, with the pinned tag on its first commit."""
     folder = tmp_path_factory.mktemp("origin")
     work = folder / "work"
-    for name in ("ml_factory/__init__.py", "ml_factory/compiled.py", "utils/colab_setup.py"):
+    for name in ("ml_factory/__init__.py", "ml_factory/compiled.py", "ml_factory/keys.py", "utils/colab_setup.py"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, work / name)
     git("init", "--quiet", "--initial-branch=main", folder=work)
