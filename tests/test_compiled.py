@@ -52,7 +52,7 @@ def run(package, home):
 def test_a_change_in_a_function_that_is_called_is_seen(tmp_path):
     package = tmp_path / "ml_factory"
     package.mkdir()
-    for name in ("__init__.py", "compiled.py"):
+    for name in ("__init__.py", "compiled.py", "keys.py"):
         (package / name).write_text((ROOT / "ml_factory" / name).read_text())
     head = "from numba import njit\n"
     (package / "caller.py").write_text(
