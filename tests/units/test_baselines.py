@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from ml_factory.targets.labels import KINDS, classes_of
 from ml_factory.targets.weights import training_weights
 from ml_factory.units.dataset import prior_while_learning, with_baselines
 
@@ -24,7 +25,8 @@ def data():
     exit_bar = entry + np.where(label == 0, LIFE, 1)
     labels = pd.DataFrame({"label": label, "barrier": barrier, "entry_bar": entry, "exit_bar": exit_bar})
     clear = barrier != "ambiguous"
-    return SimpleNamespace(labels=labels, y=label, clear=clear, horizon=LIFE, last_move=np.sin(entry))
+    classes = classes_of(KINDS[0])
+    return SimpleNamespace(labels=labels, y=label, clear=clear, horizon=LIFE, last_move=np.sin(entry), classes=classes)
 
 
 def test_the_prior_counts_each_clear_training_row_once(data):
