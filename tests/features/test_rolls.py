@@ -13,6 +13,7 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
 from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 MARKET = MarketSpec("ES", "24h", None, True)
 SPEC = FeatureSpec(frames=(15,))
@@ -79,6 +80,47 @@ def test_bars_joined_elsewhere_go_on_at_the_last_close(contracts):
     own_close = own["close"].to_numpy()
     own_steps = np.log(own_close[inside] / own_close[inside - 1])
     assert np.allclose(np.log(close[inside] / close[inside - 1]), own_steps, atol=1e-12)
+
+
+def test_where_differences_would_reach_zero_features_and_labels_go_by_the_contracts_own_returns(tmp_path):
+    index = pd.date_range("2024-03-01", periods=9 * 1440, freq="1min", tz="UTC", name="timestamp")
+    walk = np.exp(np.cumsum(np.random.default_rng(5).normal(0, 3e-4, len(index))))
+    falling = np.exp(-1.2 * np.clip((np.arange(len(index)) - 3000) / len(index), 0, None))
+    table = pd.concat([one_contract("ESH4", 100 * walk, index), one_contract("ESM4", 180 * walk * falling, index)])
+    table, roll = (
+        table.sort_index(kind="stable"),
+        RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(index[2_900])),)),
+    )
+    report = import_bars(table.reset_index(), Workspace(tmp_path), "ES", market=MARKET, roll=roll)
+    (told,) = [one for one in report.findings if one.kind == "floor"]
+    assert told.severity == "reported" and "own returns" in told.message
+    bars, _ = load_bars(Workspace(tmp_path), "ES", market=MARKET)
+    own = table[table["contract"] == "ESM4"].drop(columns="contract")
+    shift = continuous(table, roll, MARKET)[0]["shift"].iloc[2_900]
+    assert (own["low"] + shift < 0).any() and (bars[["open", "high", "low", "close"]] > 0).all().all()
+    floor = int(told.rows[0])
+    assert 2_900 < floor < 5_000
+    made, alone = build_features(bars, MARKET, SPEC), build_features(own, MARKET, SPEC)
+    late = made.known_at > index[floor].value + 4 * 1440 * MINUTE_NS  # every window lies behind the floor
+    assert late.sum() > 300
+    there = np.searchsorted(alone.known_at, made.known_at[late])
+    apart = np.abs(made.values[late].astype(float) - alone.values[there]) / np.maximum(alone.values.std(axis=0), 1e-12)
+    assert apart.max() < 1e-3, made.names[int(apart.max(axis=0).argmax())]
+    labels, wanted = (
+        triple_barrier(base_frame(one, MARKET, 5), base_frame(one, MARKET, 1), LabelSpec(10), MARKET)
+        for one in (bars, own)
+    )
+    rows = labels.index[labels.index > index[floor] + pd.Timedelta("4D")]
+    pd.testing.assert_frame_equal(
+        labels.loc[rows, ["label", "barrier", "label_end"]], wanted.loc[rows, ["label", "barrier", "label_end"]]
+    )
+    close = own["close"].reindex(rows - pd.Timedelta("1min")).to_numpy()
+    vertical = (labels.loc[rows, "barrier"] == "vertical").to_numpy()
+    after = own["close"].reindex(labels.loc[rows, "label_end"] - pd.Timedelta("1min")).to_numpy()
+    assert vertical.sum() > 30
+    np.testing.assert_allclose(
+        labels.loc[rows, "ret"].to_numpy()[vertical], np.log(after / close)[vertical], atol=1e-12
+    )
 
 
 def test_the_chain_is_kept_with_the_bars(contracts, tmp_path):

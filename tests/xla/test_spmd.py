@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,13 @@ def on_four(tmp_path_factory):
     calls = "{name: trained(name, 'xla') for name in NAMES} | {'parts': trained('tcn-classes', 'xla', 2)}"
     text = f"import json\nfrom tests.xla.test_spmd import NAMES, trained\njson.dump({calls}, open({str(out)!r}, 'w'))"
     four = {**os.environ, "CPU_NUM_DEVICES": "4", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env=four, capture_output=True, text=True, check=False)
+    # torch_xla's CPU client was seen to crash (SIGSEGV) with four devices, in one process of four, beside other work.
+    # What is asked here are the numbers; a crash that comes three times in a row is ours.
+    for _ in range(3):
+        words = [sys.executable, "-c", text]
+        done = subprocess.run(words, cwd=ROOT, env=four, capture_output=True, text=True, check=False)
+        if done.returncode != -signal.SIGSEGV:
+            break
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(out.read_text())
 
