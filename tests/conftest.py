@@ -1,6 +1,7 @@
 """What every test may ask for."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,22 @@ def prepared(prepared_template, tmp_path, monkeypatch) -> Workspace:
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(prepared_template, tmp_path / "workspace")
     return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """The command line in this process: call(*words) gives (exit code, standard output, standard error)."""
+    from ml_factory import __main__
+
+    def go(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ml_factory", *map(str, words)])
+        capsys.readouterr()
+        try:
+            __main__.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return go

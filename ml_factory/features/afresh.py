@@ -39,7 +39,7 @@ class _Twins:
 
     def copied(self, value: object) -> object:
         if isinstance(value, FunctionType):
-            return self.function(value) if _is_the_users(value) else value
+            return self.function(value) if is_the_users(value) else value
         if isinstance(value, functools._lru_cache_wrapper):
             return functools.lru_cache(**value.cache_parameters())(self.of(value.__wrapped__))
         if isinstance(value, ModuleType | type):
@@ -84,6 +84,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _is_the_users(function: FunctionType) -> bool:
+def is_the_users(function: FunctionType) -> bool:
     """Neither installed nor this library's: a notebook's cell has no file at all."""
     return not function.__code__.co_filename.startswith(_INSTALLED)

@@ -8,19 +8,15 @@ library's, is told by its name: a run keeps those versions and sources elsewhere
 import hashlib
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from types import FunctionType
 
 import numpy as np
 
-from ml_factory.features.afresh import names_read
+from ml_factory.features.afresh import is_the_users, names_read
 from ml_factory.runs.storage import fingerprint
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_INSTALLED = (_OURS, *{sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
@@ -71,7 +67,7 @@ def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[objec
     """Its source and what it reads, where it is the user's; of any other what it closes over."""
     function = inspect.unwrap(function)
     yield [_told(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
-    if function.__code__.co_filename.startswith(_INSTALLED):
+    if not is_the_users(function):
         return
     yield _source(function)
     yield _told([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)

@@ -1,13 +1,11 @@
 """Bars by activity from the command line to predictions: prepared, proved, learnt, appended, kept."""
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from ml_factory import __main__, pipeline
+from ml_factory import pipeline
 from ml_factory.data.sampling import activity_bars, base_and_fine
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.sources import write_bars
@@ -19,22 +17,6 @@ from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 TINY = {"rounds": 5, "depth": 2, "threads": 1}
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    def go(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml_factory", *map(str, words)])
-        capsys.readouterr()
-        try:
-            __main__.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return go
 
 
 def stored(place: Workspace) -> tuple[Store, pd.DataFrame, MarketSpec]:

@@ -1,13 +1,12 @@
 """Meta-labels from the command line to a report: whose bets, do they pay, and what a model of two answers says."""
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import __main__, pipeline
+from ml_factory import pipeline
 from ml_factory.data.sampling import base_and_fine
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
@@ -29,22 +28,6 @@ TINY = {
     "xgboost": {"rounds": 10, "depth": 2, "threads": 1},
     "lstm": {"epochs": 1, "lookback": 8, "hidden": 8, "threads": 1},
 }
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    def go(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ml_factory", *map(str, words)])
-        capsys.readouterr()
-        try:
-            __main__.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return go
 
 
 def entropy(train: pd.Series, rows: pd.Series) -> float:
