@@ -1,5 +1,6 @@
 """Several processes of one training, as torchrun starts them: who we are, and sums over all. Alone, nobody is asked."""
 
+import atexit
 import os
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ def join(backend: str) -> Processes:
         return Processes()
     if not distributed.is_initialized() and started_together():
         distributed.init_process_group(backend)
+        # Its threads end while the interpreter is still there; else a short process aborts ("terminate called").
+        atexit.register(distributed.destroy_process_group)
     if not distributed.is_initialized():
         return Processes()
     return Processes(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
