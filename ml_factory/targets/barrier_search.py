@@ -108,10 +108,11 @@ class _View:
             )
         by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
         until = int(by.max())
+        seen = fingerprint_of_bars(base, fine, market, until)
         base, fine = _up_to(base, until), None if fine is None else _up_to(fine, until)
         session_close = None if session_close is None else np.asarray(session_close)[: len(base)]
         moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
-        seen = SeenRows(*moment, len(rows), _fingerprint_of(rows, by, base, fine))
+        seen = SeenRows(*moment, len(rows), _digest(rows, by), seen)
         return cls(base, fine, market, rows, by, session_close, seen)
 
     def judge(self, spec: SearchSpec, labels: LabelSpec) -> dict:
@@ -150,13 +151,23 @@ def _up_to(frame: Frame, until: int) -> Frame:
     return replace(frame, **{name: a[:count] for name, a in arrays.items() if isinstance(a, np.ndarray)})
 
 
-def _fingerprint_of(rows: np.ndarray, by: np.ndarray, base: Frame, fine: Frame | None) -> str:
-    digest = hashlib.sha256()
+def fingerprint_of_bars(base: Frame, fine: Frame | None, market: MarketSpec, until: int) -> str:
+    """Hex digest of the bars known by `until` (ns) and of the market's facts that labels are made with.
+
+    The same whatever bars follow, so that a label spec can be held to the data that it was searched on.
+    """
+    told = [f"{market.calendar} {market.tick}".encode()]
     for frame in (base, fine):
-        for name in ("known_at", "open", "high", "low", "close", "segment") if frame is not None else ():
-            digest.update(np.ascontiguousarray(getattr(frame, name)).tobytes())
-    for moments in (rows, by):
-        digest.update(moments.tobytes())
+        stop = 0 if frame is None else int(np.searchsorted(frame.known_at, until, side="right"))
+        names = ("known_at", "open", "high", "low", "close", "segment") if stop else ()
+        told += [np.ascontiguousarray(getattr(frame, name)[:stop]) for name in names]
+    return _digest(*told)
+
+
+def _digest(*parts: np.ndarray | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()
 
 

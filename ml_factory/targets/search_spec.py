@@ -70,13 +70,17 @@ class SearchSpec:
 
 @dataclass(frozen=True)
 class SeenRows:
-    """The rows a search saw: first and last known_at (ISO, UTC), the last label_end it may have used, how many, and a
-    fingerprint of their moments and of every bar up to there."""
+    """The rows a search saw: first and last known_at (ISO, UTC), the last label_end it may have used, how many.
+
+    moments : hash of each row's known_at and of when its label must have ended.  fingerprint : hash of every bar up to
+    `until` and of the market's facts; data with another one does not take the spec.
+    """
 
     first: str
     last: str
     until: str
     count: int
+    moments: str
     fingerprint: str
 
 

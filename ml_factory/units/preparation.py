@@ -46,7 +46,7 @@ from ml_factory.units.appending import (
 from ml_factory.units.dataset import SPLITS, Dataset
 from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
-from ml_factory.units.searching import Named, check_saw_training_rows, with_searched
+from ml_factory.units.searching import Named, check_same_bars, check_saw_training_rows, with_searched
 from ml_factory.units.views import current_store, findings_table, split_figure
 
 DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
@@ -316,11 +316,13 @@ def _write_horizon(
     store: StoreWriter, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int
 ) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
+    if found := settings.searched_for(horizon):
+        check_same_bars(found, base, fine, market)
     with phase(f"labels {horizon}", len(base)):
         labels = make_labels(base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
-    if found := settings.searched_for(horizon):
+    if found:
         check_saw_training_rows(found, labels, splits)
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)

@@ -41,7 +41,7 @@ from ml_factory.runs.storage import (
     write_json,
 )
 from ml_factory.runs.workspace import Workspace
-from ml_factory.targets.barrier_search import search_barriers
+from ml_factory.targets.barrier_search import fingerprint_of_bars, search_barriers
 from ml_factory.targets.forward import forward_return
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import SplitSpec, holdout
@@ -259,6 +259,20 @@ def read_searched(processed: Path, named: Named) -> SearchedLabels:
             "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
             next_step="search again; the file was changed by hand or is another one",
         ) from None  # fmt: skip
+
+
+def check_same_bars(found: SearchedLabels, base: Frame, fine: Frame | None, market: MarketSpec) -> None:
+    """SettingsError unless the bars that the search saw are the first of these, to the bit."""
+    seen = found.seen_rows
+    now = fingerprint_of_bars(base, fine, market, pd.Timestamp(seen.until).value)
+    if now != seen.fingerprint:
+        raise SettingsError(
+            "The bars are no longer those that these barriers were searched on",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {seen.until} with the fingerprint {now[:10]}",
+            wanted=f"{seen.fingerprint[:10]}, that of the {seen.count:,} rows it saw from {seen.first} on",
+            next_step="search again on these bars (prepare --search), or prepare without `searched`",
+        )
 
 
 def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits: dict) -> None:

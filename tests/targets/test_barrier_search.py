@@ -12,7 +12,7 @@ import pytest
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_search import search_barriers
+from ml_factory.targets.barrier_search import fingerprint_of_bars, search_barriers
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import purged_kfold
@@ -107,6 +107,10 @@ def test_nothing_from_the_first_judging_row_on_is_seen(found):
     before.iloc[cut - 400 : cut, :] *= 1.0005  # training bars do count
     other = search_barriers(base_frame(before, MES, 5), base_frame(before, MES, 1), MES, TRAIN, SPEC, judged=TEST)
     assert other.seen_rows.fingerprint != found.seen_rows.fingerprint
+    assert other.seen_rows.moments == found.seen_rows.moments
+    until = pd.Timestamp(found.seen_rows.until).value
+    assert fingerprint_of_bars(BASE, FINE, MES, until) == found.seen_rows.fingerprint
+    assert fingerprint_of_bars(BASE, FINE, replace(MES, tick=0.5), until) != found.seen_rows.fingerprint
 
 
 def test_without_judging_rows_the_last_training_row_is_the_end():
@@ -122,7 +126,7 @@ def test_each_fold_is_searched_on_its_own_rows():
     for train, test in folds:
         kept, rows = {}, {"train_rows": ROWS.index[train], "spec": small, "judged": ROWS.index[test]}
         one = search_barriers(BASE, FINE, MES, **rows, save=kept.update)
-        seen.add(one.seen_rows.fingerprint)
+        seen.add(one.seen_rows.moments)
         assert one == search_barriers(BASE, FINE, MES, **rows, record=json.loads(json.dumps(kept)))
         assert one.seen_rows.count == len(train) and one.seen_rows.first == ROWS.index[train[0]].isoformat()
         # no label that a trial used lives while a judging row does: count them again

@@ -14,6 +14,7 @@ from ml_factory import __main__, pipeline
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import import_bars
+from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import DataSpec
@@ -25,6 +26,7 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.units import searching
+from ml_factory.units.results import PrepareResult
 from tests.targets.markets import gappy
 
 SPEC = SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
@@ -176,6 +178,37 @@ def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
     sooner = bars.copy()
     sooner.iloc[start : start + 200, :4] *= 1.01
     assert found(sooner, "sooner") != same
+
+
+def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(tmp_path):
+    """Bars that follow what was seen may come and change; one tick in what was seen may not, wherever the spec lies."""
+    bars = synthetic_bars(days=14, seed=4)
+    settings = DataSpec(calendar="cme", tick=0.25)
+
+    def prepare(name: str, table: pd.DataFrame, **more) -> PrepareResult:
+        place = Workspace(tmp_path / name)
+        import_bars(table.reset_index(), place, "OTHER")
+        return pipeline.prepare(place, "OTHER", (5,), **({"settings": settings} | more))
+
+    prepare("one", bars.iloc[:-2000])
+    found = pipeline.search_barriers(tmp_path / "one", "OTHER", 5, SPEC)
+    seen = int(bars.index.searchsorted(pd.Timestamp(found.seen_rows["until"]))) - 1
+    later = bars.copy()
+    later.iloc[seen + 5 :, :4] *= 1.01
+    for name, table in (("one", bars), ("later", later)):
+        assert prepare(name, table, searched=found.path).label_balance.loc[5].sum() > 500
+
+    moved = bars.copy()
+    moved.iloc[seen // 2, moved.columns.get_loc("low")] -= 0.25
+    place = prepare("moved", moved).folder.parent
+    before = Store.current(place).fingerprint
+    for name, table in (("moved", moved), ("short", bars.iloc[300:])):
+        with pytest.raises(SettingsError, match="no longer those that these barriers were searched on") as told:
+            prepare(name, table, searched=found.path)
+        assert found.seen_rows["until"] in str(told.value) and "prepare --search" in str(told.value)
+    assert Store.current(place).fingerprint == before  # what was prepared stays
+    with pytest.raises(SettingsError, match="no longer those"):
+        prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
 
 
 @pytest.mark.parametrize("session_end", ["session", "drop"])
