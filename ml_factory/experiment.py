@@ -158,8 +158,9 @@ def machine(spec: RunSpec) -> dict:
     """What the bits of this run depend on besides data, settings and code: where they differ, they may differ."""
     networks = [name for name in spec.models if spec_of(name).windowed]
     used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
-    graphics = {"gpu": _graphics()} if networks else {}
-    return machine_with(used, dict(spec.settings).get("threads") or cores()) | graphics
+    settings = dict(spec.settings)
+    graphics = {"gpu": _graphics()} if any(spec_of(name).on_graphics(settings) for name in spec.models) else {}
+    return machine_with(used, settings.get("threads") or cores()) | graphics
 
 
 def machine_with(libraries: Iterable[str], threads: int) -> dict:

@@ -309,19 +309,29 @@ class LiveCurves(EpochLine):
     def __init__(self):
         super().__init__()
         self._history: list[dict] = []
+        self._resumed: int | None = None
         self._picture, self._drawn = None, float("-inf")
+
+    def remember(self, history: Iterable[Mapping]) -> None:
+        """Stand behind the epochs of an earlier session: drawn at once, with a mark where this one goes on."""
+        self._history = [dict(epoch) for epoch in history]
+        self._resumed = self._history[-1]["epoch"]
+        self._show()
 
     def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
         self._history.append({"epoch": epoch, **metrics})
+        self._show()
+        super().__call__(epoch, metrics)
+
+    def _show(self) -> None:
         if on_screen() and time.monotonic() - self._drawn >= self.SECONDS_BETWEEN:
             self._draw()
             self._drawn = time.monotonic()
-        super().__call__(epoch, metrics)
 
     def _draw(self) -> None:
         # By name: figures need packages that the first cell of a fresh machine does not have yet.
         figures = importlib.import_module("ml_factory.evaluation.figures")
-        image = _picture(figures.learning_curves(pd.DataFrame(self._history)))
+        image = _picture(figures.learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
         if self._picture is None:
             self._picture = display(image, display_id=True)
         else:

@@ -15,6 +15,7 @@ from ml_factory.experiment import (
     RunSpec,
     check_horizon,
     check_seed,
+    machine,
     open_checkpoints,
     open_run,
     quick_from_environment,
@@ -155,3 +156,19 @@ def test_attempts_stand_beside_each_other(tmp_path):
     second.begin(SPEC)
     assert attempt(False).run_id == second.run_id and attempt(True).run_id == f"{first.run_id}-3"
     assert attempt(False, replace(SPEC, seed=1)).run_id.startswith("train-xgboost-h20-s1-")
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "told"),
+    [
+        ("xgboost", {}, True),
+        ("xgboost", {"device": "cpu"}, False),
+        ("lightgbm", {}, False),
+        ("lightgbm", {"device": "cuda"}, True),
+        ("linear", {}, False),
+        ("lstm", {}, True),
+    ],
+)
+def test_the_gpu_is_part_of_the_machine_where_a_model_would_take_it(model, settings, told):
+    spec = run_spec("ES", 5, model, task="train", seed=0, quick=False, data="d", settings=settings)
+    assert ("gpu" in machine(spec)) is told

@@ -5,6 +5,7 @@ import types
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.notebook import (
@@ -237,6 +238,21 @@ def test_curves_are_drawn_anew_epoch_by_epoch_where_somebody_looks(screen, monke
     for epoch in (1, 2):
         curves(epoch, {"train_loss": 1.0 / epoch, "val_loss": 1.1, "seconds": 1.0})
     assert screen == [("picture", "shown"), ("line", "shown"), ("picture", "updated"), ("line", "updated")]
+
+
+def test_curves_of_a_run_that_goes_on_begin_with_the_epochs_from_before(screen, monkeypatch):
+    drawn = []
+    monkeypatch.setenv("JPY_SESSION_NAME", "03_train_sequence.ipynb")
+    monkeypatch.setattr(LiveCurves, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(
+        "ml_factory.evaluation.figures.learning_curves",
+        lambda history, resumed_from: drawn.append((history["epoch"].tolist(), resumed_from)) or Figure(),
+    )
+    curves = LiveCurves()
+    curves.remember([{"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "seconds": 1.0} for epoch in (1, 2)])
+    curves(3, {"train_loss": 0.9, "val_loss": 1.0, "seconds": 1.0})
+    assert drawn == [([1, 2], 2), ([1, 2, 3], 2)]
+    assert [what for what, _ in screen] == ["picture", "picture", "line"]
 
 
 def test_fast_epochs_are_not_all_drawn_and_headless_none_is(screen, monkeypatch):

@@ -66,7 +66,8 @@ class Estimator:
         """Learn from x and y in {-1, 0, 1}.
 
         validation : (x, y, weight or None), read for early stopping alone.
-        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block.
+        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block;
+            one that has `remember(history)` is told first of the epochs that an interrupted fit had finished.
         checkpoints : what `CheckpointManager.phase(name)` gives; an unfinished fit goes on from there, to the bit.
         limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown ones are not ours.
         """
@@ -185,6 +186,14 @@ def check_same_run(saved: Mapping, wanted: Mapping) -> None:
                 wanted=wanted[part],
                 next_step="give this run its own phase, or start afresh (FRESH=True, --fresh)",
             )
+
+
+def remind(callbacks: Iterable, history: Iterable[Mapping]) -> None:
+    """Tell callbacks that want to know of the epochs before this session; each is as in `FitResult.history`."""
+    past = [dict(epoch) for epoch in history]
+    for callback in callbacks if past else ():
+        if hasattr(callback, "remember"):
+            callback.remember(past)
 
 
 def cores() -> int:

@@ -30,6 +30,11 @@ class ModelSpec:
         """The one that trains this family."""
         return NOTEBOOK_OF[self.family]
 
+    def on_graphics(self, settings: Mapping) -> bool:
+        """Whether it would train on an NVIDIA GPU where there is one, by these settings."""
+        asked = settings.get("device", "auto")
+        return asked == "cuda" or (asked == "auto" and self.name not in _NO_GRAPHICS)
+
     @property
     def windowed(self) -> bool:
         """Whether it reads windows x_BTF (networks) rather than rows x_NF (boosters)."""
@@ -37,6 +42,7 @@ class ModelSpec:
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
+_NO_GRAPHICS = ("linear", "lightgbm")  # LightGBM's wheels see no CUDA
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _SPECS = {
     spec.name: spec

@@ -7,6 +7,7 @@ goes on computes again to the same bits. CatBoost keeps its generator in a snaps
 the checkpoint as bytes. The linear model draws nothing.
 """
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -29,11 +30,12 @@ from ml_factory.models.contract import (
     environment,
     make_settings,
     merged,
+    remind,
 )
 from ml_factory.models.tabular_data import BinnedData, Rows, check_class_weight, matrix, read_rows, reweighed
 from ml_factory.seeding import derive_seed
 
-DEVICES = ("cpu", "cuda", "auto")
+DEVICES = ("auto", "cpu", "cuda")
 _MACHINE = ("threads", "device")  # settings that say where, not what: a run may go on elsewhere, and says so
 
 
@@ -82,7 +84,7 @@ class BoosterSpec(BlockSpec):
     """Settings of all three boosters.
 
     row_sample, column_sample : share drawn for each tree. min_leaf : rows a leaf holds at least.
-    device : cpu, cuda, or auto (a GPU where there is one). Equal to the bit after an interruption is promised on the
+    device : auto (a GPU where there is one), cpu or cuda. Equal to the bit after an interruption is promised on the
         cpu alone; results of a GPU carry the mark.
     """
 
@@ -91,7 +93,7 @@ class BoosterSpec(BlockSpec):
     row_sample: float = 0.8
     column_sample: float = 0.8
     min_leaf: float = 20.0
-    device: str = "cpu"
+    device: str = "auto"
 
     def __post_init__(self):
         super().__post_init__()
@@ -104,9 +106,10 @@ class BoosterSpec(BlockSpec):
             raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)
 
 
-def gpu_present() -> bool:
-    """Whether this machine shows an NVIDIA GPU; no library is asked, so none is loaded."""
-    return any(Path("/dev").glob("nvidia[0-9]*"))
+def gpu_present(devices: Path = Path("/dev")) -> bool:
+    """Whether this process is shown an NVIDIA GPU; no library is asked, so none is loaded and none pretends."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    return first not in ("", "-1") and any(devices.glob("nvidia[0-9]*"))
 
 
 class Grower(ABC):
@@ -167,6 +170,7 @@ class Tabular(Estimator, ABC):
         progress["environment"] = here
         result = FitResult(exact=not progress["inexact"], inexact=tuple(progress["inexact"]), limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
+        remind(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:

@@ -8,9 +8,10 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,10 @@ class Device:
     def place(self, value):
         """A tensor, module or Windows on this device."""
         return value.to(self.target)
+
+    def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        """Start copying these here, from any thread; the answer hands the copies to whoever computes next."""
+        return lambda: tuple(part.to(self.target) for part in host)
 
     def spread(self, batch):
         """A batch whose rows lie over the chips."""
@@ -143,6 +148,26 @@ class Cuda(Device):
     @property
     def target(self) -> str:
         return f"cuda:{self.processes.local}"
+
+    @cached_property
+    def _copies(self) -> torch.cuda.Stream:
+        """A queue beside the one that computes, so that a copy does not wait for the steps asked for before it."""
+        return torch.cuda.Stream(self.processes.local)
+
+    def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        with torch.cuda.stream(self._copies):
+            # Only pinned pages are copied while the device computes.
+            there = tuple(part.pin_memory().to(self.target, non_blocking=True) for part in host)
+            done = self._copies.record_event()
+
+        def hand_out() -> tuple[Tensor, ...]:
+            computing = torch.cuda.current_stream(self.processes.local)
+            computing.wait_event(done)
+            for part in there:
+                part.record_stream(computing)  # else its memory is free for the next copy before it was read
+            return there
+
+        return hand_out
 
     def seed_step(self, seed: int) -> None:
         super().seed_step(seed)

@@ -1,9 +1,9 @@
-"""Batches on the device: gathered there from one array when it fits, else on the host, one batch ahead.
+"""Batches on the device: gathered there from one array when it fits, else on the host and sent, one batch ahead.
 
 B rows of a batch, T time steps, F features, N rows of the arrays.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -42,31 +42,41 @@ class Feed:
         if self.resident:
             index_B = self.device.spread(self.device.place(torch.from_numpy(np.ascontiguousarray(positions))))
             return self.device.spread(tuple(take(index_B) for take in self._there))
-        host = self._gathered(positions)
-        return self.device.spread(tuple(part.to(self.device.target, non_blocking=True) for part in host))
+        return self.device.spread(self._sent(positions)())
 
     @property
     def prefetch(self) -> Callable[[np.ndarray], None] | None:
         """Tells what the next call will ask for; None where gathering does not take the host's time."""
         return None if self.resident else self._prefetch
 
-    def _prefetch(self, positions: np.ndarray) -> None:
-        self._ahead = positions, self._worker.submit(self._gather, positions)
+    def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
+        """The batch of each of these positions in turn; the one after it is fetched while it is worked on."""
+        tell, asked = self.prefetch or (lambda positions: None), iter(wanted)
+        now = next(asked, None)
+        while now is not None:
+            batch, now = self(now), next(asked, None)
+            if now is not None:
+                tell(now)
+            yield batch
 
-    def _gathered(self, positions: np.ndarray) -> list[Tensor]:
+    def _prefetch(self, positions: np.ndarray) -> None:
+        self._ahead = positions, self._worker.submit(self._send, positions)
+
+    def _sent(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
         ahead, self._ahead = self._ahead, None
         if ahead is not None and np.array_equal(ahead[0], positions):
             return ahead[1].result()
-        return self._gather(positions)
+        return self._send(positions)
 
-    def _gather(self, positions: np.ndarray) -> list[Tensor]:
+    def _send(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
+        """Gather on the host and start the copy; the answer hands it out."""
         index_B = torch.from_numpy(np.ascontiguousarray(positions))
-        found = [
-            part.gather(index_B) if isinstance(part, Windows) else torch.from_numpy(part[positions])
-            for part in self.parts
-        ]
-        # Only pinned pages are copied while the device computes.
-        return [part.pin_memory() for part in found] if self.device.kind == "cuda" else found
+        return self.device.send(
+            [
+                part.gather(index_B) if isinstance(part, Windows) else torch.from_numpy(part[positions])
+                for part in self.parts
+            ]
+        )
 
 
 def _place(part: Part, device: Device, placed: dict[int, Tensor]):

@@ -26,8 +26,9 @@ def outputs(network: nn.Module, feed: Feed, device: Device, size: int) -> Tensor
 
     def judged(size: int) -> Tensor:
         parts = []
-        for positions, inside in _batches(len(feed), size, device.chips):
-            batch = feed(positions)
+        pieces = list(_batches(len(feed), size, device.chips))
+        batches = feed.batches(positions for positions, _ in pieces)
+        for (_, inside), batch in zip(pieces, batches, strict=True):
             out = network(batch[0])
             device.flush("evaluate", batch, (out,))
             parts.append((out, inside))
@@ -47,11 +48,10 @@ def mean_loss(network: nn.Module, feed: Feed, loss: Loss, device: Device, size: 
 
     def judged(size: int) -> Tensor:
         totals = device.place(torch.zeros(2, dtype=torch.float64))
-        for number, (positions, inside) in enumerate(_batches(len(feed), size, device.chips)):
-            if number % processes.world != processes.rank:
-                continue
+        pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
+        batches = feed.batches(positions for positions, _ in pieces)
+        for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
             mask_B = device.spread(device.place(torch.from_numpy(np.arange(len(positions)) < inside)))
-            *batch, weight_B = feed(positions)
             loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
             totals = totals + torch.stack([loss_sum, weight]).double()
             device.flush("evaluate", (*batch, weight_B), (totals,))

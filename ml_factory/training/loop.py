@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from ml_factory.models.contract import FitResult
+from ml_factory.models.contract import FitResult, remind
 from ml_factory.progress import phase
 from ml_factory.runs.signals import stop
 from ml_factory.training.device import Device, pinned
@@ -36,10 +36,10 @@ def fit(
 ) -> FitResult:
     """Train `network` in place; it ends with the weights of its best epoch, on the device.
 
-    batch : positions int64 -> what `loss` takes, on the device; where it has `prefetch(positions)`, it is told the
-    next ones ahead. loss : (network, batch) -> (sum, weight), one step descends on their ratio over all its parts.
-    validate : -> mean loss on the validation rows. identity : what a checkpoint must agree with to be gone on from:
-    "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice.
+    batch : positions int64 -> what `loss` takes, on the device; where it has `prefetch(positions)`, it is told of
+    each part of a step ahead. loss : (network, batch) -> (sum, weight), one step descends on their ratio over all its
+    parts. validate : -> mean loss on the validation rows. identity : what a checkpoint must agree with to be gone on
+    from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice.
     """
     with pinned(device):
         # ------------------------------------------------------------------ start or resume
@@ -48,6 +48,7 @@ def fit(
         saver = _Saver(run, checkpoints)
         if saver.resume():
             result.resumed_from, result.resumed_step = len(run.memory.history), run.step
+            remind(callbacks, run.memory.history)
         meter = Meter(run)
         with phase("training", run.order.steps_until(spec.epochs) * run.order.batch) as moved:
             moved(run.step * run.order.batch)
@@ -67,13 +68,11 @@ def fit(
 
 def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: Meter, moved: Callable) -> None:
     """Steps up to the end of the epoch that `run.step` is in."""
-    end, ahead, timed = run.order.steps_until(run.epoch), getattr(batch, "prefetch", None), _Timed(batch)
+    end, timed = run.order.steps_until(run.epoch), _Timed(batch)
     while run.step < end or run.check_finite():
         # ------------------------------------------------------------------ the step: nothing waits for the device
-        if not _survives(run, timed, loss):
+        if not _survives(run, timed, loss, end):
             continue
-        if ahead is not None and run.step < end:
-            ahead(run.rows_of(run.step)[0])
         # ------------------------------------------------------------------ the log
         moved(run.order.batch)
         meter.took(timed.lap())
@@ -83,10 +82,10 @@ def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: Meter, mo
         saver.step()
 
 
-def _survives(run: Run, batch: Batch, loss: Loss) -> bool:
+def _survives(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
     """Take a step. False when memory ran out and the run went back, with smaller micro-batches."""
     try:
-        take_step(run, batch, loss)
+        take_step(run, batch, loss, end)
         return True
     except (RuntimeError, MemoryError) as error:
         if not run.device.out_of_memory(error):
@@ -152,6 +151,7 @@ class _Timed:
 
     def __init__(self, batch: Batch):
         self.batch, self.seconds = batch, 0.0
+        self.prefetch = getattr(batch, "prefetch", None)
 
     def __call__(self, positions):
         began = time.perf_counter()

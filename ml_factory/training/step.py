@@ -16,13 +16,18 @@ Batch = Callable[[np.ndarray], Any]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
-def take_step(run: Run, batch: Batch, loss: Loss) -> None:
-    """One descent on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes."""
+def take_step(run: Run, batch: Batch, loss: Loss, end: int = 0) -> None:
+    """One descent on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
+
+    end : the step before which the epoch ends; up to it, the part after each one is fetched while that is computed.
+    """
     numbers = run.device.place(controls(run.step, run.learning_rate(), run.spec))
-    totals, parts = None, run.rows_of(run.step)
+    totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
     for part, rows in enumerate(parts):
         data = batch(rows)
         last = part == len(parts) - 1
+        if ahead is not None and not (last and run.step + 1 >= end):
+            ahead(run.rows_of(run.step + 1)[0] if last else parts[part + 1])
         part_totals = _accumulate(run, loss, data, part, last)
         totals = part_totals if totals is None else totals + part_totals
         if not last:

@@ -1,5 +1,7 @@
 """The boosters against their own libraries, and their blocks."""
 
+import types
+
 import catboost
 import lightgbm as lgb
 import numpy as np
@@ -257,8 +259,8 @@ def test_class_weights_are_sample_weights(name, data):
         build_model(name, class_weight="even")
 
 
-def test_a_gpu_is_asked_for_by_name_and_marked(monkeypatch):
-    models = {name: build_model(name, device="auto") for name in BOOSTERS}
+def test_a_gpu_is_taken_where_there_is_one_and_marked(monkeypatch):
+    models = {name: build_model(name) for name in BOOSTERS}
     monkeypatch.setattr(tabular, "gpu_present", lambda: False)
     assert not any(model._on_gpu(model.settings) for model in models.values())
     monkeypatch.setattr(tabular, "gpu_present", lambda: True)
@@ -267,9 +269,34 @@ def test_a_gpu_is_asked_for_by_name_and_marked(monkeypatch):
         "device: xgboost on a GPU is not promised to the bit"
     ]
     assert "does not sample columns" in models["catboost"]._promises(models["catboost"].settings)[1]
-    assert not build_model("xgboost")._on_gpu(BoosterSpec())
+    assert not models["xgboost"]._on_gpu(BoosterSpec(device="cpu"))
     with pytest.raises(SettingsError, match=r"\[device\]"):
         BoosterSpec(device="tpu")
+
+
+def test_a_gpu_is_there_when_its_device_file_is_and_it_is_not_hidden(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()  # a driver without a card
+    assert not tabular.gpu_present(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert tabular.gpu_present(tmp_path)
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert not tabular.gpu_present(tmp_path)
+
+
+@pytest.mark.parametrize("name", BOOSTERS)
+def test_without_a_gpu_the_default_device_gives_the_bits_of_the_cpu(name, data, monkeypatch):
+    x, y, w = data
+    monkeypatch.setattr(tabular, "gpu_present", lambda: False)
+    saved, states = [], []
+    for device in ({}, {"device": "cpu"}):
+        model = build_model(name, rounds=12, threads=1, **device)
+        assert model.fit(x, y, w, validation=(x, y, w)).exact
+        saved.append(model.predict_proba(x))
+        states.append(model.get_state()["fitted"])
+    np.testing.assert_array_equal(*saved)
+    assert states[0] == states[1]
 
 
 def test_a_gpu_that_is_not_there_is_told(data):
@@ -286,3 +313,31 @@ def test_where_no_split_is_worth_it_rounds_go_on(name, data):
     assert len(result.history) == 3
     p = model.predict_proba(x)
     np.testing.assert_allclose(p, np.broadcast_to(p[0], p.shape))
+
+
+class Curves:
+    """A callback that writes down what it is told."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def remember(self, history):
+        self.told.append([epoch["epoch"] for epoch in history])
+
+    def __call__(self, epoch, metrics):
+        self.told.append(epoch)
+
+
+def test_callbacks_that_want_to_are_told_of_the_blocks_before_this_session(data):
+    x, y, w = data
+    kept, told = [], []
+    checkpoints = types.SimpleNamespace(
+        load=lambda: {"state": kept[0]} if kept else None,
+        due=lambda: True,
+        save=lambda state, metrics=None, force=False: kept.append(state),
+    )
+    for _ in range(2):
+        build_model("linear", rounds=30, block=10, threads=1, patience=0).fit(
+            x, y, w, validation=(x, y, w), callbacks=(Curves(told),), checkpoints=checkpoints
+        )
+    assert told == [1, 2, 3, [1], 2, 3]

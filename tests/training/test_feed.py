@@ -1,9 +1,11 @@
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.training.device import Device
+from ml_factory.training.device import Cuda, Device
 from ml_factory.training.feed import Feed
 
 
@@ -47,8 +49,8 @@ def test_what_does_not_fit_stays_on_the_host(parts):
 
 def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
     feed, gathered = Feed(Device("cpu", 1), parts, resident=False), []
-    gather = feed._gather
-    feed._gather = lambda positions: gathered.append(positions.tolist()) or gather(positions)
+    send = feed._send
+    feed._send = lambda positions: gathered.append(positions.tolist()) or send(positions)
     assert Feed(Device("cpu", 1), parts).prefetch is None
     for announced, asked in (([1, 2], [1, 2]), ([1, 2], [2, 3]), (None, [5, 6])):
         if announced:
@@ -56,3 +58,53 @@ def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
         assert torch.equal(feed(np.array(asked))[1], torch.from_numpy(parts[1][asked]))
     feed._worker.shutdown()
     assert sorted(gathered) == [[1, 2], [1, 2], [2, 3], [5, 6]]
+
+
+def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
+    feed, told = Feed(Device("cpu", 1), parts, resident=False), []
+    feed._prefetch = lambda positions: told.append(positions.tolist())
+    wanted = [np.array([3, 4]), np.array([5, 6]), np.array([7, 8])]
+    for number, (_, target_B) in enumerate(feed.batches(wanted)):
+        assert told == [positions.tolist() for positions in wanted[1 : number + 2]]
+        np.testing.assert_array_equal(target_B, parts[1][wanted[number]])
+    feed._worker.shutdown()
+
+
+class Queue:
+    """A stand-in for a CUDA stream: notes what is asked of it."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def record_event(self):
+        self.log.append((self.name, "record"))
+        return "copied"
+
+    def wait_event(self, event):
+        self.log.append((self.name, "wait", event))
+
+
+def test_cuda_copies_pinned_pages_in_a_queue_of_their_own_and_computing_waits_for_them(parts, monkeypatch):
+    log = []
+    copies, computing = Queue("copies", log), Queue("computing", log)
+
+    @contextmanager
+    def inside(queue):
+        log.append((queue.name, "begin"))
+        yield
+        log.append((queue.name, "end"))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: log.append("pinned") or part)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda part, target, non_blocking: log.append((target, non_blocking)) or part
+    )
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, queue: log.append(("held", queue.name)))
+    handed = Cuda("cuda", 1).send([torch.arange(2), torch.arange(3)])
+    copied = ["pinned", ("cuda:0", True)]
+    assert log == [("copies", "begin"), *copied, *copied, ("copies", "record"), ("copies", "end")]
+    log.clear()
+    assert [part.tolist() for part in handed()] == [[0, 1], [0, 1, 2]]
+    assert log == [("computing", "wait", "copied"), ("held", "computing"), ("held", "computing")]

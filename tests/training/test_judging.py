@@ -38,6 +38,24 @@ def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
     assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
 
 
+def test_while_a_batch_is_judged_the_next_is_fetched():
+    device, log = Device("cpu", 1), []
+    feed = Feed(device, [X, Y, np.abs(W)], resident=False)
+    fetch = feed._prefetch
+    feed._prefetch = lambda positions: log.append(positions.tolist()) or fetch(positions)
+    network = nn.Linear(2, 1)
+    network.register_forward_hook(lambda *_: log.append("judged"))
+    apart = mean_loss(network, feed, loss, device, 4)
+    assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
+    log.clear()
+    said = outputs(network, feed, device, 4)
+    assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
+    feed._worker.shutdown()
+    together = Feed(device, [X, Y, np.abs(W)])
+    assert apart == mean_loss(network, together, loss, device, 4)
+    assert torch.equal(said, outputs(network, together, device, 4))
+
+
 class Crowded(Noting):
     """Memory for three rows at once."""
 

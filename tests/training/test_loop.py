@@ -230,3 +230,53 @@ def test_the_step_asks_the_device_for_nothing(monkeypatch):
 
     fit(network, 10, batch, counting, TrainSpec(epochs=2, batch=2), CPU, identity=IDENTITY)
     assert asked and {at for _, at in asked} == {5, 10}
+
+
+def test_every_part_of_a_step_is_announced_before_the_one_before_it_is_computed():
+    network, rows_of, loss = line()
+    log = []
+
+    def batch(positions):
+        log.append(("asked", positions.tolist()))
+        return rows_of(positions)
+
+    def noting(net, pair):
+        log.append(("computed",))
+        return loss(net, pair)
+
+    batch.prefetch = lambda positions: log.append(("told", positions.tolist()))
+    fit(network, 8, batch, noting, TrainSpec(epochs=2, batch=4, accumulate=2), CPU, identity=IDENTITY)
+    asked = [what[1] for what in log if what[0] == "asked"]
+    told = [what[1] for what in log if what[0] == "told"]
+    assert len(asked) == 2 * 2 * 2
+    # All but the first of each epoch, each of them right behind the call before it: the computing comes after.
+    assert told == asked[1:4] + asked[5:8]
+    steps = [what[0] for what in log]
+    assert steps == (["asked", "told", "computed"] * 3 + ["asked", "computed"]) * 2
+
+
+def test_callbacks_that_want_to_are_told_of_the_epochs_before_this_session():
+    class Curves:
+        def __init__(self):
+            self.before, self.now = [], []
+
+        def remember(self, history):
+            self.before = [epoch["epoch"] for epoch in history]
+
+        def __call__(self, epoch, metrics):
+            self.now.append(epoch)
+
+    class Stopped(Memory):
+        def save(self, state, metrics=None, force=False):
+            super().save(state, metrics, force)
+            self.state = state
+            if len(state["memory"]["history"]) == 2:
+                raise KeyboardInterrupt
+
+    memory, curves = Stopped(), Curves()
+    with pytest.raises(KeyboardInterrupt):
+        run(TrainSpec(epochs=4, batch=5), checkpoints=memory, callbacks=(curves,))
+    assert (curves.before, curves.now) == ([], [1])
+    memory.load, memory.save, again = (lambda: {"state": memory.state}), (lambda *args, **more: None), Curves()
+    run(TrainSpec(epochs=4, batch=5), checkpoints=memory, callbacks=(again, lambda epoch, metrics: None))
+    assert (again.before, again.now) == ([1, 2], [3, 4])
