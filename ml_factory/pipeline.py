@@ -28,7 +28,7 @@ from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.explaining import explain
-from ml_factory.units.folds import SchemeSpec, embargo_of, fold_plan, gain_over_blocks
+from ml_factory.units.folds import UNCALIBRATED, SchemeSpec, embargo_of, fold_plan, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
 from ml_factory.units.holdout import close_record, fit_holdout
@@ -223,6 +223,8 @@ def cross_validate(
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
     such data is refused.
+    Each fold is calibrated on the training rows it stopped early on, as `train` does on validation rows; beside it
+    stands the model as it was (`{model}_uncalibrated`).
     A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
     """
     started = time.perf_counter()
@@ -255,7 +257,7 @@ def cross_validate(
         )
     inexact = list(told.inexact)
     table, paths = told.scores, told.paths
-    mean, error = gain_over_blocks(table, model)
+    (mean, error), (uncalibrated, _) = (gain_over_blocks(table, name) for name in (model, model + UNCALIBRATED))
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     path, paths_path = run.folder / "folds.parquet", run.folder / "paths.parquet" if paths is not None else None
     forecasts.write_frame(path, table)
@@ -264,9 +266,10 @@ def cross_validate(
     run.end()
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=table,
-        fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, untaught=told.untaught,
-        path=path, paths_path=paths_path, resumed_from=told.found or None, reached=told.reached, exact=not inexact,
-        inexact_because=inexact, limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
+        fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, gain_uncalibrated=uncalibrated,
+        untaught=told.untaught, path=path, paths_path=paths_path, resumed_from=told.found or None,
+        reached=told.reached, exact=not inexact, inexact_because=inexact,
+        limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
         draw=lambda: figures.fold_scores(table) if paths is None else figures.path_scores(paths),
     )  # fmt: skip
 

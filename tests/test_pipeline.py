@@ -389,7 +389,8 @@ def test_folds_are_found_again_one_by_one(prepared, monkeypatch):
     pd.testing.assert_frame_equal(again.folds, whole.folds)
     pd.testing.assert_frame_equal(pd.read_parquet(again.path), whole.folds)
     assert cross_validate().resumed_from == 3
-    assert set(whole.folds["name"]) == {"xgboost", "prior", "last_move"} and len(whole.fold_table) == 3
+    assert set(whole.folds["name"]) == {"xgboost", "xgboost_uncalibrated", "prior", "last_move"}
+    assert len(whole.fold_table) == 3
     gains = whole.folds.loc[whole.folds["name"] == "xgboost", "log_loss_gain"]
     assert whole.gain_mean == pytest.approx(gains.mean())
     test_rows = pipeline.load_labels(prepared, "DEMO", H).index[pipeline.load_splits(prepared, "DEMO", H)["test"]]

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.evaluation.metrics import CLASSES, among
 from ml_factory.targets.weights import training_weights
 
 Fold = tuple[np.ndarray, np.ndarray]
@@ -54,7 +56,7 @@ def out_of_fold(
     SettingsError when two folds predict the same row, and those of `fold_forecasts`.
     """
     _check_once(folds, len(labels))
-    return together(len(labels), folds, fold_forecasts(make_model, inputs, labels, folds, **how))
+    return together(len(labels), folds, fold_forecasts(make_model, inputs, labels, folds, **how)[0])
 
 
 def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
@@ -77,7 +79,8 @@ def fold_forecasts(
     fit_options: Callable[[int], dict] = lambda fold: {},
     checkpoints=None,
     on_fold: Callable[[int, object], None] = lambda fold, result: None,
-) -> list[np.ndarray]:
+    classes: Sequence[int] = CLASSES,
+) -> tuple[list[np.ndarray], list[float]]:
     """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
 
     Parameters
@@ -91,11 +94,13 @@ def fold_forecasts(
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
     on_fold : called with the fold number and what `fit` returned.
+    classes : the labels there can be; others are given no probability.
 
     Returns
     -------
-    For each fold float64 (test rows, 3), NaN in rows that are not usable, and in all of them where the rows to fit on
-    are of one class: there is nothing to tell apart, and the other folds go on.
+    For each fold float64 (test rows, 3), as the model says it: NaN in rows that are not usable, and in all of them
+    where the rows to fit on are of one class: there is nothing to tell apart, and the other folds go on. And for each
+    fold the temperature that calibrates it, fitted on the rows that it stopped early on; 1 without such rows.
 
     Raises
     ------
@@ -103,13 +108,15 @@ def fold_forecasts(
     """
     _check_apart(folds, len(labels))
     usable = np.ones(len(labels), dtype=bool) if usable is None else np.asarray(usable, dtype=bool)
-    y, forecasts = labels["label"].to_numpy(), []
+    y, forecasts, temperatures = labels["label"].to_numpy(), [], []
     if checkpoints is not None and (found := checkpoints.load()) is not None:
         forecasts = [np.array(p, dtype=np.float64) for p in found["state"]["p"]]
+        temperatures = [float(temperature) for temperature in found["state"]["temperatures"]]
     for number in range(len(forecasts), len(folds)):
         train, test = folds[number]
         train, said = train[usable[train]], usable[test]
         forecasts.append(np.full((len(test), 3), np.nan))
+        temperatures.append(1.0)
         fit, validation = inner_validation(labels, train, validation_share)
         w_fit = weigh(fit) if weigh else training_weights(labels.iloc[fit])  # of the fold's own rows alone
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
@@ -119,13 +126,17 @@ def fold_forecasts(
                 held_out = (take(validation), y[validation], training_weights(labels.iloc[validation]))
             model = make_model(number)
             result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
+            if held_out is not None:
+                known = log_probabilities(among(model.predict_proba(held_out[0]), classes))
+                temperatures[number] = Temperature.fit(known, *held_out[1:]).temperature
             if said.any():
-                forecasts[number][said] = model.predict_proba(take(test[said]))
+                forecasts[number][said] = among(model.predict_proba(take(test[said])), classes)
             del model, take, held_out  # one fold's memory at a time
             on_fold(number, result)
         if checkpoints is not None:
-            checkpoints.save({"finished": number + 1, "p": forecasts}, metrics={"finished": number + 1}, force=True)
-    return forecasts
+            state = {"finished": number + 1, "p": forecasts, "temperatures": temperatures}
+            checkpoints.save(state, metrics={"finished": number + 1}, force=True)
+    return forecasts, temperatures
 
 
 def _check_apart(folds: Sequence[Fold], n: int) -> None:

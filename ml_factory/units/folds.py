@@ -9,6 +9,7 @@ import pandas as pd
 
 from ml_factory.ensemble.out_of_fold import Fold, fold_forecasts, together
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.evaluation.calibration import Temperature
 from ml_factory.evaluation.metrics import among
 from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.registry import build_model
@@ -41,6 +42,9 @@ SCHEMES = {
     "walk_forward_rolling": "folds that walk forward on a rolling window",
     "combinatorial": "combinatorial purged folds",
 }
+
+# Behind a model's name: its forecasts before the temperature of the fold.
+UNCALIBRATED = "_uncalibrated"
 
 
 @dataclass(frozen=True)
@@ -153,13 +157,16 @@ def embargo_of(data: Dataset, lookback: int) -> int:
 class FoldOutcome:
     """What the folds of `plan` forecast.
 
-    forecasts : for each fold float64 (test rows, 3), NaN where none.  found : folds that were done before.
+    forecasts : for each fold float64 (test rows, 3), NaN where none, as the models say them.
+    temperatures : what calibrates each fold's, learnt from training rows of the fold.
+    found : folds that were done before.
     inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
     inside : how far the fit of the fold after those was, in words; "" where it began now.
     """
 
     plan: FoldPlan
     forecasts: list[np.ndarray]
+    temperatures: list[float]
     found: int
     inexact: tuple[str, ...]
     inside: str = ""
@@ -231,7 +238,7 @@ def forecast_folds(
         inner[fold] = Kept(manager.phase(fold_phase(model, fold)), here, reached_by_fit)
         return {"checkpoints": inner[fold]} | binned_for(model, bins, fold)
 
-    said = fold_forecasts(
+    forecasts, temperatures = fold_forecasts(
         lambda fold: build_model(model, seed=derive_seed(spec.seed, model, "fold", fold), **settings),
         inputs,
         plan.labels,
@@ -241,22 +248,22 @@ def forecast_folds(
         fit_options=options,
         checkpoints=kept,
         on_fold=lambda fold, result: kept.mark([*result.inexact, *inner[fold].elsewhere]),
+        classes=tuple(data.classes.values()),
     )
-    forecasts = [among(p, data.classes.values()) for p in said]
     if keep is not None:
-        save_state(keep, {"p": forecasts, "elsewhere": kept.elsewhere})
+        save_state(keep, {"p": forecasts, "temperatures": temperatures, "elsewhere": kept.elsewhere})
     if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
         for phase in (outer, *(manager.phase(fold_phase(model, fold)) for fold in range(count))):
             phase.finish()
     found = int(kept.metrics.get("finished", 0))
     inside = str(inner[found].metrics.get("reached", "")) if found in inner else ""
-    return FoldOutcome(plan, forecasts, found, tuple(kept.elsewhere), inside)
+    return FoldOutcome(plan, forecasts, temperatures, found, tuple(kept.elsewhere), inside)
 
 
 def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     """What an earlier run of these folds left, where it is whole."""
     try:
-        state = load_state(keep) if is_file(keep) else {"p": []}
+        state = load_state(keep) if is_file(keep) else {"p": [], "temperatures": []}
     except SilentMountError:
         raise
     except FactoryError:  # torn or damaged: made again
@@ -264,7 +271,8 @@ def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]
     if [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
         return None
-    return FoldOutcome(plan, forecasts, len(forecasts), tuple(state["elsewhere"]))
+    temperatures = [float(temperature) for temperature in state["temperatures"]]
+    return FoldOutcome(plan, forecasts, temperatures, len(forecasts), tuple(state["elsewhere"]))
 
 
 @dataclass(frozen=True)
@@ -282,13 +290,16 @@ class Judged:
 
 
 def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]:
-    """Per fold the model's forecasts beside the baselines of that fold's own training rows."""
+    """Per fold the model's forecasts, calibrated as a trained model's are and as they were, beside the baselines of
+    that fold's own training rows."""
     plan, found = outcome.plan, []
-    for (train, test), p in zip(plan.folds, outcome.forecasts, strict=True):
+    for (train, test), p, temperature in zip(plan.folds, outcome.forecasts, outcome.temperatures, strict=True):
         said = np.isfinite(p).all(axis=1)
         rows, teachers = plan.rows[test[said]], plan.rows[train[plan.usable[train]]]
         beside = baselines(data, teachers, rows) if len(rows) else {}
-        found.append(Judged(rows, plan.block[test[said]], {name: p[said], **beside}))
+        calibrated = among(Temperature(temperature).apply(p[said]), data.classes.values())
+        forecasts = {name: calibrated, name + UNCALIBRATED: p[said], **beside}
+        found.append(Judged(rows, plan.block[test[said]], forecasts))
     return found
 
 

@@ -63,8 +63,8 @@ def plain_folds(
     judged = judged_folds(data, outcome, spec.model)
     paths = path_metrics(data, plan, judged)
     return FoldsTold(
-        fold_metrics(data, judged), plan.table(), paths, outcome.untaught, outcome.found, outcome.reached,
-        outcome.inexact,
+        fold_metrics(data, judged), plan.table().assign(temperature=outcome.temperatures), paths, outcome.untaught,
+        outcome.found, outcome.reached, outcome.inexact,
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def searched_folds(
         inside.append(outcome.inside or (trial_of(trials, search) if trials else ""))
         inexact |= dict.fromkeys([*elsewhere, *outcome.inexact])
         barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}
-        tables.append(part.table().assign(fold=number, **barriers))
+        tables.append(part.table().assign(fold=number, temperature=outcome.temperatures, **barriers))
         if outcome.untaught:
             untaught.append(number)
         else:

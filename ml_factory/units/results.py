@@ -180,8 +180,10 @@ class TrainResult(Result):
 class CrossValidateResult(Result):
     """`folds` has a row per fold, block and forecast, `paths` one per path and forecast of combinatorial folds.
 
-    gain_mean, gain_se : over the blocks.  untaught : folds whose training rows were of one class.
-    resumed_from : folds that were done before.  reached : that in words, with how far the next one was.
+    Its calibrated forecasts bear the model's name; what they were before that has `_uncalibrated` behind it.
+    gain_mean, gain_se : over the blocks, and gain_uncalibrated the mean without calibration.
+    untaught : folds whose training rows were of one class.  resumed_from : folds that were done before.
+    reached : that in words, with how far the next one was.
     """
 
     symbol: str
@@ -194,6 +196,7 @@ class CrossValidateResult(Result):
     paths: pd.DataFrame | None
     gain_mean: float
     gain_se: float
+    gain_uncalibrated: float
     untaught: list[int]
     resumed_from: int | None
     exact: bool
@@ -210,7 +213,8 @@ class CrossValidateResult(Result):
         first = (
             f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} folds "
             f"({self.scheme}){resumed}: log loss below the prior's by {self.gain_mean:+.4f} "
-            f"(standard error over blocks {self.gain_se:.4f}), {self.seconds:.1f} s"
+            f"(standard error over blocks {self.gain_se:.4f}; not calibrated {self.gain_uncalibrated:+.4f}), "
+            f"{self.seconds:.1f} s"
         )
         return "\n".join([first, *self._paths_said(), *self._untaught_said(), *marks_of(self)])
 

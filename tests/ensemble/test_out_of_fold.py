@@ -1,12 +1,16 @@
 """No row is predicted by a model, a scaler or an early stop that has seen its future."""
 
+from copy import copy
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.ensemble.out_of_fold import inner_validation, out_of_fold
+from ml_factory.ensemble.out_of_fold import fold_forecasts, inner_validation, out_of_fold
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.targets.splits import purged_kfold
+from ml_factory.targets.weights import training_weights
 
 
 def labels_of(n: int, bars: int = 2) -> pd.DataFrame:
@@ -29,7 +33,8 @@ class Witness:
     """A model that remembers the rows it was shown; its feature is the row's number."""
 
     def fit(self, x, y, sample_weight=None, *, validation=None, **options):
-        self.fitted, self.validated, self.weights = x[:, 0], validation[0][:, 0], sample_weight
+        self.fitted, self.weights = x[:, 0], sample_weight
+        self.validated = validation[0][:, 0] if validation else x[:0, 0]
         self.options = options
         return "done"
 
@@ -126,7 +131,7 @@ class Box:
         return None if self.state is None else {"state": self.state}
 
     def save(self, state, metrics=None, force=False):
-        self.state = {"finished": state["finished"], "p": state["p"].copy()}
+        self.state = {name: copy(value) for name, value in state.items()}
 
 
 def test_a_killed_run_goes_on_at_the_fold():
@@ -143,6 +148,38 @@ def test_a_killed_run_goes_on_at_the_fold():
     again, models, *_ = run(checkpoints=box)
     assert made == [0, 1, 2] and len(models) == 2
     np.testing.assert_array_equal(again, whole)
+
+
+class Boaster(Witness):
+    """Sure of the label in five rows of six, wrong in the sixth: it stops early on the rows it is calibrated on."""
+
+    def predict_proba(self, x):
+        self.asked = [*getattr(self, "asked", ()), x[:, 0].astype(int)]
+        said = (x[:, 0].astype(int) + (x[:, 0] % 6 == 0)) % 3
+        return np.where(np.arange(3) == said[:, None], 0.998, 0.001)
+
+
+def test_each_fold_is_calibrated_on_training_rows_of_its_own_that_it_was_not_fitted_on():
+    labels, models, box = labels_of(240), [], Box()
+    cuts = purged_kfold(labels, 4, 3)
+
+    def make(fold):
+        models.append(Boaster())
+        return models[-1]
+
+    forecasts, temperatures = fold_forecasts(make, row_numbers, labels, cuts, checkpoints=box)
+    for model, (train, test), p, temperature in zip(models, cuts, forecasts, temperatures, strict=True):
+        calibrated_on, judged = model.asked
+        assert set(calibrated_on) < set(train) - set(model.fitted.astype(int))
+        np.testing.assert_array_equal(judged, test)
+        rows = labels.iloc[calibrated_on]
+        said = log_probabilities(Boaster().predict_proba(calibrated_on[:, None].astype(float)))
+        assert temperature == Temperature.fit(said, rows["label"], training_weights(rows)).temperature > 2
+        assert p.max() == 0.998  # as the model says it
+    # A run that goes on finds them with the forecasts.
+    assert fold_forecasts(make, row_numbers, labels, cuts, checkpoints=box)[1] == temperatures and len(models) == 4
+    # Without rows to stop early on there is nothing to calibrate on.
+    assert fold_forecasts(make, row_numbers, labels, cuts[:1], validation_share=0.0)[1] == [1.0]
 
 
 def test_options_reach_fit():

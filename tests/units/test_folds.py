@@ -45,7 +45,7 @@ def made_up(plan: folds.FoldPlan, seed: int = 0) -> FoldOutcome:
         p = rng.dirichlet(np.ones(3), len(test))
         p[rng.random(len(test)) < 0.1] = np.nan
         forecasts.append(p)
-    return FoldOutcome(plan, forecasts, 0, ())
+    return FoldOutcome(plan, forecasts, [1.0] * len(forecasts), 0, ())
 
 
 @pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
@@ -103,7 +103,7 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
     outcome = made_up(plan)
     judged = judged_folds(data, outcome, "made_up")
     table = folds.path_metrics(data, plan, judged).set_index(["path", "name"])
-    assert plan.paths.shape == (3, 4) and len(table) == 9
+    assert plan.paths.shape == (3, 4) and len(table) == 12
     for path, taken in enumerate(plan.paths):
         losses, prior = [], []
         for block, fold in enumerate(taken):
@@ -130,6 +130,17 @@ def test_a_block_counts_once_however_many_folds_judged_it(prepared):
     assert gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
 
 
+def test_a_fold_is_judged_with_its_own_temperature_and_without(prepared):
+    data = prepared[1]
+    outcome = made_up(plan_of(data, "purged_kfold"))
+    warm = replace(outcome, temperatures=[0.5, 1.0, 2.0, 4.0])
+    for one, temperature in zip(judged_folds(data, warm, "made_up"), warm.temperatures, strict=True):
+        raw = one.forecasts["made_up_uncalibrated"]
+        powered = raw ** (1 / temperature)
+        np.testing.assert_allclose(one.forecasts["made_up"], powered / powered.sum(axis=1, keepdims=True), rtol=1e-9)
+        assert list(one.forecasts) == ["made_up", "made_up_uncalibrated", "prior", "last_move"]
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_cross_validation_by_every_scheme(prepared, scheme):
     workspace, _ = prepared
@@ -146,6 +157,9 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     else:
         assert result.paths is None and result.paths_path is None
     assert result.plot().axes
+    raw = gain_over_blocks(result.folds, "lightgbm_uncalibrated")[0]
+    assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean
+    assert (result.fold_table["temperature"] != 1.0).all()
 
 
 @pytest.mark.parametrize("model", ["lightgbm", "xgboost"])

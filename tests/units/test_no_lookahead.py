@@ -127,13 +127,13 @@ def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
     assert (said["split"] == "purged").sum() == len(data.labels) - sum(map(len, data.splits.values())) > 0
 
 
-def out_of_fold(data: Dataset, root: Path) -> tuple[folds.FoldPlan, np.ndarray]:
+def out_of_fold(data: Dataset, root: Path) -> tuple[folds.FoldPlan, folds.FoldOutcome]:
     spec = run_spec(
         data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
     )
     plan = folds.fold_plan(data, data.development(), 3, 1, False)
     with CheckpointManager(root, run="folds") as manager:
-        return plan, folds.out_of_fold_predictions(manager, data, plan, spec, "lightgbm", SMALL).p_N3
+        return plan, folds.out_of_fold_predictions(manager, data, plan, spec, "lightgbm", SMALL)
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
@@ -141,10 +141,11 @@ def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
     plan, clean = out_of_fold(data, tmp_path / "clean")
     test = plan.folds[block][1]
     _, other = out_of_fold(disturbed(data, plan.rows[test], inputs=False), tmp_path / "other")
-    assert np.isfinite(clean[test]).all()
-    np.testing.assert_array_equal(other[test], clean[test])
+    assert np.isfinite(clean.p_N3[test]).all()
+    np.testing.assert_array_equal(other.p_N3[test], clean.p_N3[test])
+    assert other.temperatures[block] == clean.temperatures[block] != 1.0
     rest = np.setdiff1d(np.arange(len(plan.rows)), test)
-    assert not np.array_equal(other[rest], clean[rest])  # the other folds have learnt from it
+    assert not np.array_equal(other.p_N3[rest], clean.p_N3[rest])  # the other folds have learnt from it
 
 
 def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
