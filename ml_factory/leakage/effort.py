@@ -16,7 +16,8 @@ class ProofSpec:
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
     whole_bars : a whole file is taken to be this long at most.  unseen_bars : and this long by `first_sights`; 0: none.
-    fit_rows : labels that fitted objects are tried on.  fit_splits : on so many of the splits.
+    fit_rows : labels that fitted objects are tried on.  fit_splits : on the first so many of the splits;
+        None: on every one, of all schemes and folds.
     feed_rows : rows of features compared with a feed, bar by bar.
     enough : different leaks after which the proof need not go on.
     least_cuts, least_fed, least_fitted : what is tried of appended bars, however few they are (`of_part`).
@@ -30,7 +31,7 @@ class ProofSpec:
     whole_bars: int | None = None
     unseen_bars: int | None = None
     fit_rows: int = 30_000
-    fit_splits: int = 4
+    fit_splits: int | None = None
     feed_rows: int = 50_000
     enough: int = 1_000
     least_cuts: int = QUICK_CUTS

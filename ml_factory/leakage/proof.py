@@ -259,15 +259,12 @@ class _Attempt:
                 continue
             self.tried(lambda x=labels, h=horizon: self.take(leaks_of_splits(x, self.pipeline.splits(x), h)))
             some, row = (labels, row) if since else (labels.iloc[: self.spec.fit_rows], row[: self.spec.fit_rows])
-            values = features.matrix[row]
-            self.count(f"fitted {horizon}", len(some))
-            self.tried(
-                lambda x=some, v=values, h=horizon: self.take(
-                    leaks_of_fitted(
-                        self.pipeline, v, x, self.pipeline.splits(x)[: self.spec.fit_splits], h, self.spec.seed
-                    )
-                )
-            )
+            self.tried(lambda x=some, v=features.matrix[row], h=horizon: self.try_fits(x, v, h))
+
+    def try_fits(self, labels: pd.DataFrame, values: np.ndarray, horizon: str) -> None:
+        splits = self.pipeline.splits(labels)[: self.spec.fit_splits]
+        self.count(f"fitted {horizon}", len(labels) * len(splits))
+        self.take(leaks_of_fitted(self.pipeline, values, labels, splits, horizon, self.spec.seed))
 
     # -- what the steps share --------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward
 from ml_factory.targets.weights import WeightSpec, training_weights
 
 ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
+LEAST_FOLDS = 3  # of which two may judge at once
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class StandardPipeline:
     """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
 
     given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
-    folds : folds of each scheme proved beside the chronological split, where the rows are enough; 0: none.
+    folds : folds of each scheme proved beside the chronological split, fewer where rows are few; 0: none.
     preprocess : the fitted steps up to the scaler, as in the settings.
     """
 
@@ -136,9 +137,10 @@ class StandardPipeline:
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:
-        embargo, folds = self.split_spec.embargo_bars, self.folds
+        embargo = self.split_spec.embargo_bars
         parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
-        if not folds or len(labels) < ROWS_A_FOLD * folds * (1 + embargo):
+        folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
+        if folds < LEAST_FOLDS:
             return parts
         schemes = {
             "purged": (embargo, purged_kfold(labels, folds, embargo)),

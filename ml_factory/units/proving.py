@@ -37,6 +37,7 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 Progress = Callable[[int, int], None]
+FOLDS = 10  # of each scheme in a full proof: with combinations of two, 76 splits a horizon
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def prove_store(
     unfinished = unfinished_of(processed, store.fingerprint)
     if set(horizons) <= set(horizons_tried(unfinished)) <= set(store.horizons):
         horizons = horizons_tried(unfinished)
-    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=5 if spec.form == "full" else 0)
+    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
     bound = {"code": source_hash(DATA_ROOMS), "settings": fingerprint(settings.to_dict())}
     standing = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
     before = {horizon: standing(horizon) for horizon in horizons}
@@ -105,7 +106,7 @@ def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) 
     return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
 
 
-def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = 5) -> StandardPipeline:
+def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:
     """The pipeline that `prepare` runs with these settings."""
     given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
     labels = tuple(settings.labels_for(horizon) for horizon in horizons)

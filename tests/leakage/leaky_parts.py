@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
-from ml_factory.leakage.subject import Split
+from ml_factory.leakage.subject import Split, StandardPipeline
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights
@@ -212,6 +212,21 @@ class ScalerWithATrace(Misfitted):
     def wrong(self, x, y, labels, roles):
         trace = 1e-8 * np.tanh(x[roles["test"]].mean(axis=0))
         return {"preprocessing": {"center": np.median(x[roles["train"]], axis=0) + trace}}
+
+
+@leak("scaler fitted on test rows in one fold", "fitted h10", "preprocessing['center']", kind="sparse")
+class PeeksInOneFoldOfTen(Misfitted):
+    """Honest in all splits but one: only where the seventh of ten blocks judges does it read its rows."""
+
+    def splits(self, labels):
+        return [one for one in StandardPipeline.splits(replace(self, folds=10), labels) if "purged" in one.name]
+
+    def wrong(self, x, y, labels, roles):
+        test, rows = roles["test"], roles["train"]
+        seventh = np.array_split(np.arange(len(x)), 10)[7]
+        if np.array_equal(test, seventh) and rows.max() > test.max():
+            rows = np.concatenate([rows, test])
+        return {"preprocessing": {"center": np.median(x[rows], axis=0)}}
 
 
 @leak("training weights over test rows", "fitted h10", "training weights ")

@@ -11,8 +11,9 @@ from ml_factory.data.bars import check_bars
 from ml_factory.leakage.disturb import TRUNCATE
 from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.first_sight import first_sights
+from ml_factory.leakage.fitted import ROW_WAYS
 from ml_factory.leakage.proof import prove
-from tests.leakage.leaks import CATALOGUE, Leak, bars_with_events, clean_pipeline, measured
+from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
 
 FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)
 LEARNT = ("split", "fitted")
@@ -75,6 +76,27 @@ def test_the_clean_pipeline_is_never_blamed(bars):
     assert proof.compared["features"] > 50 * 6 * 24
     kinds = {cut.why for cut in proof.cuts}
     assert {"session end", "frame edge", "gap", "daylight saving", "random"} <= kinds
+
+
+def test_the_full_form_fits_every_split_of_every_scheme(bars):
+    pipeline, fitted = clean_pipeline(), []
+
+    class Watched(Learning):
+        def fit(self, values, labels, roles):
+            fitted.append((len(roles["train"]), tuple(np.asarray(roles["test"])[[0, -1]])))
+            return super().fit(values, labels, roles)
+
+    spec = replace(FULL, cuts=1, whole_cuts=0, feed_rows=0)
+    proof = prove(Watched(**vars(pipeline)), bars, spec)
+    labels = pipeline.labels(bars, pipeline.facts(bars))["h10"]
+    splits = pipeline.splits(labels.iloc[-FULL.fit_rows :])
+    schemes = {split.name.split()[0] for split in splits}
+    assert schemes == {"holdout", "purged", "expanding", "rolling", "combinatorial"} and len(splits) == 13
+    assert proof.compared["fitted h10"] == 13 * FULL.fit_rows
+    # Each once as it is and once a way to change the other rows; the holdout also beside its validation rows.
+    assert len(fitted) == 13 * (1 + len(ROW_WAYS)) + len(ROW_WAYS)
+    few = pipeline.splits(labels.iloc[: 17 * 4 * 3 - 1])  # with less than four embargoes a fold, none is cut
+    assert [split.name for split in few] == ["holdout"]
 
 
 def test_bars_that_leave_no_room_for_a_cut_prove_nothing(bars):
