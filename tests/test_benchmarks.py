@@ -1,5 +1,7 @@
 """Every benchmark on few rows: its sides agree, and each line is JSON with the facts a reader needs. Never how fast."""
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -17,6 +19,16 @@ FEW = {
     "pipeline": ("--rows", "60000"),
 }
 NEEDS = {"resample": "polars", "pipeline": "polars", "features": "talib"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_takes_from_the_package_is_there(path):
+    """Also of those that are too long to run here."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ml_factory":
+            room = importlib.import_module(node.module)
+            for item in node.names:
+                assert hasattr(room, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
 
 
 @pytest.mark.parametrize("name", FEW)
