@@ -1,7 +1,9 @@
 """The command line: exit codes, one clear line for a user's mistake, JSON for machines."""
 
 import ast
+import asyncio
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pandas as pd
@@ -260,12 +263,16 @@ def test_a_notebook_with_wrong_parameters_is_not_started(words, message, call, t
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_workspace_that_cannot_be(call, tmp_path):
+def test_a_workspace_that_cannot_be(call, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("here already")
     code, out, err = call("doctor", "--workspace", tmp_path / "file")
     assert code == 1 and str(tmp_path / "file") in one_line(code, out, err)
+    retry = importlib.import_module("gcsfs.retry")
+    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0)))  # else 51 s
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")  # nobody is there
     code, out, err = call("doctor", "--workspace", "gs://bucket/prefix")
     assert code == 1 and "bucket" in one_line(code, out, err)
+    assert not [record for record in caplog.records if record.name == "gcsfs"]  # a page of frames beside that line
 
 
 def test_mistakes_in_a_process_of_its_own(tmp_path):

@@ -207,8 +207,10 @@ def _open():
     """The client; at the emulator that STORAGE_EMULATOR_HOST names, where there is one.
 
     By its plain class: the one that fsspec names asks each bucket over gRPC whether it is a special one, and waits a
-    minute for every answer where only HTTP is spoken.
+    minute for every answer where only HTTP is spoken. What it cannot do it also logs, with every frame of the stack;
+    here each of its errors is told, in one sentence.
     """
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
     try:
