@@ -26,7 +26,7 @@ from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
-from ml_factory.units.dataset import Dataset, with_baselines
+from ml_factory.units.dataset import Dataset, resolved, with_baselines
 from ml_factory.units.explaining import explain
 from ml_factory.units.folds import UNCALIBRATED, SchemeSpec, embargo_of, fold_plan, gain_over_blocks
 from ml_factory.units.forecasts import load_predictions
@@ -246,7 +246,7 @@ def cross_validate(
     )
     run, found, _ = found_run(workspace, spec, fresh, run, tell)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
-    lookback = build_model(model, **fitted_with).lookback
+    lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
     run.begin(spec)
     if search is None:

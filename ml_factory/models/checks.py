@@ -50,17 +50,24 @@ def network_of(model: Estimator, seed: int = 0) -> nn.Module:
     """The estimator's network for F features, its weights drawn from the seed; the global generator is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "contract"))
-        return model.kind(F, T, len(CLASSES), model.network_spec)
+        return model.kind(features_of(model), T, len(CLASSES), model.network_spec)
 
 
-def windows(rows: int = ROWS, seed: int = 0) -> torch.Tensor:
-    """x_BTF, normal."""
-    return torch.from_numpy(generator(seed, "contract").normal(size=(rows, T, F)).astype(np.float32))
+def features_of(model: Estimator) -> int:
+    """F, or as many as a network reads that was made for certain columns."""
+    return getattr(getattr(model, "kind", None), "features", F)
+
+
+def windows(model: Estimator, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
+    """x_BTF that the model can read, normal."""
+    size = rows, T, features_of(model)
+    return torch.from_numpy(generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
 def logits(make: Make) -> Iterator[str]:
     """x_BTF gives finite logits_BC and is left as it was."""
-    network, x_BTF = network_of(make()).eval(), windows()
+    model = make()
+    network, x_BTF = network_of(model).eval(), windows(model)
     before = x_BTF.clone()
     with torch.no_grad():
         y_BC = network(x_BTF)
@@ -75,8 +82,9 @@ def logits(make: Make) -> Iterator[str]:
 def gradients(make: Make) -> Iterator[str]:
     """The gradient reaches every parameter."""
     with torch.random.fork_rng(devices=[]):
-        network = network_of(make()).train()
-        network(windows()).square().sum().backward()
+        model = make()
+        network = network_of(model).train()
+        network(windows(model)).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
@@ -86,7 +94,8 @@ def overfits(make: Make) -> Iterator[str]:
     """One batch can be learnt by heart."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
-        network, x_BTF, y_B = network_of(make()), windows(24), torch.arange(24) % len(CLASSES)
+        model, y_B = make(), torch.arange(24) % len(CLASSES)
+        network, x_BTF = network_of(model), windows(model, 24)
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -102,7 +111,8 @@ def overfits(make: Make) -> Iterator[str]:
 
 def alone(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
-    network, x_BTF = network_of(make()).eval(), windows()
+    model = make()
+    network, x_BTF = network_of(model).eval(), windows(model)
     with torch.no_grad():
         gap = (network(x_BTF)[7:8] - network(x_BTF[7:8])).abs().max()
     if not gap < 1e-4:
@@ -144,7 +154,7 @@ MODEL_CHECKS = (probabilities, repeats, saves)
 
 def _rows(model: Estimator) -> tuple[np.ndarray, np.ndarray]:
     """x and y that the model can read: windows for networks, their last rows for the others."""
-    x_NTF = windows(seed=1).numpy()
+    x_NTF = windows(model, seed=1).numpy()
     return (x_NTF if hasattr(model, "kind") else x_NTF[:, -1]), np.arange(ROWS) % 3 - 1
 
 

@@ -1,9 +1,10 @@
-"""Several frames at once: columns of coarse bars read at their own pace, farther back.
+"""Several frames at once: columns of coarse bars read at their own pace, each frame by a network of its own.
 
-B batch, T rows of the window, L steps kept of it, F features.
+B batch, T rows of the window, L steps of a frame in it, F features, X width of a frame's code, C classes.
 
 A row carries its coarse columns as they were last complete (`rsi_14@60m`), so in a window of 5-minute rows an hourly
-column says the same thing twelve times. Read at every twelfth row it says twelve times as many hours instead.
+column says the same thing twelve times. Its frame is read at every twelfth row, once an hour; the columns of the base
+bars at every row. Nothing of the window is lost, and a coarse frame takes as many fewer steps.
 """
 
 import re
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.heads import Task
+from ml_factory.models.heads import Task, VectorHead
 
+CODE = 32  # numbers that a frame's network tells the head
 Strides = tuple[tuple[int, int], ...]
 
 
@@ -41,44 +44,73 @@ def strides_of(columns: Sequence[str], base_minutes: int | str) -> Strides:
 
 
 class Frames(nn.Module):
-    """x_BTF of base rows -> x_BLF, column by column every `stride`-th row, all ending at the window's last.
+    """x_BTF of base rows -> one x_BLF a frame, the finest first: its columns at every `stride`-th row, up to the last.
 
-    L = (T - 1) // (largest stride) + 1 steps, the same for all columns, so that any network can read them side by side.
+    L = (T - 1) // stride + 1 of each frame in `steps`, its columns counted in `widths`.
     """
 
     def __init__(self, strides: Strides, features: int, lookback: int):
         super().__init__()
         if sum(count for _, count in strides) != features or min(stride for stride, _ in strides) < 1:
             raise SettingsError(
-                "These frames are not those of the columns", where="strides", got=strides,
+                "These frames are not those of the columns", where="frames", got=strides,
                 wanted=f"(stride >= 1, columns) pairs for {features} columns",
             )  # fmt: skip
-        self.steps = (lookback - 1) // max(stride for stride, _ in strides) + 1
-        back_L = torch.arange(self.steps - 1, -1, -1)
-        self.counts = [count for _, count in strides]
-        for number, (stride, _) in enumerate(strides):
-            self.register_buffer(f"rows{number}_L", lookback - 1 - stride * back_L, persistent=False)
+        longest = max(stride for stride, _ in strides)
+        if lookback <= longest:
+            raise SettingsError(
+                "The window holds one bar of a frame", where="lookback", got=lookback,
+                wanted=f"more than {longest} rows", next_step="a longer lookback, or data without this frame",
+            )  # fmt: skip
+        stride_F = torch.tensor([stride for stride, count in strides for _ in range(count)])
+        self.strides = tuple(sorted({stride for stride, _ in strides}))
+        self.widths = [int((stride_F == stride).sum()) for stride in self.strides]
+        self.steps = [(lookback - 1) // stride + 1 for stride in self.strides]
+        for stride, steps in zip(self.strides, self.steps, strict=True):
+            self.register_buffer(f"columns{stride}_F", (stride_F == stride).nonzero()[:, 0], persistent=False)
+            rows_L = lookback - 1 - stride * torch.arange(steps - 1, -1, -1)
+            self.register_buffer(f"rows{stride}_L", rows_L, persistent=False)
 
-    def forward(self, x_BTF: Tensor) -> Tensor:
-        parts = x_BTF.split(self.counts, dim=2)
-        return torch.cat([part.index_select(1, getattr(self, f"rows{i}_L")) for i, part in enumerate(parts)], dim=2)
+    def forward(self, x_BTF: Tensor) -> list[Tensor]:
+        return [
+            x_BTF.index_select(2, getattr(self, f"columns{stride}_F")).index_select(1, getattr(self, f"rows{stride}_L"))
+            for stride in self.strides
+        ]
 
 
 def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
-    """The network behind a `Frames` stage, with the same settings; `lookback` then counts base rows.
+    """A network for each frame, with the same settings, and one head that reads all their codes.
 
-    register_model("lstm_frames", several_frames(LSTM, strides_of(columns, 5))) makes it a model like the others.
+    What `build_model("lstm", frames=strides_of(columns, 5))` builds; `lookback` counts base rows.
     """
 
     class SeveralFrames(nn.Module):
         Spec = network.Spec
+        features = sum(count for _, count in strides)
 
         def __init__(self, features: int, lookback: int, task: Task, spec):
             super().__init__()
             self.frames = Frames(strides, features, lookback)
-            self.network = network(features, self.frames.steps, task, spec)
+            parts = zip(self.frames.strides, self.frames.widths, self.frames.steps, strict=True)
+            self.each = nn.ModuleDict({f"every{by}": network(width, steps, CODE, spec) for by, width, steps in parts})
+            self.head = VectorHead(CODE * len(self.each), features, task)
 
-        def forward(self, x_BTF: Tensor, **more: Tensor) -> Tensor:
-            return self.network(self.frames(x_BTF), **more)
+        def forward(self, x_BTF: Tensor) -> Tensor:
+            codes = [read(x_BLF) for read, x_BLF in zip(self.each.values(), self.frames(x_BTF), strict=True)]
+            return self.head(functional.gelu(torch.cat(codes, dim=1)))
 
     return SeveralFrames
+
+
+def as_strides(given: object) -> Strides:
+    """The pairs of a setting, also as JSON gives them back. Raises SettingsError."""
+    try:
+        pairs = tuple((int(stride), int(count)) for stride, count in given)
+    except (TypeError, ValueError):
+        pairs = ()
+    if not pairs or min(min(pair) for pair in pairs) < 1:
+        raise SettingsError(
+            "These are no frames", where="frames", got=repr(given), wanted="pairs (stride, columns) of numbers >= 1",
+            next_step="frames=True where the data names the columns (train), else strides_of(columns, base_minutes)",
+        )  # fmt: skip
+    return pairs

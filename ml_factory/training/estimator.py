@@ -17,6 +17,7 @@ from ml_factory.models.contract import (
     check_rows,
     data_signature,
 )
+from ml_factory.models.frames import Strides, as_strides, several_frames
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
@@ -29,12 +30,17 @@ class NeuralClassifier(Estimator):
     """Any network of `models` behind the common contract.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
-    settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows).
+    settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows). frames : ((stride,
+        columns), ...) where columns are to be read at paces of their own (see `models.frames`).
     x : `Windows`, or a float array (N, T, F). Not a number is not allowed: scale and fill before.
     """
 
-    def __init__(self, name: str, network: type[nn.Module], *, lookback: int = 32, **settings: Any):
-        self.name, self.kind, self.lookback = name, network, lookback
+    def __init__(
+        self, name: str, network: type[nn.Module], *, lookback: int = 32, frames: Strides | None = None, **settings: Any
+    ):
+        self.frames = as_strides(frames) if frames else None
+        self.name, self.network_kind, self.lookback = name, network, lookback
+        self.kind = several_frames(network, self.frames) if self.frames else network
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
         self.features = 0
         self.network: nn.Module | None = None
@@ -60,7 +66,7 @@ class NeuralClassifier(Estimator):
             device,
             identity={
                 "model": self.name,
-                "settings": {**spec.identity(), **asdict(self.network_spec), "lookback": self.lookback},
+                "settings": {**spec.identity(), **asdict(self.network_spec), **self._shape()},
                 "data": data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
             },
             validate=validate,
@@ -85,7 +91,7 @@ class NeuralClassifier(Estimator):
         weights = {} if self.network is None else self.network.state_dict()
         return {
             "model": self.name,
-            "settings": {"lookback": self.lookback, **asdict(self.settings), **asdict(self.network_spec)},
+            "settings": {**self._shape(), **asdict(self.settings), **asdict(self.network_spec)},
             "n_features": self.features,
             "torch": str(torch.__version__),
             "weights": {name: value.detach().cpu().clone() for name, value in weights.items()},
@@ -93,12 +99,16 @@ class NeuralClassifier(Estimator):
 
     def load_state(self, state):
         state = self._own(state)
-        self.__init__(self.name, self.kind, **state["settings"])
+        self.__init__(self.name, self.network_kind, **state["settings"])
         if state["weights"]:
             self._build(int(state["n_features"]))
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
         return self
+
+    def _shape(self) -> dict:
+        """What it reads, as settings; frames where there are some."""
+        return {"lookback": self.lookback} | ({"frames": [list(pair) for pair in self.frames]} if self.frames else {})
 
     def _build(self, features: int) -> None:
         """A fresh network whose weights depend on the seed alone."""

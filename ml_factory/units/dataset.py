@@ -14,6 +14,7 @@ import pandas as pd
 from ml_factory.datasets.preprocessing import Fitted, fit_steps, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.transforms import Sample
+from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import (
     among,
     last_move_probabilities,
@@ -23,6 +24,7 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.experiment import QuickLimits
+from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import spec_of
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.targets.labels import classes_of, kind_asked
@@ -124,6 +126,25 @@ def model_inputs(data: Dataset, scaler: Fitted, lookback: int) -> Take:
     # torch comes with the networks only: boosters train where it is not installed.
     windows = importlib.import_module("ml_factory.datasets.windows")
     return lambda positions: windows.Windows(scaled_NF, data.row[positions], lookback)
+
+
+def resolved(data: Dataset, name: str, settings: Mapping) -> dict:
+    """A model's settings with what names columns of the data written out: `frames=True` as strides.
+
+    Raises SettingsError where the model or the data has no frames.
+    """
+    settings = dict(settings)
+    if not settings.get("frames"):
+        settings.pop("frames", None)
+    elif not spec_of(name).windowed:
+        raise SettingsError(
+            "Only networks read frames at paces of their own", where="frames", got=name, wanted="a network",
+            next_step="leave it out: a booster reads the coarse columns of each row as they are",
+        )  # fmt: skip
+    elif settings["frames"] is True:
+        base = FeatureSpec(**data.settings["data"]["features"]).base
+        settings["frames"] = importlib.import_module("ml_factory.models.frames").strides_of(data.features.columns, base)
+    return settings
 
 
 def binned_for(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:

@@ -30,6 +30,7 @@ from ml_factory.units.dataset import (
     fit_on,
     limit_rows,
     model_inputs,
+    resolved,
     verdicts,
     weights_of,
 )
@@ -219,6 +220,7 @@ def forecast_folds(
     """
     if keep is not None and (found := _finished(keep, plan)):
         return found
+    settings = resolved(data, model, settings)
     lookback, here = build_model(model, **settings).lookback, machine(spec)
     outer, count = manager.phase(folds_phase(model)), len(plan.folds)
     kept = Kept(outer, here, lambda state: f"fold {state['finished']} of {count}")

@@ -21,7 +21,7 @@ def agreed(spec: RunSpec, fitting: bool = False) -> bool:
     if not started_together() or not spec_of(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
-    settings = {name: value for name, value in dict(spec.settings).items() if name != "weights"}
+    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", "frames")}
     device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
     return device.processes.tell({"fitting": fitting})["fitting"]
 

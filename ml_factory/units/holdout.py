@@ -23,7 +23,7 @@ from ml_factory.runs.storage import is_file
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, weighted
+from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
 from ml_factory.units.keeping import Kept, fit_phase, history_of, reached_by_fit
 
 Callback = Callable[[int, dict], None]
@@ -87,7 +87,7 @@ def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
     """What a run's settings say is learnt from which rows; the same in every process that takes part."""
     settings = dict(spec.settings)
     weights = WeightSpec(**settings.pop("weights", {}))
-    model = build_model(spec.model, seed=spec.seed, **settings)
+    model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
     train, validation, limited = _teachers(data, model, spec.quick)
     take = model_inputs(data, data.scaler, model.lookback)
     (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)

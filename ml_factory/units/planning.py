@@ -21,7 +21,7 @@ from ml_factory.runs.session import hours_left
 from ml_factory.runs.storage import cache_folder, fingerprint
 from ml_factory.runs.timer import save_times
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units.dataset import Dataset
+from ml_factory.units.dataset import Dataset, resolved
 from ml_factory.units.folds import FoldPlan, SchemeSpec, fold_plan, folds_phase
 from ml_factory.units.keeping import turns_in
 from ml_factory.units.results import Result
@@ -135,7 +135,7 @@ class _Asked:
     def limited(self, name: str, own: bool = True) -> dict:
         """The settings of a fit: QUICK's limits, and the user's own over them."""
         limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
-        return limits | (dict(self.settings.get(name, {})) if own else {})
+        return resolved(self.data, name, limits | (dict(self.settings.get(name, {})) if own else {}))
 
     def run(self, name: str, task: str, more: Mapping, own: bool = True) -> Run:
         spec = run_spec(
