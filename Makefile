@@ -7,6 +7,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
 JOBS ?= 2
+SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 .PHONY: browser help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
@@ -24,8 +25,8 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)') \
 		$(if $(ZONE),--zone '$(ZONE)') $(if $(STAMP),--stamp '$(STAMP)') $(if $(DECIMAL),--decimal '$(DECIMAL)')
 
-test: setup  ## every test; ARGS='-k splits' goes to pytest
-	@$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600 $(ARGS)
+test: setup  ## every test but those of whole notebooks; ARGS='-k splits' goes to pytest
+	@$(PY) -m pytest $(SPREAD) -m 'not notebooks' $(ARGS)
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)
@@ -48,8 +49,8 @@ format: setup  ## let ruff mend what it can
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-notebooks: setup  ## the notebooks once more through nbval: as they ship, then executed copies against themselves
-	@$(PY) -m pytest tests/test_notebooks.py -m notebooks $(ARGS)
+notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
+	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)
 
 bench:  ## every benchmark beside its peers, one JSON line a measurement; BENCH=pipeline for one, ARGS='--rows 500000'
 	@test -n "$(PYTHON)" || { echo "make bench: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that two workers end together; otherwise the order stays."""
-    items.sort(key=lambda item: item.get_closest_marker("notebooks") is None)
+    """Files with slow tests first, so that two workers end together; otherwise the order stays."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
