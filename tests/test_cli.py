@@ -42,24 +42,12 @@ Said = tuple[int, str, str]
 
 
 @pytest.fixture
-def call(capsys, monkeypatch) -> Callable[..., Said]:
-    """Run the command line in this process: exit code, standard output, standard error."""
+def call(call, monkeypatch) -> Callable[..., Said]:
+    """As for every test, with nothing set and in 200 columns."""
     monkeypatch.setenv("ML_FACTORY_WANDB", "off")
     monkeypatch.delenv("ML_FACTORY_QUICK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: object) -> Said:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["ml_factory", *map(str, words)])
-        try:
-            __main__.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+    return call
 
 
 def process(*words: object, **environment: str) -> subprocess.CompletedProcess:

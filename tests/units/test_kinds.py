@@ -1,13 +1,12 @@
 """Each kind of label from prepare to a trained model: proved, stored as the library makes it, learnt."""
 
 import json
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import __main__, pipeline
+from ml_factory import pipeline
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
@@ -24,23 +23,11 @@ BY_HAND = {
 }
 
 
-def prepare(capsys, monkeypatch, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["ml_factory", "prepare", *map(str, words)])
-    capsys.readouterr()
-    try:
-        __main__.main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code or 0
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
 @pytest.mark.parametrize("kind", sorted(BY_HAND))
-def test_a_kind_is_prepared_proved_and_learnt(prepared, capsys, monkeypatch, kind):
+def test_a_kind_is_prepared_proved_and_learnt(prepared, call, kind):
     before = pipeline.load_labels(prepared, "DEMO", 5)
     words = ("--workspace", prepared.root, "--horizon", 5, "--target", kind, "--json")
-    code, out, err = prepare(capsys, monkeypatch, *words)
+    code, out, err = call("prepare", *words)
     assert code == 0, err
     assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
     store = Store.current(prepared.processed("DEMO"))
@@ -62,12 +49,12 @@ def test_a_kind_is_prepared_proved_and_learnt(prepared, capsys, monkeypatch, kin
     assert abs(p[:, 1].mean() - share) < 0.15  # it has learnt this question's classes: trends are hardly ever neutral
 
 
-def test_wrong_kinds_are_told(prepared, capsys, monkeypatch):
+def test_wrong_kinds_are_told(prepared, call):
     for kind, said in (("forward_return", "use direction"), ("directoin", "did you mean 'direction'?")):
-        code, _, err = prepare(capsys, monkeypatch, "--workspace", prepared.root, "--target", kind)
+        code, _, err = call("prepare", "--workspace", prepared.root, "--target", kind)
         assert code == 2 and said in err
     words = ("--workspace", prepared.root, "--target", "direction", "--search")
-    code, _, err = prepare(capsys, monkeypatch, *words)
+    code, _, err = call("prepare", *words)
     assert code == 2 and "Only barriers are searched for" in err
     found = pipeline.search_barriers(prepared, "DEMO", 5, SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5))
     with pytest.raises(SettingsError, match="Only barriers are searched for"):
