@@ -7,6 +7,7 @@ wherever one of them becomes 0 or 1 (the end of a cosine, a correction after 36,
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,9 @@ class AdamW:
         """What is kept like the moments, as one tensor for each parameter."""
         if not self.one_vector:
             return kept
-        parts = kept[0].split([p.numel() for p in self.parameters])
+        # One by one: torch_xla writes a split down whole for each of its parts, 58 times 58 slices of a TFT's weights.
+        ends = accumulate(p.numel() for p in self.parameters)
+        parts = (kept[0].narrow(0, end - p.numel(), p.numel()) for end, p in zip(ends, self.parameters, strict=True))
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     def _zeros(self) -> list[Tensor]:
