@@ -26,6 +26,7 @@ from ml_factory.keys import redact
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs import mounts
 from ml_factory.runs.courier import status_line
+from ml_factory.runs.storage import disk_errors, is_file, names_in
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.restoring import check_source
 
@@ -346,9 +347,11 @@ def on_screen() -> bool:
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """Raw files of the workspace: symbol, megabytes."""
-    names = [name for name in mounts.names(workspace.raw) if name.endswith("_1m.parquet")]
+    names = [name for name in names_in(workspace.raw) if name.endswith("_1m.parquet")]
+    with disk_errors(workspace.raw):
+        sizes = [mounts.size(workspace.raw / name) for name in names]
     rows = [
-        {"symbol": name.removesuffix("_1m.parquet"), "MB": mounts.size(workspace.raw / name) / 1e6} for name in names
+        {"symbol": name.removesuffix("_1m.parquet"), "MB": size / 1e6} for name, size in zip(names, sizes, strict=True)
     ]
     return pd.DataFrame(rows, columns=["symbol", "MB"]).round(2)
 
@@ -360,9 +363,9 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     found = {notebook: [] for notebook in NOTEBOOKS[1:]}
     for name, there in left.items():
         found[spec_of(name).notebook] += [name] if there else []
-    predicted = [name for name in mounts.names(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
+    predicted = [name for name in names_in(results) if re.fullmatch(r"predictions-.*\.parquet", name)]
     for notebook, name, there in (
-        ("01_data_pipeline", "prepared", "current.json" in mounts.names(workspace.processed(symbol))),
+        ("01_data_pipeline", "prepared", "current.json" in names_in(workspace.processed(symbol))),
         ("05_train_ensemble", "stack", _holds(models, "stack-", "artifact.json")),
         ("06_cross_validation", "folds", _holds(results, "", "folds.parquet")),
         ("07_inference", "predictions", bool(predicted)),
@@ -373,7 +376,7 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
 
 def _holds(folder: Path, start: str, file: str) -> bool:
     """Whether one of the folders in it whose names begin like this has that file."""
-    return any(name.startswith(start) and mounts.kind(folder / name / file) for name in mounts.names(folder))
+    return any(name.startswith(start) and is_file(folder / name / file) for name in names_in(folder))
 
 
 def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
@@ -395,8 +398,9 @@ def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
 def finish(paths: Iterable[Path], *, following: str = "") -> None:
     """The last cell: what now lies in the workspace, and the notebook that goes on from there."""
     for path in map(Path, paths):
-        if not path.exists():
+        with disk_errors(path):
+            kind, sizes = mounts.kind(path), mounts.sizes(path)
+        if not kind:
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
-        sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
     print(f"Next: {following}.ipynb" if following else "This was the last one.")

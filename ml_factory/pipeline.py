@@ -184,7 +184,7 @@ def train(
     run, found, artifact = found_run(workspace, spec, fresh, run, tell, check_source(source), mirror)
     reused = not agreed(spec, fitting=artifact is None)
     if reused:
-        close_record(run, spec, artifact, mirror=mirror)
+        close_record(workspace, run, spec, artifact, mirror=mirror)
     else:
         artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins)
     verdict = forecasts.judge(workspace, data, artifact)
@@ -310,7 +310,7 @@ def stack(
     run, found, artifact = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
     if reused:
-        close_record(run, spec, artifact, mirror=mirror)
+        close_record(workspace, run, spec, artifact, mirror=mirror)
     else:
         artifact = fit_stack(workspace, data, run, spec, folds, mirror=mirror)
     verdict = forecasts.judge(workspace, data, artifact)

@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.runs import mounts
 from ml_factory.runs import workspace as places
 from ml_factory.runs.mirror import MODES, mirror_mode
 from ml_factory.runs.session import hours_left
@@ -140,7 +141,11 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
         importlib.import_module("google.colab.drive").mount(str(mountpoint), force_remount=state == "dead")
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
-    return "" if (mountpoint / "MyDrive").is_dir() else f"{mountpoint / 'MyDrive'} is not there after mounting"
+    try:
+        there = mounts.kind(mountpoint / "MyDrive") == "folder"
+    except OSError as error:
+        return f"{mountpoint} does not answer after mounting: {error.strerror}"
+    return "" if there else f"{mountpoint / 'MyDrive'} is not there after mounting"
 
 
 def safe_stop(seconds: float = 300, logs=()) -> bool:
@@ -162,12 +167,9 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 
 
 def _mount_state(mountpoint: Path) -> str:
-    """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE) or absent."""
+    """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE, or no answer at all) or absent."""
     try:
-        os.stat(mountpoint)
-        return "alive" if os.path.ismount(mountpoint) and os.listdir(mountpoint) else "absent"
-    except FileNotFoundError:
-        return "absent"
+        return "alive" if mounts.is_top(mountpoint) and mounts.names(mountpoint) else "absent"
     except OSError:
         return "dead"
 

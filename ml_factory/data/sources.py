@@ -18,7 +18,17 @@ from ml_factory.data.findings import BarReport, Finding, refuse
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.progress import phase
-from ml_factory.runs.storage import replace_file, write_bytes_atomic
+from ml_factory.runs import mounts
+from ml_factory.runs.storage import (
+    at_hand,
+    disk_errors,
+    is_file,
+    is_folder,
+    names_in,
+    read_file,
+    replace_file,
+    write_bytes_atomic,
+)
 from ml_factory.runs.workspace import Workspace
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -36,13 +46,20 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None) -> pd.D
     Raises BarsError for a file that is absent, empty, cut short or neither.
     """
     path = Path(path).expanduser()
-    head = _first_bytes(path)
+    _check_there(path)
+    with at_hand(path) as here:
+        return _read(path, here, delimiter)
+
+
+def _read(path: Path, here: Path, delimiter: str | None) -> pd.DataFrame:
+    """path : what the user calls it.  here : where it is read."""
+    head = _first_bytes(path, here)
     if head[:4] == b"PK\x03\x04":
         step = "save the sheet or the archive's table as CSV or Parquet"
         raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(path)
-    return _read_csv(path, head, delimiter)
+        return _read_parquet(path, here)
+    return _read_csv(path, here, head, delimiter)
 
 
 def import_bars(
@@ -77,8 +94,8 @@ def import_bars(
     else:
         known = market or (market_for(symbol, calendar=calendar) if calendar else None)
         bars, report = _join_contracts(raw, roll, spec, where, known, symbol)
-    if path.exists():
-        if not isinstance(source, pd.DataFrame) and os.path.samefile(source, path):
+    if is_file(path):
+        if not isinstance(source, pd.DataFrame) and _is_at(Path(source).expanduser(), path):
             return report
         if _holds(path, bars):
             return report  # the same bars once more: what was there before them stays the previous
@@ -150,7 +167,7 @@ def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) 
 def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
     """The symbol's raw file. Raises NotPreparedError where there is none."""
     path = workspace.raw_bars(symbol)
-    if path.is_file():
+    if is_file(path):
         return path
     raise NotPreparedError(
         "There are no raw bars for this symbol",
@@ -182,56 +199,69 @@ def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
     replace_file(path, lambda aside: table.to_parquet(aside, index=False, compression="zstd"))
 
 
-def _holds(path: Path, bars: pd.DataFrame) -> bool:
-    try:
-        return pd.read_parquet(path).equals(bars.reset_index())
-    except (pyarrow.ArrowException, OSError, ValueError):
+def _is_at(source: Path, path: Path) -> bool:
+    """Whether the source is that very file; on two mounts, or on one alone, it is not."""
+    if mounts.mount_of(source) != mounts.mount_of(path):
         return False
+    with disk_errors(path):
+        return mounts.same_file(path, os.path.abspath(source))
+
+
+def _holds(path: Path, bars: pd.DataFrame) -> bool:
+    with at_hand(path) as here:
+        try:
+            return pd.read_parquet(here).equals(bars.reset_index())
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return False
 
 
 def _keep_previous(path: Path) -> None:
     previous = path.with_name(path.stem + ".previous.parquet")
-    content = path.read_bytes()
-    if not previous.exists() or previous.read_bytes() != content:
+    content = read_file(path)
+    if not is_file(previous) or read_file(previous) != content:
         write_bytes_atomic(previous, content)
 
 
-def _first_bytes(path: Path) -> bytes:
-    if not path.exists():
-        near = difflib.get_close_matches(path.name, os.listdir(path.parent) if path.parent.is_dir() else [], n=1)
-        step = f"did you mean {near[0]!r}?" if near else "check the path"
-        raise BarsError("No such file", where=path, next_step=step)
-    if not path.is_file():
+def _check_there(path: Path) -> None:
+    if is_file(path):
+        return
+    if is_folder(path):
         raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
+    near = difflib.get_close_matches(path.name, names_in(path.parent), n=1)
+    step = f"did you mean {near[0]!r}?" if near else "check the path"
+    raise BarsError("No such file", where=path, next_step=step)
+
+
+def _first_bytes(path: Path, here: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(here, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise BarsError("This file cannot be read", where=path, got=error.strerror) from error
     if not head.strip():
         raise BarsError(
-            "The file is empty", where=path, got=f"{path.stat().st_size} bytes", next_step="export it again"
+            "The file is empty", where=path, got=f"{here.stat().st_size} bytes", next_step="export it again"
         )
     return head
 
 
-def _read_parquet(path: Path) -> pd.DataFrame:
+def _read_parquet(path: Path, here: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(path)
+        return pd.read_parquet(here)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        with open(path, "rb") as file:
+        with open(here, "rb") as file:
             begin = file.read(4)
-            file.seek(max(0, path.stat().st_size - 4))
+            file.seek(max(0, here.stat().st_size - 4))
             whole = begin == b"PAR1" and file.read(4) == b"PAR1"
         got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
         step = "download or export the file again"
         raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
 
 
-def _read_csv(path: Path, head: bytes, delimiter: str | None) -> pd.DataFrame:
+def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None) -> pd.DataFrame:
     encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
     try:
-        with gzip.open(path) if head[:2] == b"\x1f\x8b" else open(path, "rb") as file:
+        with gzip.open(here) if head[:2] == b"\x1f\x8b" else open(here, "rb") as file:
             text = file.read().decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte {error.start} is not {encoding} text"

@@ -15,6 +15,7 @@ import pandas as pd
 from ml_factory.data.sessions import CLOCKS, MINUTE_NS, session_days, sessions_of
 from ml_factory.data.sources import write_bars
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.runs.storage import is_file
 from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import generator
 
@@ -250,6 +251,6 @@ def oracle_probabilities(
 def ensure_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
     """The raw file of `symbol`, written from the planted market when there is none; an existing one is kept."""
     path = workspace.raw_bars(symbol)
-    if not path.exists():
+    if not is_file(path):
         write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))
     return path

@@ -1,6 +1,6 @@
 """Rows of numbers as `.npy` part files: written once, verified by content, and mapped into memory instead of read.
 
-A part on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there. Several parts
+A file on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there. Several parts
 are mapped as one array through a joined file in the cache; new parts extend it, so that new rows cost what they are.
 """
 
@@ -48,8 +48,9 @@ def file_state_hash(path: Path) -> str:
 
 
 def remember(path: Path, digest: str) -> None:
-    """This process has just written the file and knows its hash."""
-    _known[_state(path)] = digest
+    """This process has just written the file and knows its hash; what a mount made of it is seen when it is read."""
+    if not storage.on_mount(path):
+        _known[_state(path)] = digest
 
 
 def write_part(path: Path, array: np.ndarray) -> dict:
@@ -75,13 +76,14 @@ def write_part(path: Path, array: np.ndarray) -> dict:
 
 
 def local(path: Path, digest: str) -> Path:
-    """The part itself where it can be mapped; else its verified copy in the cache, made if it is not there.
+    """The file itself where it is on a disk of this machine; else its verified copy in the cache, made if it is not
+    there.
 
     Whether the content is what `digest` says is for the caller to check: a copy that is not is made anew once.
     """
     if not storage.on_mount(path):
         return path
-    copy = storage.cache_folder("parts") / f"{digest[:32]}.npy"
+    copy = storage.cache_folder("parts") / f"{digest[:32]}{path.suffix}"
     if not copy.is_file() or file_state_hash(copy) != digest:
         storage.replace_file(copy, lambda aside: _copy(path, aside), flush=False)
         _sweep(copy.parent)
@@ -148,7 +150,8 @@ def _sound(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    mounts.bring(source, str(target))
+    with storage.disk_errors(source):
+        mounts.bring(source, str(target))
 
 
 def _sweep(folder: Path) -> None:

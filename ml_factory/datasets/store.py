@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.runs import storage
+from ml_factory.runs import mounts, storage
 from ml_factory.runs.state import decode_state
 
 FORMAT = 2
@@ -53,7 +53,7 @@ class Store:
     def current(cls, processed: Path) -> "Store":
         """The data set committed last. Raises NotPreparedError."""
         pointer = Path(processed) / CURRENT
-        if not pointer.exists():
+        if not storage.is_file(pointer):
             raise NotPreparedError(
                 "Nothing is prepared for this symbol yet",
                 where=processed,
@@ -61,10 +61,7 @@ class Store:
                 wanted="features and labels",
                 next_step="run prepare (notebook 01, or python -m ml_factory prepare)",
             )
-        try:
-            stored = storage.read_json(pointer)
-        except WorkspaceError:
-            stored = None  # half-written: said below, with the way out
+        stored = storage.json_or_none(pointer)  # half-written: said below, with the way out
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
@@ -188,13 +185,15 @@ class Store:
         return [problem for name in self.files if (problem := self.problem(name))]
 
     def problem(self, name: str) -> str:
-        """What is wrong with one file, in words; empty when nothing is."""
+        """What is wrong with one file, in words; empty when nothing is. Raises SilentMountError."""
         path, wanted = self.folder / name, self._readable[name]
         try:
-            size = path.stat().st_size
+            size = mounts.size(path)
             if size != wanted["bytes"]:
                 return f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
             same = mapped.file_state_hash(self._mappable(name)) == wanted["hash"]
+        except mounts.SilentMount as error:
+            raise storage.silent(path, error) from error
         except OSError as error:
             return f"{path.name}: {error.strerror or error}"
         except ValueError:  # no header of an array
@@ -209,19 +208,19 @@ class Store:
         return mapped.joined([self._mappable(name) for name in names], hashes)
 
     def _mappable(self, name: str) -> Path:
-        path = self.folder / name
-        return mapped.local(path, self._readable[name]["hash"]) if path.suffix == ".npy" else path
+        return mapped.local(self.folder / name, self._readable[name]["hash"])
 
     def _array(self, key: str) -> np.ndarray:
         return self.mapped_part(*(part[key] for part in self.parts))
 
     def _checked(self, name: str) -> Path:
+        """Where a sound file can be read on a disk of this machine. Raises WorkspaceError."""
         if name not in self._readable:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
         problem = self.problem(name)
         if problem:
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
-        return self.folder / name
+        return self._mappable(name)
 
     def _of_horizon(self, kind: str, horizon: int, suffix: str) -> str:
         name = f"{kind}_h{horizon}.{suffix}"
@@ -261,14 +260,11 @@ def _is_fingerprint(text: object) -> bool:
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt."""
-    path = folder / MANIFEST
-    if not path.exists():
-        return None
-    try:
-        manifest = storage.read_json(path)
-    except WorkspaceError:
-        return None
+    """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt.
+
+    Raises SilentMountError.
+    """
+    manifest = storage.json_or_none(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}

@@ -11,7 +11,6 @@ import pyarrow as pa
 from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
-from ml_factory.errors import WorkspaceError
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import FeatureRows
 from ml_factory.runs import storage
@@ -38,8 +37,7 @@ class StoreWriter(Store):
         if found is not None:
             return found
         folder = folder_of(processed, fingerprint)
-        with storage.disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        storage.make_folder(folder)
         return cls(folder, fingerprint, None)
 
     @property
@@ -139,11 +137,7 @@ class StoreWriter(Store):
         """Let the next steps read this data set."""
         path = self.folder.parent / CURRENT
         pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
-        try:
-            standing = storage.read_json(path)
-        except WorkspaceError:
-            standing = None
-        if standing != pointer:
+        if storage.json_or_none(path) != pointer:
             storage.write_json(path, pointer)
 
     def _write_table(self, name: str, table: pa.Table) -> None:
@@ -152,9 +146,15 @@ class StoreWriter(Store):
     def _write(self, name: str, writer: Callable[[Path], object]) -> None:
         if name in self.files:
             raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
-        path = self.folder / name
-        storage.replace_file(path, writer)
-        self._written[name] = {"hash": mapped.file_state_hash(path), "bytes": path.stat().st_size}
+        path, told = self.folder / name, {}
+
+        def write(aside: Path) -> None:
+            writer(aside)
+            told.update(hash=storage.file_hash(aside), bytes=aside.stat().st_size)
+
+        storage.replace_file(path, write)
+        mapped.remember(path, told["hash"])
+        self._written[name] = told
 
 
 def _merged(old: dict, new: dict) -> dict:

@@ -10,10 +10,10 @@ from itertools import takewhile
 from pathlib import Path
 
 from ml_factory.data.prefixes import Prefixes, block_edges
-from ml_factory.errors import NotPreparedError, WorkspaceError
+from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
-from ml_factory.runs.storage import fingerprint, plain, read_json, write_json
+from ml_factory.runs.storage import fingerprint, json_or_none, names_in, plain, write_json
 
 FORMAT = 2
 FOLDER = "certificates"
@@ -157,22 +157,22 @@ def write_certificate(processed: Path, certificate: Certificate) -> Path:
     there = read_certificate(path)
     same = there is not None and (there.subject, there.code) == (certificate.subject, certificate.code)
     if not (same and there.passed and there.form == "full" and certificate.passed and certificate.form == "quick"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, certificate.to_dict())
     return path
 
 
 def read_certificate(path: Path) -> Certificate | None:
-    """None where there is none, or where it is not whole: what cannot be read proves nothing."""
-    if not path.is_file():
-        return None
+    """None where there is none, or where it is not whole: what cannot be read proves nothing.
+
+    Raises SilentMountError.
+    """
+    stored = json_or_none(path)
     try:
-        stored = read_json(path)
         content = {name: value for name, value in stored.items() if name != "hash"}
         if stored["format"] != FORMAT or stored["hash"] != fingerprint(content):
             return None
         return Certificate.from_dict(stored)
-    except (WorkspaceError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
 
 
@@ -182,8 +182,8 @@ def newest_standing(
     """The best that any earlier certificate of this symbol, with the same code and settings, still says of these
     bars."""
     best = NOTHING
-    for path in sorted((Path(processed) / FOLDER).glob(f"*/h{horizon}.json")):
-        certificate = read_certificate(path)
+    for subject in names_in(Path(processed) / FOLDER):
+        certificate = read_certificate(place_of(processed, subject, horizon))
         if certificate is None or (certificate.code, certificate.settings) != (code, settings):
             continue
         found = standing(certificate, prefixes, form)

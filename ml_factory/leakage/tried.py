@@ -4,8 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.errors import WorkspaceError
-from ml_factory.runs.storage import fingerprint, plain, read_json, replace_file
+from ml_factory.runs.storage import fingerprint, json_or_none, plain, remove_file, replace_file
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Tried:
 
     def forget(self) -> None:
         """The proof is over."""
-        self.path.unlink(missing_ok=True)
+        remove_file(self.path)
 
 
 def horizons_tried(path: Path) -> tuple[int, ...]:
@@ -42,12 +41,10 @@ def horizons_tried(path: Path) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> dict | None:
-    """What is kept there, where it is whole."""
-    if not path.is_file():
-        return None
+    """What is kept there, where it is whole. Raises SilentMountError."""
+    stored = json_or_none(path)
     try:
-        stored = read_json(path)
         content = {name: stored[name] for name in ("proof", "horizons", "told")}
         return content if stored["hash"] == fingerprint(content) else None
-    except (WorkspaceError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.runs.courier import IN_MEMORY, LOCAL, Clerk, Courier, Now, State
 from ml_factory.runs.leases import Heartbeat, session_id
 from ml_factory.runs.mount_io import ChildSlots
-from ml_factory.runs.mounts import SilentMountError
+from ml_factory.runs.mounts import SilentMountError, unheard
 from ml_factory.runs.phases import PhaseCheckpoints, check_name
 from ml_factory.runs.pool import Lease, Pool
 from ml_factory.runs.slots import Slots
@@ -31,6 +31,7 @@ from ml_factory.runs.timer import save_times
 
 _SMALL = 1 << 22  # bytes that a thread of this process writes: a child would take longer to start
 _LAST_SECONDS = 10.0  # a local save at the interpreter's end
+_SILENT_SECONDS = 1.0  # that a mount which did not answer, or an end that was asked for, waits once more
 _log = logging.getLogger("ml_factory")
 _open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
 
@@ -230,9 +231,9 @@ class CheckpointManager:
         return _safe_stop([self], seconds, logs, flush, tell)
 
     def close(self, seconds: float | None = None) -> None:
-        """Finish the writes and let another process have this run. What a mount does not take in time (its deadline
-        unless said otherwise) stays on the local disk, and the next session carries it over. In a process made by fork
-        nothing happens."""
+        """Finish the writes and let another process have this run. What a mount does not take in time (unless said
+        otherwise its deadline, or a second where it did not answer before) stays on the local disk, and the next
+        session carries it over. In a process made by fork nothing happens."""
         if not self.mine:
             return
         self._wait_home(seconds)
@@ -240,7 +241,8 @@ class CheckpointManager:
         for phase in self._phases.values():
             phase.done()
         if self.courier is not None:
-            self.courier.wait(self.deadline if seconds is None else seconds)
+            usual = _SILENT_SECONDS if self.courier.silent or unheard(self.folder) else self.deadline
+            self.courier.wait(usual if seconds is None else seconds)
             self.courier.close()
         self._clerk.close()
         self._close_children()
@@ -266,8 +268,10 @@ class CheckpointManager:
     def __enter__(self) -> "CheckpointManager":
         return self
 
-    def __exit__(self, *exception) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+        """Who was told to stop (Ctrl-C, SIGTERM, the session's end) has waited for the mount in its last save."""
+        told = kind is not None and (issubclass(kind, SessionOver) or not issubclass(kind, Exception))
+        self.close(_SILENT_SECONDS if told else None)
 
     def _wait_home(self, seconds: float | None = None) -> bool:
         return self._clerk.wait(seconds)

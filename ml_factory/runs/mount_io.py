@@ -16,7 +16,7 @@ import xxhash
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.children import Child, Link, NoAnswer
 from ml_factory.runs.leases import TakenOverError
-from ml_factory.runs.mounts import SilentMountError, touch_directly
+from ml_factory.runs.mounts import SilentMountError, hear_no_more, touch_directly
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
 from ml_factory.runs.storage import Disk
@@ -76,6 +76,7 @@ class ChildSlots(Child):
         try:
             answer, _ = self.ask({"method": method, "args": plain})
         except NoAnswer as error:
+            hear_no_more(self.folder)
             raise SilentMountError(
                 "This folder does not answer", where=self.folder, got=error,
                 next_step="mount it again; until then checkpoints stay on the local disk",

@@ -158,9 +158,41 @@ def kind(path: Path) -> str:
 
 
 @_guarded
+def is_top(path: Path) -> bool:
+    """Whether something is mounted there, that answers."""
+    try:
+        os.stat(path)  # ismount itself takes every refusal for a no
+    except FileNotFoundError:
+        return False
+    return os.path.ismount(path)
+
+
+@_guarded
 def size(path: Path) -> int:
     """Of a file, in bytes."""
     return os.stat(path).st_size
+
+
+@_guarded
+def sizes(path: Path) -> list[int]:
+    """Bytes of the file there, or of each file in the folder and below it; nothing where nothing is."""
+    found = [os.stat(path).st_size] if path.is_file() else []
+    for folder, _, files in os.walk(path):
+        _alive()
+        found += [os.stat(os.path.join(folder, name)).st_size for name in sorted(files)]
+    return found
+
+
+@_guarded
+def same_file(path: Path, other: str) -> bool:
+    """Whether both paths lead to one file."""
+    return os.path.samefile(path, other)
+
+
+@_guarded
+def remove(path: Path) -> None:
+    """The file; one that is not there is fine."""
+    path.unlink(missing_ok=True)
 
 
 @_guarded
@@ -259,11 +291,11 @@ class _Mount:
     """One mount, as this process asks it: each thread by a child of its own."""
 
     def __init__(self, top: str):
-        self._top, self._idle, self._silent = top, [], False
+        self._top, self._idle, self.silent = top, [], False
 
     def ask(self, name: str, path: str | os.PathLike, args: tuple):
         request = {"do": name, "path": os.path.abspath(path), "words": args}
-        seconds = min(AGAIN, DEADLINE) if self._silent else DEADLINE
+        seconds = min(AGAIN, DEADLINE) if self.silent else DEADLINE
         try:
             child = self._idle.pop()
         except IndexError:
@@ -271,9 +303,9 @@ class _Mount:
         try:
             answer, content = child.ask(request, seconds)
         except NoAnswer as error:
-            self._silent = True
+            self.silent = True
             raise SilentMount(errno.ETIMEDOUT, str(error), str(path)) from error
-        self._silent = False
+        self.silent = False
         self._idle.append(child)
         if "errno" in answer:
             raise OSError(answer["errno"], answer["strerror"], str(path))
@@ -288,6 +320,17 @@ def _mount_for(top: str, process: int) -> _Mount:
 
 def _mount(top: str) -> _Mount:
     return _mount_for(top, os.getpid())
+
+
+def hear_no_more(path: str | os.PathLike) -> None:
+    """Somebody else's question to the mount of this path found no answer: ours need not wait as long for theirs."""
+    if (top := mount_of(path)) is not None:
+        _mount(top).silent = True
+
+
+def unheard(path: str | os.PathLike) -> bool:
+    """Whether the last question to the mount of this path found no answer."""
+    return (top := mount_of(path)) is not None and _mount(top).silent
 
 
 # ---------------------------------------------------------------------- in the child

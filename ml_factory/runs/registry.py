@@ -12,19 +12,24 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, SettingsError, WorkspaceError
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.runs.storage import (
+    cache_folder,
     file_hash,
+    fingerprint,
     is_file,
+    is_folder,
     names_in,
+    on_mount,
     plain,
     read_file,
     read_json,
@@ -107,6 +112,15 @@ class Registry:
     def __init__(self, models_folder: str | os.PathLike):
         self.folder = Path(models_folder)
 
+    @property
+    def aside(self) -> "Registry":
+        """On this machine's disk: what a mount did not take, until it does."""
+        return Registry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
+
+    def outlives(self, artifact: Artifact) -> bool:
+        """Whether the artifact is in the workspace, and not on this machine's disk alone."""
+        return artifact.path.is_relative_to(self.folder)
+
     def register(
         self, symbol: str, kind: str, name: str, state: dict, facts: dict | None = None, made_from: dict | None = None
     ) -> Artifact:
@@ -114,6 +128,8 @@ class Registry:
 
         kind : "model", "stack", "bundle" …  name : the model's name.  facts : JSON-able, such as {"horizon": 20}.
         made_from : as of `Artifact`.
+        What a mount does not take is kept on this machine's disk, which one line tells, and taken there by whoever
+        looks for artifacts when it answers again.
         Raises CheckpointError for a state that cannot be kept, WorkspaceError when the disk is full.
         """
         for field_name, value in (("kind", kind), ("name", name)):
@@ -122,7 +138,18 @@ class Registry:
                 raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
         digest = hashlib.sha256(data := encode_state(state)).hexdigest()
         told = {"facts": plain(facts or {}), "made_from": plain(made_from or {})}
-        return self._keep(data, symbol=check_symbol(symbol), kind=kind, name=name, hash=digest, **told)
+        told |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
+        try:
+            return self._keep(data, **told)
+        except WorkspaceError as error:
+            if not on_mount(self.folder):
+                raise
+            kept = self.aside._keep(data, **told)
+            _log.warning(
+                "%s of %s is kept on this machine's disk for now (%s), and goes to the workspace when that takes it: "
+                "%s", name, symbol, kept.path, error,
+            )  # fmt: skip
+            return kept
 
     def adopt(self, folder: Path) -> Artifact:
         """Take in a copy of an artifact from elsewhere, as `state.safetensors` and `artifact.json` in a folder.
@@ -143,7 +170,7 @@ class Registry:
         path = home / f"{told['kind']}-{told['name']}-{told['hash'][:12]}"
         with exclusive(home / ".registry.lock"):
             self._write_state(path / "state.safetensors", data, told["hash"])
-            sequence = 1 + max((one.sequence for one in self.list(told["symbol"])), default=0)
+            sequence = 1 + max((one.sequence for one in self._there(told["symbol"])), default=0)
             artifact = Artifact(path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **told)
             write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
         return artifact
@@ -162,8 +189,36 @@ class Registry:
     def list(self, symbol: str) -> list[Artifact]:
         """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log.
 
+        What lies aside is taken to the workspace first, as far as that takes it; the rest is the newest.
         Raises SilentMountError where the folder is on a mount that does not answer: that is not an empty one.
         """
+        left = self._carry(symbol) if on_mount(self.folder) else []
+        found = self._there(symbol)
+        last = max((one.sequence for one in found), default=0)
+        return found + [replace(one, sequence=last + number) for number, one in enumerate(left, start=1)]
+
+    def _carry(self, symbol: str) -> "list[Artifact]":
+        """Take what lies aside to where it belongs; what was not taken, oldest first."""
+        left, home = [], self.aside.folder / check_symbol(symbol)
+        if not is_folder(home):
+            return left
+        with exclusive(home / ".carry.lock"):
+            for artifact in self.aside._there(symbol):
+                try:
+                    self.adopt(artifact.path)
+                    shutil.rmtree(artifact.path, ignore_errors=True)
+                    _log.warning(
+                        "%s of %s, kept on this machine's disk, is in the workspace now", artifact.name, symbol
+                    )
+                except SilentMountError:
+                    raise
+                except FactoryError as error:
+                    left.append(artifact)
+                    _log.warning("%s of %s stays on this machine's disk: %s", artifact.name, symbol, error)
+        return left
+
+    def _there(self, symbol: str) -> "list[Artifact]":
+        """Those in the folder itself, oldest first."""
         found, home = [], self.folder / check_symbol(symbol)
         for file in [home / name / "artifact.json" for name in names_in(home)]:
             try:

@@ -91,6 +91,39 @@ def read_json(path: str | os.PathLike) -> object:
         ) from error
 
 
+def json_or_none(path: str | os.PathLike) -> object | None:
+    """What the JSON file holds; None where there is none, or where it is torn: whoever made it makes it again.
+
+    Raises SilentMountError: what a mount does not tell is not lost.
+    """
+    try:
+        return read_json(path)
+    except SilentMountError:
+        raise
+    except WorkspaceError:
+        return None
+
+
+@contextmanager
+def at_hand(path: str | os.PathLike) -> Iterator[Path]:
+    """The file where it is on a disk of this machine; else a copy of it there, which is gone afterwards.
+
+    Raises WorkspaceError when the disk refuses, or the mount does not answer.
+    """
+    path = Path(path)
+    if not on_mount(path):
+        yield path
+        return
+    waiting = cache_folder("incoming")
+    with disk_errors(waiting):
+        waiting.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=waiting) as folder:
+        here = Path(folder) / path.name
+        with disk_errors(path):
+            mounts.bring(path, str(here))
+        yield here
+
+
 class Disk:
     """Every operation on files that saving, rotating and loading checkpoints makes, one method each, and no other.
 
@@ -172,6 +205,12 @@ def names_in(folder: str | os.PathLike) -> list[str]:
     """What is in the folder, sorted; nothing where it does not exist. Raises WorkspaceError when the disk refuses."""
     with disk_errors(Path(folder)):
         return mounts.names(folder)
+
+
+def remove_file(path: str | os.PathLike) -> None:
+    """One that is not there is fine. Raises WorkspaceError when the disk refuses."""
+    with disk_errors(Path(path)):
+        mounts.remove(path)
 
 
 def make_folder(path: str | os.PathLike) -> None:

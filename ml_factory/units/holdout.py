@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.errors import FactoryError
+from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.evaluation.metrics import among, classification_metrics
 from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
@@ -64,12 +65,12 @@ def fit_holdout(
         facts["importances"] = [] if worth is None else worth.to_dict("records")
         bundle = _bundle(data, model, temperature, facts)
         made_from = {"run": run.run_id, "data": data.fingerprint}
-        artifact = Registry(workspace.models).register(
-            data.symbol, "model", spec.model, bundle.to_state(), facts, made_from
-        )
+        registry = Registry(workspace.models)
+        artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(_summary(artifact), artifact=artifact)
-        run.end()
-        phase.finish()
+        if registry.outlives(artifact):  # else its checkpoints do
+            phase.finish()
+            run.end()
     return artifact
 
 
@@ -95,16 +96,24 @@ def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
     return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)
 
 
-def close_record(run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
-    """The record of a run whose artifact is there, made whole where a kill came between the two."""
+def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
+    """The record of a run whose artifact is there, made whole where a kill came between the two, or where a mount took
+    the artifact late; and the slots of its checkpoints given back."""
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if is_file(log / SUMMARY) and first_missing([step for step, _ in history], log) == len(history):
-        return
-    with _record(run, spec, mirror) as tracker:
-        tracker.catch_up(history)
-        tracker.finish(_summary(artifact), artifact=artifact)
-    run.end()
+    if not is_file(log / SUMMARY) or first_missing([step for step, _ in history], log) < len(history):
+        with _record(run, spec, mirror) as tracker:
+            tracker.catch_up(history)
+            tracker.finish(_summary(artifact), artifact=artifact)
+    if not run.ended:
+        if spec.task == "train":
+            with (
+                suppress(CheckpointError),  # who works on it just now gives them back
+                open_checkpoints(workspace.checkpoints, run) as manager,
+                manager.phase(fit_phase(spec.model)).claimed() as phase,
+            ):
+                phase.finish()
+        run.end()
 
 
 def _record(run: Run, spec: RunSpec, mirror: str, manager: CheckpointManager | None = None) -> Tracker:

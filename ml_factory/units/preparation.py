@@ -27,7 +27,7 @@ from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
 from ml_factory.runs.ownership import exclusive
-from ml_factory.runs.storage import file_hash, fingerprint, write_bytes_atomic
+from ml_factory.runs.storage import file_hash, fingerprint, is_file, read_file, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.kinds import make_labels
 from ml_factory.targets.labels import LabelSpec, classes_of
@@ -120,7 +120,7 @@ def _bring_in(
             step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
             raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
         raw = workspace.raw_bars(symbol)
-        before = raw.read_bytes() if raw.is_file() else None
+        before = read_file(raw) if is_file(raw) else None
         with phase("importing") as done:
             told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(told.rows)
@@ -197,7 +197,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     settings = store.facts["settings"]
     raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
     again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
-    if raw.is_file() and file_hash(raw) != prepared:
+    if is_file(raw) and file_hash(raw) != prepared:
         raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=again)
     if _key(prepared, settings) != store.fingerprint:
         raise NotPreparedError(

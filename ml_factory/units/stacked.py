@@ -66,9 +66,10 @@ def fit_stack(
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
     made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
-    artifact = Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
-    close_record(run, spec, artifact, mirror=mirror)
-    run.end()
+    registry = Registry(workspace.models)
+    artifact = registry.register(data.symbol, "stack", "stack", state, facts, made_from)
+    if registry.outlives(artifact):
+        close_record(workspace, run, spec, artifact, mirror=mirror)
     return artifact
 
 

@@ -11,6 +11,7 @@ import socket
 import stat
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("FUSE_LIBRARY_NAME", "fuse3")
@@ -23,12 +24,37 @@ from tests.faults.rules import Rule
 _BLOCK = 4096
 
 
+class Watched(Drive):
+    """A drive that remembers who asked.
+
+    askers : process id -> its calls in order; 0 for the kernel itself.
+    """
+
+    def __init__(self, cloud: Cloud, **settings):
+        super().__init__(cloud, **settings)
+        self.askers: dict[int, list[str]] = {}
+
+    def enter(self, op: str, path: str, size: int = 0) -> set[str]:
+        *_, thread = mfusepy.fuse_get_context()
+        self.askers.setdefault(_process_of(thread), []).append(f"{op} {path}")
+        return super().enter(op, path, size)
+
+
+def _process_of(thread: int) -> int:
+    """FUSE tells the thread that asked; one that is gone is told by its own number."""
+    with suppress(OSError):
+        for line in Path("/proc", str(thread), "status").read_text().splitlines():
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    return thread
+
+
 class Mounted(mfusepy.Operations):
     """Calls of the kernel handed to the drive, one for one."""
 
     use_ns = True
 
-    def __init__(self, drive: Drive):
+    def __init__(self, drive: Watched):
         self.drive = drive
         self.ready = threading.Event()
 
@@ -110,7 +136,7 @@ class Mounted(mfusepy.Operations):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def answer(drive: Drive, request: dict) -> dict:
+def answer(drive: Watched, request: dict) -> dict:
     """What a test asked for through the socket."""
     do = request.pop("do")
     if do == "rule":
@@ -127,14 +153,14 @@ def answer(drive: Drive, request: dict) -> dict:
         for name, value in request.items():
             setattr(drive, {"uploads": "uploads", "quota": "quota", "honest": "honest"}[name], value)
     elif do == "facts":
-        facts = {name: getattr(drive, name) for name in ("trash", "peak", "calls")}
+        facts = {name: getattr(drive, name) for name in ("trash", "peak", "calls", "askers")}
         return {**facts, "used": drive.used(), "struck": drive.faults.struck, "hanging": drive.faults.hanging}
     else:
         return {"error": f"what is {do}?"}
     return {}
 
 
-def serve(drive: Drive, path: str, ready: threading.Event) -> None:
+def serve(drive: Watched, path: str, ready: threading.Event) -> None:
     """Answer requests, each connection in a thread of its own; the socket appears when the mount is there."""
     ready.wait()
     listener = socket.socket(socket.AF_UNIX)
@@ -145,7 +171,7 @@ def serve(drive: Drive, path: str, ready: threading.Event) -> None:
         threading.Thread(target=_talk, args=(drive, connection), daemon=True).start()
 
 
-def _talk(drive: Drive, connection: socket.socket) -> None:
+def _talk(drive: Watched, connection: socket.socket) -> None:
     with connection, connection.makefile("rw") as lines:
         for line in lines:
             try:
@@ -158,7 +184,7 @@ def _talk(drive: Drive, connection: socket.socket) -> None:
 
 def main() -> None:
     mountpoint, cloud, control, settings = sys.argv[1:]
-    mounted = Mounted(Drive(Cloud(Path(cloud)), **json.loads(settings)))
+    mounted = Mounted(Watched(Cloud(Path(cloud)), **json.loads(settings)))
     threading.Thread(target=serve, args=(mounted.drive, control, mounted.ready), daemon=True).start()
     # No attribute or name is remembered by the kernel, so that every call comes here.
     mfusepy.FUSE(mounted, mountpoint, foreground=True, attr_timeout=0, entry_timeout=0, negative_timeout=0)

@@ -88,6 +88,10 @@ class Mount:
         """trash, used and peak bytes, calls, how often each fault struck, how many calls hang."""
         return self.ask("facts")
 
+    def asked_by(self, process: int) -> list[str]:
+        """The calls this process made itself, as "op path"."""
+        return self.facts()["askers"].get(str(process), [])
+
     def ask(self, do: str, **words) -> dict:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(2 * _DEADLINE)

@@ -62,14 +62,17 @@ def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, nu
         assert manager.load_latest_checkpoint("p")["state"] == {"step": step}
 
 
-def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_far_the_save_came(tmp_path, spawn):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_far_the_save_came(
+    tmp_path, spawn, number
+):
     process = spawn(TRAINING.replace("import signal,", "import logging, signal,").replace(
         "folder, local", "logging.basicConfig(stream=sys.stdout, format='%(message)s')\nfolder, local", 1
     ), tmp_path / "there", tmp_path / "here", 600)  # fmt: skip
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     told = process.stdout.read()
-    assert process.wait(30) == -signal.SIGTERM
+    assert process.wait(30) == -number
     assert "on this machine's disk alone" in told and "saved locally" in told
 
 

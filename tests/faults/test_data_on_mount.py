@@ -1,0 +1,140 @@
+"""Bars, prepared data and what is made of them on a real mount: no process of ours asks it itself, and none waits."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory import notebook, pipeline
+from ml_factory.runs import mounts
+from ml_factory.runs.mounts import SilentMountError
+from ml_factory.runs.pool import Pool
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.workspace import Workspace
+from utils import colab_setup
+
+SYMBOL, HORIZON = "DEMO", 5
+TREES = {"rounds": 20, "block": 5, "depth": 3, "threads": 1, "patience": 0}
+_RELEASE = 60.0  # seconds after which what hangs goes on: who waited for it then fails, and hangs no longer
+
+
+@pytest.fixture
+def drive(mount, tmp_path, monkeypatch):
+    """A drive whose silence is heard of after a second; the cache is the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
+    monkeypatch.setattr(mounts, "AGAIN", 0.5)
+    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+    made = mount()
+    late = threading.Timer(_RELEASE, made.heal)
+    late.daemon = True
+    late.start()
+    yield made
+    late.cancel()
+    made.heal()
+
+
+@pytest.fixture
+def workspace(drive, prepared_template) -> Workspace:
+    """Prepared data of the made-up market on the drive."""
+    subprocess.run(["cp", "-r", prepared_template, drive.path / "ml_factory"], check=True)  # a drive keeps no modes
+    return Workspace(drive.path / "ml_factory")
+
+
+def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive):
+    root, mine = drive.path / "ml_factory", os.getpid()
+    pipeline.prepare(root, SYMBOL, (HORIZON,))
+    assert not drive.asked_by(mine)
+    for _ in range(2):  # made, and found
+        result = pipeline.train(root, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
+    pipeline.cross_validate(root, SYMBOL, HORIZON, "xgboost", folds=2, quick=True, model_settings=TREES)
+    pipeline.evaluate(root, SYMBOL, HORIZON)
+    pipeline.predict(root, SYMBOL, HORIZON, "xgboost")
+    notebook.finish([Workspace(root).processed(SYMBOL), result.report_path])
+    assert not notebook.progress(Workspace(root), SYMBOL)["05_train_ensemble"]
+    assert colab_setup._mount_state(drive.path) == "alive"
+    assert not drive.asked_by(mine)
+    (drive.path / "seen").touch()
+    assert drive.asked_by(mine), "nobody is recorded: nothing was shown"
+
+
+@pytest.mark.parametrize(
+    "path", ["*current.json", "*-features.npy", "*labels_h5.parquet", "*certificates*", "*_1m.parquet"]
+)
+def test_a_file_that_hangs_is_told_of_by_name_and_nothing_is_made_anew(workspace, drive, path):
+    there = {file: file.read_bytes() for file in _files(workspace)}
+    drive.fault("hang", path=path)
+    with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
+        pipeline.train(workspace, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
+    with pytest.raises(SilentMountError):
+        pipeline.prepare(workspace, SYMBOL, (HORIZON,))
+    drive.wait_struck("hang")
+    drive.heal()
+    assert {file: file.read_bytes() for file in _files(workspace)} == there
+
+
+def test_a_users_bars_that_hang_are_told_of(prepared_template, prepared, drive):
+    theirs = drive.path / "bars.parquet"
+    theirs.write_bytes(Workspace(prepared_template).raw_bars(SYMBOL).read_bytes())
+    drive.fault("hang", "read")
+    with pytest.raises(SilentMountError, match=r"does not answer.*bars\.parquet.*mount it again"):
+        pipeline.prepare(prepared, "MES", (HORIZON,), data=theirs)
+    drive.wait_struck("hang")
+    assert not prepared.raw_bars("MES").exists()
+
+
+def test_a_drive_that_does_not_answer_is_dead_and_not_asked_for_ever(drive):
+    (drive.path / "MyDrive").mkdir()
+    assert colab_setup._mount_state(drive.path) == "alive"
+    drive.fault("hang")
+    assert colab_setup._mount_state(drive.path) == "dead"
+
+
+def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_there_later(workspace, drive, caplog):
+    def train(**more):
+        return pipeline.train(
+            workspace, SYMBOL, HORIZON, "xgboost", seed=3, quick=True, model_settings=TREES, mirror="off", **more
+        )
+
+    told = []
+
+    def hang(block: int, _) -> None:
+        told.append(block)
+        if len(told) == 2:
+            drive.fault("hang")
+
+    with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
+        train(callbacks=[hang])
+    assert len(told) == TREES["rounds"] // TREES["block"]
+    assert "xgboost of DEMO is kept on this machine's disk" in caplog.text
+    aside = Registry(workspace.models).aside
+    [kept] = aside.list(SYMBOL)
+    drive.heal()
+    found = train(tell=told.append)
+    assert found.reused and found.artifact_hash == kept.hash and "finished before" in told[-1]
+    assert found.artifact.is_relative_to(drive.path) and not aside.list(SYMBOL)
+    assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]
+    pool = Pool(workspace.checkpoints).scan()
+    assert pool and all(slot.returned for slot in pool)
+    assert train(fresh=True).predictions_hash == found.predictions_hash  # as one that nothing disturbed
+
+
+def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, caplog):
+    registry = Registry(workspace.models)
+    registry.register(SYMBOL, "model", "toy", {"a": np.ones(3)}, {"which": "before"})
+    drive.fault("EDQUOT", "write", path="*state.safetensors*")
+    kept = registry.register(SYMBOL, "model", "toy", {"a": np.zeros(3)}, {"which": "new"})
+    assert not registry.outlives(kept) and "No space left" in caplog.text
+    found = registry.find(SYMBOL, model="toy")
+    assert (found.facts["which"], found.sequence, found.load_state()["a"].tolist()) == ("new", 2, [0, 0, 0])
+    drive.heal()
+    found = registry.find(SYMBOL, model="toy")
+    assert registry.outlives(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
+    assert not registry.aside.list(SYMBOL)
+
+
+def _files(workspace: Workspace) -> list[Path]:
+    return sorted(file for file in (workspace.root / "data").rglob("*") if file.is_file())
