@@ -196,6 +196,8 @@ class Store:
             raise storage.silent(path, error) from error
         except OSError as error:
             return f"{path.name}: {error.strerror or error}"
+        except WorkspaceError:
+            raise
         except ValueError:  # no header of an array
             same = False
         return "" if same else f"{path.name}: its content has changed"

@@ -66,7 +66,7 @@ def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive):
 )
 def test_a_file_that_hangs_is_told_of_by_name_and_nothing_is_made_anew(workspace, drive, path):
     there = {file: file.read_bytes() for file in _files(workspace)}
-    drive.fault("hang", path=path)
+    drive.fault("hang", "read", path=path)
     with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
         pipeline.train(workspace, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
     with pytest.raises(SilentMountError):

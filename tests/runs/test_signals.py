@@ -71,8 +71,8 @@ def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_
     ), tmp_path / "there", tmp_path / "here", 600)  # fmt: skip
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    told = process.stdout.read()
     assert process.wait(30) == -number
+    told = process.stdout.read()
     assert "on this machine's disk alone" in told and "saved locally" in told
 
 
