@@ -252,8 +252,9 @@ def read_searched(processed: Path, named: Named) -> SearchedLabels:
             wanted=f"a file, or one of: {', '.join(there) or 'none'}",
             next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
         )  # fmt: skip
+    text = read_file(path)
     try:
-        return SearchedLabels.from_json(read_file(path).decode())
+        return SearchedLabels.from_json(text.decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
             "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
