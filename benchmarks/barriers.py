@@ -52,7 +52,7 @@ def walk(rows: int, seed: int = 0) -> Frame:
 
 def ours(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, ...]:
     up, down = barriers_of(frame, spec, MARKET)
-    entry, last = rows_with_bars_left(frame, ~np.isnan(up))
+    entry, last = rows_with_bars_left(frame, "session", ~np.isnan(up))
     end = np.minimum(entry + spec.horizon, last)
     rows = lives(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
     shares = mean_share(entry + 1, rows.exit_bar, len(frame))

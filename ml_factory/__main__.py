@@ -97,14 +97,16 @@ def prepare(
     primary: Annotated[str, typer.Option(help="Whose bets --target meta judges: the sign of this column.")] = "",
     primary_least: Annotated[float, typer.Option(help="It bets where the column is so far from 0.")] = 0.0,
     against: Annotated[bool, typer.Option("--against", help="It bets on the other side.")] = False,
+    span: Annotated[bool, typer.Option("--span", help="Labels and windows go on over session ends and holes.")] = False,
     by: Annotated[str | None, typer.Option("--bars", help="Rows stand on bars of: " + ", ".join(BARS) + ".")] = None,
     bar_size: Annotated[float | None, typer.Option(help="What fills a bar; empty: of the first 20 sessions.")] = None,
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
     bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal, strict=strict)
-    features = FeatureSpec(bars=by, bar_size=bar_size)
-    labels = LabelSpec(kind=target, primary=primary, primary_least=primary_least, against=against)
+    features = FeatureSpec(bars=by, bar_size=bar_size, spans=span)
+    bets = {"primary": primary, "primary_least": primary_least, "against": against}
+    labels = LabelSpec(kind=target, session_end="span" if span else "session", **bets)
     settings = DataSpec(bars=bars, features=features, calendar=calendar, tick=tick, labels=labels)
     if search and target != KINDS[0]:
         raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=KINDS[0])

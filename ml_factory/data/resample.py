@@ -216,6 +216,16 @@ def chained(frame: Frame) -> Frame:
     return replace(frame, **{name: getattr(frame, name) * frame.chain for name in PRICES}, chain=None)
 
 
+def stretches_between_rolls(frame: Frame, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
+    """int32[N]: changes only where the price steps to another contract's; what spans sessions and holes ends there.
+
+    Where rolls were adjusted for there is no step, and all bars are one stretch.
+    before : chain and stretch of the bar before the first one, for bars that come in pieces.
+    """
+    chain = np.ones(len(frame)) if frame.chain is None else frame.chain
+    return np.cumsum(np.diff(chain, prepend=before[0]) != 0, dtype=np.int32) + np.int32(before[1])
+
+
 def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndarray:
     """int64[N]: for each base row the freshest coarse bar with known_at <= the row's own, -1 where there is none.
 

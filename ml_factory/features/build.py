@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Frame, asof_rows, chained
+from ml_factory.data.resample import Frame, asof_rows, chained, stretches_between_rolls
 from ml_factory.data.sampling import KINDS, base_and_frames, sized
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
@@ -61,6 +61,8 @@ class FeatureSpec:
     bars : "time" (so many minutes), or by activity: "volume", "dollar" or "tick_imbalance" (`data.sampling`), whose
         length is what it takes; None: as this symbol was prepared before, else time.
     bar_size : what fills a bar by activity; None: estimated from the first 20 sessions.
+    spans : input windows of rows go on over session ends and holes, never over a roll's step in the price; else a row's
+        `segment` changes at all of these and a window stays inside one. No column depends on it.
     frames : lengths of the coarse frames in minutes, rising, each longer than base bars of time; 1440 is a whole day.
     families : names out of FAMILIES, in the order of the columns.
     custom : names of the user's own features (`features.custom.feature`), kept as "name#source hash".
@@ -74,6 +76,7 @@ class FeatureSpec:
     full_frames: bool = False
     bars: str | None = None
     bar_size: float | None = None
+    spans: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "frames", tuple(self.frames))
@@ -82,6 +85,8 @@ class FeatureSpec:
         if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
+        if not isinstance(self.spans, bool):
+            raise SettingsError("Windows span or do not", where="spans", got=repr(self.spans), wanted="True or False")
         self._check_bars()
         steps = (self.base if isinstance(self.base, int) else 0, *self.frames)
         if any(not isinstance(later, int) or later <= before for before, later in pairwise(steps)):
@@ -214,7 +219,7 @@ def build_features(
         names=names,
         known_at=base.known_at[first:],
         session=base.session[first:],
-        segment=base.segment[first:],
+        segment=(stretches_between_rolls(made.held) if spec.spans else base.segment)[first:],
         close=made.held.close[first:],
         frame_staleness={
             frame_name(minutes): staleness(base.known_at[first:], made.frames[minutes].known_at, rows[first:])

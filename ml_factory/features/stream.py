@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of
+from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of, stretches_between_rolls
 from ml_factory.data.sampling import stream_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
@@ -57,6 +57,7 @@ class FeatureStream:
         self._coarse = {minutes: _Newest(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
         self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
         self._rows, self._first_session, self._second = 0, None, False
+        self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
 
     @classmethod
     def after(cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> "FeatureStream":
@@ -72,6 +73,7 @@ class FeatureStream:
         for name, tail in stream._custom.items():
             tail.bars = custom.tail(chained(matrix.base), custom.of(name).memory)
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
+        stream._stretches(matrix.base)
         return stream
 
     def push(self, bars: pd.DataFrame | Chunk) -> FeatureRows:
@@ -94,6 +96,8 @@ class FeatureStream:
             "rows": self._rows,
             "first_session": self._first_session,
             "second": self._second,
+            "chain": self._chain,
+            "stretch": self._stretch,
         }
 
     def load_state(self, state: dict) -> None:
@@ -109,6 +113,7 @@ class FeatureStream:
             for key, one in kept.items():
                 one.load_state(state[part][str(key)])
         self._rows, self._first_session, self._second = state["rows"], state["first_session"], state["second"]
+        self._chain, self._stretch = state["chain"], state["stretch"]
 
     def _settings(self) -> dict:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
@@ -129,8 +134,17 @@ class FeatureStream:
         for name, tail in self._custom.items():
             values[:, place] = tail.values(custom.of(name), base)
             place += 1
-        columns = (values, base.known_at, base.session, base.segment, held.close)
+        segment = self._stretches(held) if self.spec.spans else base.segment
+        columns = (values, base.known_at, base.session, segment, held.close)
         return FeatureRows(*(column[ready] for column in columns), exact=not (self.cold or self._custom))
+
+    def _stretches(self, held: Frame) -> np.ndarray:
+        """`stretches_between_rolls` of the next bars, at the prices that traded."""
+        found = stretches_between_rolls(held, (self._chain, self._stretch))
+        if len(held):
+            self._chain = 1.0 if held.chain is None else float(held.chain[-1])
+            self._stretch = int(found[-1])
+        return found
 
     def _ready(self, base: Frame) -> np.ndarray:
         """bool[n]: rows whose base frame is warm and whose session began after the stream."""

@@ -26,7 +26,7 @@ def forward_return(
     label is `ret` itself (float64) and barrier "vertical" or "session". Raises BarsError for a price that is not
     positive.
     """
-    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base))
+    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base, spec.session_end))
     return label_table(base, rows, rows.ret, spec, market, session_close, {})
 
 
@@ -54,7 +54,7 @@ def direction(
             next_step="use band=0.43, or 1e-6 for hardly any neutral row",
         )
     up, down = barriers_of(base, replace(spec, k_up=band, k_down=band), market)
-    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base, ~np.isnan(up)))
+    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base, spec.session_end, ~np.isnan(up)))
     slack, close = SLACK * (market.tick or 0.0), base.close[rows.exit_bar]
     label = (close >= up[rows.entry] - slack).astype(np.int8) - (close <= down[rows.entry] + slack).astype(np.int8)
     distances = {"up": log_ratio(up, base.close, rows.entry), "down": log_ratio(base.close, down, rows.entry)}

@@ -15,7 +15,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, did_you_mean, wrong_field
 from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
-from ml_factory.targets.outcomes import SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
+from ml_factory.targets.outcomes import SESSION_ENDS, SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
 
 KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
@@ -33,7 +33,9 @@ class LabelSpec:
     sigma_span : span, in bars, of the exponentially weighted volatility; the first label waits for as many returns.
     cost_ticks : round-trip cost; no barrier is nearer than this, nor nearer than one tick.
     session_end : "session" ends a label at the last bar of its session or before a hole;
-        "drop" leaves out every row with fewer than `horizon` bars left there, touched or not.
+        "drop" leaves out every row with fewer than `horizon` bars left there, touched or not;
+        "span" goes on into the next session and over holes, and ends only where a roll's step is in the price.
+        The volatility is that of bars within sessions in any case.
     round_to_tick : barriers go outwards to the tick on rows whose own bar stands on it, which a back-adjusted one
         does not; False: never. The tick is the market's stored one; no other bar is asked.
     kind : what is asked, one of KINDS (`targets.kinds.make_labels`); of the others some fields above are not read.
@@ -69,9 +71,9 @@ class LabelSpec:
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
                 wanted = "a finite number, 0 or more" if least == 0 else "a finite number above 0"
                 raise self._wrong(name, wanted, f"set {name} to {0 if name == 'primary_least' else 0.8}")
-        if self.session_end not in ("session", "drop"):
+        if self.session_end not in SESSION_ENDS:
             step = "use 'session' to keep rows near the end of a session"
-            raise self._wrong("session_end", "'session' or 'drop'", step)
+            raise self._wrong("session_end", ", ".join(map(repr, SESSION_ENDS)), step)
         for name, step in {"round_to_tick": "use False where prices follow no tick", "against": "use False"}.items():
             if not isinstance(getattr(self, name), bool):
                 raise self._wrong(name, "True or False", step)
@@ -117,9 +119,10 @@ def triple_barrier(
 ) -> pd.DataFrame:
     """Judge every row of `base` by the barrier its price reaches first.
 
-    Entry is the row's close; scanning starts at the next bar and never leaves the row's segment. A bar that opens
-    beyond a barrier leaves at its open. The bar that reaches a barrier is walked through `fine`, with the same
-    rule; what the finest bar leaves open (both barriers inside it) is "ambiguous", label 0, return NaN.
+    Entry is the row's close; scanning starts at the next bar and never leaves the row's segment, or with
+    session_end="span" the bars up to a roll's step. A bar that opens beyond a barrier leaves at its open. The bar that
+    reaches a barrier is walked through `fine`, with the same rule; what the finest bar leaves open (both barriers
+    inside it) is "ambiguous", label 0, return NaN.
 
     Parameters
     ----------
@@ -137,12 +140,13 @@ def triple_barrier(
     `label_end` is when the outcome is proven, so rows with label_end <= cut are the same bits whatever follows the
     cut: the touching bar's known_at; for a segment that stops, the session's scheduled close if its last bar
     reaches it, else the known_at of the next existing bar. What the feed has not proven yet has no row. With
-    session_end="drop" a row is proven to be kept only when all its bars are there, so it ends at the last of them.
+    session_end="drop" a row is proven to be kept only when all its bars are there, so it ends at the last of them; with
+    "span" only a bar of the next contract proves that a label was cut short.
 
     Raises BarsError for a close that is not a positive number.
     """
     up, down = barriers_of(base, spec, market)
-    entry, last = rows_with_bars_left(base, ~np.isnan(up))
+    entry, last = rows_with_bars_left(base, spec.session_end, ~np.isnan(up))
     rows = lives(base, fine, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon)
     distances = {"up": log_ratio(up, base.close, entry), "down": log_ratio(base.close, down, entry)}
     return label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)

@@ -41,7 +41,7 @@ def meta_labels(
     up, down = barriers_of(base, spec, market)
     short_up, short_down = barriers_of(base, replace(spec, k_up=spec.k_down, k_down=spec.k_up), market)
     up, down = np.where(taken < 0, short_up, up), np.where(taken < 0, short_down, down)
-    entry, last = rows_with_bars_left(base, (taken != 0) & ~np.isnan(up))
+    entry, last = rows_with_bars_left(base, spec.session_end, (taken != 0) & ~np.isnan(up))
     rows = lives(base, fine, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon)
     bet = taken[entry]
     ret, short = bet * rows.ret, bet < 0

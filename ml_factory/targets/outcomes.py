@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data import sessions
-from ml_factory.data.resample import Frame
+from ml_factory.data.resample import Frame, stretches_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
 from ml_factory.targets.barriers import BARRIERS, SESSION, SLACK, mean_share, scan
 
+SESSION_ENDS = ("session", "drop", "span")  # what becomes of rows near one: `LabelSpec.session_end`
 SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
 NOT_PROVEN = np.iinfo(np.int64).max
 
@@ -22,8 +23,8 @@ NOT_PROVEN = np.iinfo(np.int64).max
 class Lives:
     """R rows of a frame and what became of them.
 
-    entry, exit_bar, last : int64[R], positions in the frame of the row, of the bar it leaves on and of its segment's
-        last bar; the row lives on bars entry + 1 to exit_bar.
+    entry, exit_bar, last : int64[R], positions in the frame of the row, of the bar it leaves on and of the last bar
+        that a label of it may reach; the row lives on bars entry + 1 to exit_bar.
     barrier : int8[R], positions in BARRIERS.  ret, mae, mfe : float64[R], log returns as a long sees them.
     """
 
@@ -36,10 +37,13 @@ class Lives:
     mfe: np.ndarray
 
 
-def rows_with_bars_left(base: Frame, asked: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+def rows_with_bars_left(
+    base: Frame, session_end: str, asked: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """int64[R] positions of the rows (of those `asked`, bool[N]) with a bar to come in their segment; its last.
 
-    Raises BarsError for a close that is not a positive number.
+    With session_end="span" all bars up to a roll's step are one segment. Raises BarsError for a close that is not a
+    positive number.
     """
     bad = np.flatnonzero(~(base.close > 0) | ~np.isfinite(base.close))
     if len(bad):
@@ -50,8 +54,9 @@ def rows_with_bars_left(base: Frame, asked: np.ndarray | None = None) -> tuple[n
             wanted="a number above 0",
             next_step="use unadjusted or ratio-adjusted bars",
         )
+    segment = stretches_between_rolls(base) if session_end == "span" else base.segment
     going_on = np.zeros(len(base), bool)
-    going_on[:-1] = base.segment[1:] == base.segment[:-1]
+    going_on[:-1] = segment[1:] == segment[:-1]
     ends = np.flatnonzero(~going_on)
     entry = np.flatnonzero(going_on if asked is None else going_on & asked)
     return entry, np.repeat(ends, np.diff(ends, prepend=-1))[entry]
@@ -138,7 +143,8 @@ def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np
 def _proven_at(base, rows: Lives, horizon, session_end, market, session_close) -> np.ndarray:
     """int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
 
-    With session_end="drop" a row is proven to be kept only when all its bars are there.
+    With session_end="drop" a row is proven to be kept only when all its bars are there; with "span" no session's close
+    says that no bar comes.
     """
     known_at = base.known_at
     if session_end == "drop":
@@ -148,7 +154,9 @@ def _proven_at(base, rows: Lives, horizon, session_end, market, session_close) -
     proven = known_at[rows.exit_bar]
     cut_short = np.flatnonzero(rows.barrier == SESSION)
     ends, which = np.unique(rows.last[cut_short], return_inverse=True)
-    if session_close is None:
+    if session_end == "span":
+        close_at = np.full(len(ends), NOT_PROVEN)
+    elif session_close is None:
         # Asked of the bar's last moment: after an early close its bucket may have begun before that close.
         close_at = sessions.sessions_of(known_at[ends] - 1, market.calendar).close_ns
     else:

@@ -57,7 +57,7 @@ def trend_scanning(
             wanted="a finite number, 0 or more",
             next_step="use least_t=0 for the sign of every trend",
         )
-    entry, last = rows_with_bars_left(base)
+    entry, last = rows_with_bars_left(base, spec.session_end)
     longest = np.minimum(entry + spec.horizon, last)
     chosen, t_value = strongest_trend(base.close, entry, longest, int(shortest))
     rows = lives(base, None, entry, last, chosen, *unbarred(base), market, spec.horizon)

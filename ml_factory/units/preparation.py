@@ -22,7 +22,7 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon
-from ml_factory.features.build import build_features
+from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
@@ -82,7 +82,7 @@ def prepare(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings or DataSpec(labels=_asked_before(workspace.processed(symbol)))
+    settings = settings or _asked_before(workspace.processed(symbol))
     with record() as phases:
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
@@ -156,13 +156,15 @@ def _certify(
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
-def _asked_before(processed: Path) -> LabelSpec:
-    """The labels of the symbol's current data set; the usual ones where there is none, or where they were searched."""
+def _asked_before(processed: Path) -> DataSpec:
+    """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
+    whether windows span sessions there."""
     try:
         before = Store.current(processed).facts["settings"]
     except NotPreparedError:
-        return LabelSpec()
-    return LabelSpec() if before.get("searched") else LabelSpec(**before["labels"])
+        return DataSpec()
+    features = FeatureSpec(spans=before["features"]["spans"])
+    return DataSpec(features=features, labels=LabelSpec(**({} if before.get("searched") else before["labels"])))
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:

@@ -1,5 +1,7 @@
 """A roll moves the price and no feature: whatever the way of joining, returns are those of the contract held."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from ml_factory.data.contracts import RollSpec, continuous
 from ml_factory.data.resample import base_frame, chained
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.datasets.rows import rows_with_window
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
@@ -150,6 +153,39 @@ def test_a_stream_goes_through_rolls_as_the_file_does(contracts):
     values = np.concatenate([one.values for one in rows])
     assert np.array_equal(values, whole.values[: len(values)])
     assert np.array_equal(np.concatenate([one.close for one in rows]), whole.close[: len(values)])
+
+
+@pytest.mark.parametrize(("adjust", "stretches"), [("none", 3), ("ratio", 1)])
+def test_windows_span_holes_and_days_where_asked_and_never_a_rolls_step(contracts, adjust, stretches):
+    bars = rolled(contracts, adjust)
+    hole = bars.index[len(bars) // 4 :][:200]
+    bars = bars.drop(hole)
+    inside, across = (build_features(bars, MARKET, replace(SPEC, spans=spans)) for spans in (False, True))
+    assert np.array_equal(inside.values, across.values)  # no column depends on it
+    assert len(np.unique(inside.segment)) > 5 and len(np.unique(across.segment)) == stretches
+    rolls = {across.known_at[row] for row in np.flatnonzero(np.diff(across.segment)) + 1}
+    bucket = np.array([pd.Timestamp(at).value for _, at in ROLLS])
+    ends = inside.known_at[np.searchsorted(inside.known_at - 5 * MINUTE_NS, bucket, side="right") - 1]
+    assert rolls <= set(ends) | set(inside.known_at) and len(rolls) == stretches - 1
+    rows, lookback = np.arange(len(across)), 48
+    kept = [set(np.flatnonzero(rows_with_window(one.segment, rows, lookback))) for one in (inside, across)]
+    steps = np.flatnonzero(np.diff(across.segment)) + 1
+    assert kept[1] == {
+        row for row in rows[lookback - 1 :] if not any(row - lookback < step - 1 < row for step in steps)
+    }
+    assert kept[0] < kept[1]
+    stream, pieces = FeatureStream(MARKET, replace(SPEC, spans=True)), []
+    for first in range(0, len(bars), 1711):
+        pieces.append(stream.push(bars.iloc[first : first + 1711]).segment)
+        state = stream.get_state()
+        stream = FeatureStream(MARKET, replace(SPEC, spans=True))
+        stream.load_state(state)
+    fed = np.concatenate(pieces)
+    assert np.array_equal(fed, across.segment[: len(fed)]) and len(fed) >= len(across) - 1
+    half = len(bars) // 2
+    before = build_features(bars.iloc[:half], MARKET, replace(SPEC, spans=True))
+    after = FeatureStream.after(bars.iloc[:half], before, MARKET, replace(SPEC, spans=True)).push(bars.iloc[half:])
+    assert np.array_equal(after.segment, across.segment[len(before) :][: len(after)])
 
 
 def test_buckets_have_the_factor_of_their_contract(contracts):

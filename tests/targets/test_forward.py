@@ -16,6 +16,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.targets.forward import direction, forward_return
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.meta_labels import meta_labels
+from ml_factory.targets.outcomes import SESSION_ENDS
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.trend_scanning import strongest_trend, trend_scanning
 from ml_factory.targets.weights import training_weights
@@ -209,7 +210,7 @@ def test_the_columns_that_splits_and_weights_ask_for(name):
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), name=st.sampled_from(sorted(ASKED)), end=st.sampled_from(["session", "drop"]))
+@given(data=st.data(), name=st.sampled_from(sorted(ASKED)), end=st.sampled_from(SESSION_ENDS))
 def test_nothing_that_follows_the_proof_changes_a_row(data, name, end):
     bars = gappy(data.draw(st.integers(0, 2)), 0.25, days=3)
     cut = data.draw(st.integers(700, len(bars) - 1))

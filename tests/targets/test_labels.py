@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import Frame, base_frame, stretches_between_rolls
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier
+from ml_factory.targets.outcomes import SESSION_ENDS
 from tests.targets.markets import FAR, MINUTE, absurd, assert_same_bits, close_of, frame, gappy
 
 BITCOIN = MarketSpec("BTC", "24h", None, False)
@@ -64,6 +65,9 @@ def twin_exit(path, up, down):
 def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray) -> list[dict]:
     """The rows of `triple_barrier`. Every label walks ALL its minutes, not only those of the touching bar."""
     n, sigmas, rows = len(base), twin_sigma(base, spec.sigma_span), []
+    spans, segment = spec.session_end == "span", base.segment
+    if spans:  # one number a contract
+        segment = np.zeros(n) if base.chain is None else np.unique(base.chain, return_inverse=True)[1]
     finest = base if fine is None else fine
     minutes = [[] for _ in range(n)]
     owner = {int(known): j for j, known in enumerate(base.known_at)}
@@ -73,14 +77,14 @@ def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, c
         if j < n:
             minutes[j].append((float(finest.open[f]), float(finest.high[f]), float(finest.low[f])))
     for i in range(n):
-        if math.isnan(sigmas[i]) or i + 1 >= n or base.segment[i + 1] != base.segment[i]:
+        if math.isnan(sigmas[i]) or i + 1 >= n or segment[i + 1] != segment[i]:
             continue
         up, down = twin_barriers(base, i, sigmas[i], spec, market.tick)
         if not down < base.close[i] < up:
             continue
         end, left = i, True
         while left and end < i + spec.horizon:
-            left = end + 1 < n and base.segment[end + 1] == base.segment[i]
+            left = end + 1 < n and segment[end + 1] == segment[i]
             end += left
         path = [(j, *minute) for j in range(i + 1, end + 1) for minute in minutes[j]]
         slack = 1e-6 * (market.tick or 0.0)
@@ -94,7 +98,7 @@ def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, c
             j, lived, price = end, path, float(base.close[end])
             barrier = "vertical" if end == i + spec.horizon else "session"
             proof = int(base.known_at[end])
-            if barrier == "session" and base.known_at[end] < close_at[end]:
+            if barrier == "session" and (spans or base.known_at[end] < close_at[end]):
                 proof = int(base.known_at[end + 1]) if end + 1 < n else None
         if spec.session_end == "drop":
             proof = int(base.known_at[end]) if end == i + spec.horizon else None
@@ -210,6 +214,49 @@ def test_a_label_stops_with_its_segment_and_is_believed_when_proven():
     assert set(dropped["barrier"]) == {"vertical"}
 
 
+# ---- over sessions' ends and holes, where that is asked ----------------------------------------------------------
+
+
+def rolls(bars: pd.DataFrame, at: pd.DatetimeIndex, adjusted: bool = False) -> pd.DataFrame:
+    """The bars as contracts two per cent apart that change at these moments; `adjusted`: joined without a step."""
+    number = at.searchsorted(bars.index, side="right")
+    named = bars.assign(contract=np.array(["A", "B", "C"])[number])
+    if adjusted:
+        return named.assign(chain=1.0)
+    step = 1.02**number
+    return named.assign(chain=1 / step, **{name: bars[name] * step for name in ("open", "high", "low", "close")})
+
+
+@pytest.mark.parametrize("adjusted", [True, False])
+def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjusted):
+    market = MarketSpec("MES", "cme", None, False)
+    for seed, horizon in ((1, 3), (2, 40)):
+        bars = gappy(seed, None)
+        at = bars.index[[int(0.4 * len(bars)), int(0.7 * len(bars))]]  # in mid-session
+        bars = rolls(bars, at.floor("5min"), adjusted)  # the twin gives each minute to one bar
+        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end="span")
+        found, close = triple_barrier(base, fine, spec, market), close_of(base, market)
+        assert_equal_to_twin(found, twin(base, fine, spec, market, close))
+        stays = replace(spec, session_end="session")
+        inside = triple_barrier(base, fine, stays, market)
+        assert_equal_to_twin(inside, twin(base, fine, stays, market, close))
+
+        def crossed(labels, marks):
+            return marks[labels["exit_bar"]] != marks[labels["entry_bar"]]
+
+        assert not crossed(inside, base.segment).any()  # without being asked none leaves its segment
+        assert crossed(found, base.session).any() and crossed(found, base.segment).sum() > 10
+        contract = stretches_between_rolls(base)
+        assert not crossed(found, contract).any() and len(np.unique(contract)) == (1 if adjusted else 3)
+        # What cuts a label short is a step of the contract alone, and a bar of the next one proves it.
+        short = found[found["barrier"] == "session"]
+        assert len(short) == 0 if adjusted else len(short) > 0
+        ends = np.flatnonzero(np.diff(contract))
+        assert set(short["exit_bar"]) <= set(ends)
+        assert (pd.DatetimeIndex(short["label_end"]).asi8 == base.known_at[short["exit_bar"] + 1]).all()
+
+
 # ---- against the twin ----------------------------------------------------------------------------------------------
 
 
@@ -268,15 +315,17 @@ def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(["session", "drop"]), fine=st.booleans())
+@given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(SESSION_ENDS), fine=st.booleans())
 def test_proven_labels_do_not_see_what_follows(data, horizon, end, fine):
     seed = data.draw(st.integers(0, 3))
     market = MarketSpec("MES", "cme", 0.25, False)
     bars = gappy(seed, 0.25, days=3)
+    at = bars.index[[len(bars) // 3, len(bars) // 2]]
     cut = data.draw(st.integers(700, len(bars) - 1))
     spec = LabelSpec(horizon=horizon, sigma_span=40, session_end=end)
 
     def judge(some):
+        some = rolls(some, at)
         minutes = base_frame(some, market, 1) if fine else None
         return triple_barrier(base_frame(some, market, 5), minutes, spec, market)
 

@@ -41,6 +41,31 @@ def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
     assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
 
 
+def test_labels_and_windows_span_sessions_only_where_that_is_asked(workspace, call):
+    """`--span` is part of the data's identity, asked again without settings, and proved like the rest."""
+
+    def leaving() -> tuple[int, int, str]:
+        """Labels that end in another session, rows with a window of 64, and what the data set is."""
+        data = pipeline.load_dataset(workspace, "ODD", 20)
+        rows = Store.current(workspace.processed("ODD")).load_rows()
+        out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
+        assert rows["segment"].is_monotonic_increasing
+        return int(out.sum()), int(data.usable(64).sum()), data.fingerprint
+
+    words = ("prepare", "--workspace", workspace.root, "--symbol", "ODD", "--horizon", 20, "--json")
+    inside = leaving() if not call(*words)[0] else None
+    code, out, err = call(*words, "--span")
+    across, told = leaving(), json.loads(out)
+    assert code == 0 and told["proof"] == "quick, 10 cuts", err
+    assert inside[0] == 0 and inside[1] < across[1] - 300 and across[0] > 50
+    assert across[2] == told["fingerprint"] != inside[2]
+    again = pipeline.prepare(workspace, "ODD", (20,))
+    assert (again.fingerprint, again.reused) == (across[2], True)
+    settings = {"epochs": 1, "lookback": 64, "hidden": 4}
+    told = pipeline.train(workspace, "ODD", 20, "lstm", model_settings=settings, mirror="off")
+    assert np.isfinite(told.metrics["log_loss"]).all()
+
+
 def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
     told = []
     monkeypatch.setattr(views.figures, "frame_alignment", lambda *parts: told.append(parts))

@@ -211,7 +211,7 @@ def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(t
         prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
 
 
-@pytest.mark.parametrize("session_end", ["session", "drop"])
+@pytest.mark.parametrize("session_end", ["session", "drop", "span"])
 def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(session_end):
     """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
     market, splits = MarketSpec("MES", "cme", 0.25, False), SplitSpec(0.6, 0.2)
