@@ -4,6 +4,7 @@ B windows in a batch, T = lookback time steps (oldest first), F features, N rows
 """
 
 import warnings
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ class Windows:
     x_NF : float32 C-contiguous array or tensor (on any device); kept as it is, not copied.
     rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.rows_with_window`).
     lookback : T >= 1.
+    beside : what some networks read next to a window, float32 arrays (len(rows), ...) by the name of their argument.
     """
 
-    def __init__(self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int):
+    def __init__(self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int, beside: Mapping | None = None):
+        self.beside = dict(beside or {})
         self.x_NF = _as_tensor(x_NF)
         self.rows = np.ascontiguousarray(rows, dtype=np.int64)
         self.lookback = int(lookback)
@@ -63,11 +66,13 @@ class Windows:
 
     def take(self, positions: np.ndarray) -> "Windows":
         """The windows at `positions` alone, on the same memory."""
-        return Windows(self.x_NF, self.rows[np.asarray(positions)], self.lookback)
+        positions = np.asarray(positions)
+        beside = {name: part[positions] for name, part in self.beside.items()}
+        return Windows(self.x_NF, self.rows[positions], self.lookback, beside)
 
     def to(self, device: torch.device | str) -> "Windows":
         """The same windows with their array on `device`."""
-        return Windows(self.x_NF.to(device), self.rows, self.lookback)
+        return Windows(self.x_NF.to(device), self.rows, self.lookback, self.beside)
 
     def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
         """NumPy (T, F) for a number, (B, T, F) for a slice or an array: a copy."""

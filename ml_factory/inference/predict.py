@@ -5,6 +5,7 @@ import importlib
 import numpy as np
 import pandas as pd
 
+from ml_factory.datasets.beside import read_beside
 from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.errors import FactoryError
@@ -58,14 +59,17 @@ def predict_features(
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        said = temperature.apply(among(model.predict_proba(_inputs(scaled, some, bundle.lookback)), bundle.classes))
+        told = read_beside(model, features.index[some], bundle.spec)
+        said = temperature.apply(
+            among(model.predict_proba(_inputs(scaled, some, bundle.lookback, told)), bundle.classes)
+        )
         p_N3[first : first + batch] = among(said, bundle.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 
-def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int):
+def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, told: dict):
     if not lookback:
         return scaled_NF[rows]
     # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
     windows = importlib.import_module("ml_factory.datasets.windows")
-    return windows.Windows(scaled_NF, rows, lookback)
+    return windows.Windows(scaled_NF, rows, lookback, told)

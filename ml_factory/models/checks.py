@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.contract import CLASSES, Estimator
 from ml_factory.seeding import derive_seed, generator
@@ -64,13 +65,19 @@ def windows(model: Estimator, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
+def beside(model: Estimator, rows: int = ROWS) -> dict[str, torch.Tensor]:
+    """What the network reads beside its windows, normal; most read nothing."""
+    draw, shapes = generator(2, "contract"), getattr(model, "beside", {})
+    return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
+
+
 def logits(make: Make) -> Iterator[str]:
     """x_BTF gives finite logits_BC and is left as it was."""
     model = make()
     network, x_BTF = network_of(model).eval(), windows(model)
     before = x_BTF.clone()
     with torch.no_grad():
-        y_BC = network(x_BTF)
+        y_BC = network(x_BTF, **beside(model))
     if y_BC.shape != (ROWS, len(CLASSES)):
         yield f"got shape {tuple(y_BC.shape)}, wanted {(ROWS, len(CLASSES))}"
     elif not torch.isfinite(y_BC).all():
@@ -84,7 +91,7 @@ def gradients(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         model = make()
         network = network_of(model).train()
-        network(windows(model)).square().sum().backward()
+        network(windows(model), **beside(model)).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
@@ -95,15 +102,15 @@ def overfits(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
         model, y_B = make(), torch.arange(24) % len(CLASSES)
-        network, x_BTF = network_of(model), windows(model, 24)
+        network, x_BTF, more = network_of(model), windows(model, 24), beside(model, 24)
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(network.train()(x_BTF), y_B).backward()
+            nn.functional.cross_entropy(network.train()(x_BTF, **more), y_B).backward()
             optimizer.step()
             if step % 25 == 24:
                 with torch.no_grad():
-                    loss = float(nn.functional.cross_entropy(network.eval()(x_BTF), y_B))
+                    loss = float(nn.functional.cross_entropy(network.eval()(x_BTF, **more), y_B))
                 if loss < 0.2:
                     return
     yield f"after {STEPS} steps on 24 rows the log loss is {loss:.2f}, wanted below 0.2"
@@ -112,9 +119,10 @@ def overfits(make: Make) -> Iterator[str]:
 def alone(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
     model = make()
-    network, x_BTF = network_of(model).eval(), windows(model)
+    network, x_BTF, more = network_of(model).eval(), windows(model), beside(model)
     with torch.no_grad():
-        gap = (network(x_BTF)[7:8] - network(x_BTF[7:8])).abs().max()
+        one = network(x_BTF[7:8], **{name: part[7:8] for name, part in more.items()})
+        gap = (network(x_BTF, **more)[7:8] - one).abs().max()
     if not gap < 1e-4:
         yield f"its logits differ by {float(gap):.1e}"
 
@@ -152,10 +160,13 @@ NETWORK_CHECKS = (logits, gradients, overfits, alone)
 MODEL_CHECKS = (probabilities, repeats, saves)
 
 
-def _rows(model: Estimator) -> tuple[np.ndarray, np.ndarray]:
+def _rows(model: Estimator) -> tuple[np.ndarray | Windows, np.ndarray]:
     """x and y that the model can read: windows for networks, their last rows for the others."""
-    x_NTF = windows(model, seed=1).numpy()
-    return (x_NTF if hasattr(model, "kind") else x_NTF[:, -1]), np.arange(ROWS) % 3 - 1
+    x_NTF, y = windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
+    if not hasattr(model, "kind"):
+        return x_NTF[:, -1], y
+    last = np.arange(T - 1, ROWS * T, T)
+    return Windows(x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in beside(model).items()}), y
 
 
 def _fitted(make: Make, **settings) -> Estimator:

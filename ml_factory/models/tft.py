@@ -1,7 +1,7 @@
 """Temporal fusion transformer (Lim et al. 2021).
 
-B batch, T steps of the window, S steps ahead, U = T + S, F features, K known-future variables, V static ones, D width,
-C classes or channels forecast, Q quantiles.
+B batch, T steps of the window, S steps ahead that are forecast or looked at, U = T + S, F features, K known-future
+variables, V static ones, D width, C classes or channels forecast, Q quantiles.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ class TFTSpec:
     """width : of everything. layers : of the LSTMs. dropout : inside gated networks and before gates.
 
     each_dropout : inside each variable's own network; with 170 variables it is most of the training's time, so 0.
-    known : variables whose future is given (time of day); their past stands among the features. static : variables
-    that do not change in a window.
+    known : names of the variables whose future is given (time of day); their past stands among the features.
+    static : names of variables that do not change in a window. ahead : steps ahead that a classifier with known
+    variables looks at; a forecast looks at those it forecasts.
     """
 
     width: int = 16
@@ -30,16 +31,27 @@ class TFTSpec:
     layers: int = 1
     dropout: float = 0.1
     each_dropout: float = 0.0
-    known: int = 0
-    static: int = 0
+    known: tuple[str, ...] = ()
+    static: tuple[str, ...] = ()
+    ahead: int = 0
 
     def __post_init__(self):
-        given = [name for name in ("known", "static") if getattr(self, name)]
+        for name in ("known", "static"):
+            object.__setattr__(self, name, _names(getattr(self, name), name))
+        given = ("ahead",) if self.ahead else ()
         check_sizes(self, "a TFT", whole=("width", "heads", "layers", *given), shares=("dropout", "each_dropout"))
         if self.width % self.heads:
             raise SettingsError(
                 "Cannot build a TFT", where="heads", got=self.heads, wanted=f"a divisor of {self.width}"
             )
+
+
+def _names(given: object, where: str) -> tuple[str, ...]:
+    """Names, each once."""
+    names = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise SettingsError("Cannot build a TFT", where=where, got=repr(given), wanted="names, each once")
+    return names
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,8 @@ class Explanation:
 class TFT(nn.Module):
     """x_BTF, known_BSK, static_BV -> y_BSC (y_BSCQ), or logits_BC.
 
-    A classifier has no steps ahead: its one answer stands at the window's last step. A forecast without known inputs
-    is given how far ahead each step is.
+    A classifier's one answer stands at the window's last step, or with known inputs at the last step ahead that they
+    reach. A forecast without known inputs is given how far ahead each step is.
     """
 
     Spec = TFTSpec
@@ -69,24 +81,30 @@ class TFT(nn.Module):
         super().__init__()
         D, self.forecasts = spec.width, isinstance(task, Forecast)
         context, drops = (D if spec.static else 0), (spec.dropout, spec.each_dropout)
-        steps = task.steps if self.forecasts else 0
+        steps = task.steps if self.forecasts else spec.ahead
+        if not self.forecasts and bool(spec.known) != bool(steps):
+            raise SettingsError(
+                "Known inputs are of steps ahead", where="ahead", got=f"{spec.ahead} with known={spec.known}",
+                wanted="both or neither", next_step="name known inputs, and the steps that they are known for",
+            )  # fmt: skip
         if spec.static:
-            self.static = VariableSelection(spec.static, D, 0, *drops)
+            self.static = VariableSelection(len(spec.static), D, 0, *drops)
             self.contexts = nn.ModuleList(GRN(D, D, dropout=spec.dropout) for _ in range(2 + 2 * spec.layers))
         self.past = VariableSelection(features, D, context, *drops)
         self.encoder = recurrent.LSTM(D, D, spec.layers, spec.dropout)
-        if self.forecasts:
-            self.future = VariableSelection(max(spec.known, 1), D, context, *drops)
+        if steps:
+            self.future = VariableSelection(max(len(spec.known), 1), D, context, *drops)
             self.decoder = recurrent.LSTM(D, D, spec.layers, spec.dropout)
             self.register_buffer("ahead_S1", torch.arange(1, steps + 1)[:, None] / steps, persistent=False)
         self.drop = nn.Dropout(spec.dropout)
         self.local = GatedSkip(D, D)
         self.enrich = GRN(D, D, context=context, dropout=spec.dropout)
-        self.attention = InterpretableAttention(D, spec.heads, lookback + steps, max(steps, 1))
+        self.steps, self.answers = steps, steps if self.forecasts else 1
+        self.attention = InterpretableAttention(D, spec.heads, lookback + steps, self.answers)
         self.attended = GatedSkip(D, D)
         self.feed = GRN(D, D, dropout=spec.dropout)
         self.decoded = GatedSkip(D, D)
-        self.spec, self.answers = spec, max(steps, 1)
+        self.spec = spec
         channels = (task.count(features), task.width) if self.forecasts else (task,)
         self.head = nn.Linear(D, torch.Size(channels).numel())
         self.shape = channels if self.forecasts and task.quantiles else channels[:1]
@@ -107,7 +125,7 @@ class TFT(nn.Module):
         chosen_BUD, past_BTF = self.past(x_BTF, select_B1D)
         local_BUD, state = self.encoder(chosen_BUD, state)
         future_BSK = None
-        if self.forecasts:
+        if self.steps:
             ahead_BSK = self.ahead_S1.expand(len(x_BTF), -1, -1) if known_BSK is None else known_BSK
             ahead_BSD, future_BSK = self.future(ahead_BSK, select_B1D)
             decoded_BSD, _ = self.decoder(ahead_BSD, state)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.errors import FactoryError
+from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.contract import (
     CLASSES,
     Estimator,
@@ -23,7 +23,7 @@ from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
-from ml_factory.training.neural import fresh, split_settings
+from ml_factory.training.neural import beside_of, fresh, split_settings
 
 
 class NeuralClassifier(Estimator):
@@ -32,7 +32,8 @@ class NeuralClassifier(Estimator):
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
     settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows). frames : ((stride,
         columns), ...) where columns are to be read at paces of their own (see `models.frames`).
-    x : `Windows`, or a float array (N, T, F). Not a number is not allowed: scale and fill before.
+    beside : what it reads beside a window (a TFT's known and static inputs): argument -> shape of a row.
+    x : `Windows` that hold these, or a float array (N, T, F). Not a number is not allowed: scale and fill before.
     """
 
     def __init__(
@@ -42,6 +43,12 @@ class NeuralClassifier(Estimator):
         self.name, self.network_kind, self.lookback = name, network, lookback
         self.kind = several_frames(network, self.frames) if self.frames else network
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
+        self.beside = beside_of(self.network_spec, getattr(self.network_spec, "ahead", 0))
+        if self.frames and self.beside:
+            raise SettingsError(
+                "Frames at paces of their own have no place for these inputs", where="frames",
+                got=f"frames with {', '.join(self.beside)}", wanted="one of both",
+            )  # fmt: skip
         self.features = 0
         self.network: nn.Module | None = None
 
@@ -56,12 +63,12 @@ class NeuralClassifier(Estimator):
         feed, validate = Feed(device, parts), None
         if held:
             held_feed = Feed(device, held)
-            validate = lambda: mean_loss(self.network, held_feed, _loss, device, spec.eval_batch)  # noqa: E731
+            validate = lambda: mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)  # noqa: E731
         result = fit(
             self.network,
             len(feed),
             feed,
-            _loss,
+            self._loss,
             spec,
             device,
             identity={
@@ -84,7 +91,8 @@ class NeuralClassifier(Estimator):
             return np.empty((0, len(CLASSES)))
         device = pick(self.settings)
         with pinned(device):
-            logits_NC = outputs(self.network, Feed(device, [windows]), device, self.settings.eval_batch)
+            feed = Feed(device, [windows, *self._beside_of(windows)])
+            logits_NC = outputs(self.network, feed, device, self.settings.eval_batch, self._ask)
             return torch.softmax(logits_NC.double(), dim=1).numpy()
 
     def get_state(self) -> dict:
@@ -117,11 +125,31 @@ class NeuralClassifier(Estimator):
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
         )
 
-    def _parts(self, x, y, weight, where: str) -> tuple[Windows, np.ndarray, np.ndarray]:
-        """Windows, classes int64 (N,) and weights float32 (N,), checked."""
+    def _ask(self, network: nn.Module, batch: tuple) -> torch.Tensor:
+        """logits_BC of (x_BTF, what it reads beside it in order, ...)."""
+        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
+
+    def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        *inputs, target_B, weight_B = batch
+        return weighted_cross_entropy(self._ask(network, inputs), target_B, weight_B)
+
+    def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
+        """Windows, what is read beside them, classes int64 (N,) and weights float32 (N,), checked."""
         windows = self._windows(x)
         target, weight = check_rows(len(windows), y, weight, where=where)
-        return windows, target, weight.astype(np.float32)
+        return windows, *self._beside_of(windows), target, weight.astype(np.float32)
+
+    def _beside_of(self, windows: Windows) -> list[np.ndarray]:
+        """Arrays (N, ...) in the order of `beside`."""
+        found = {name: np.asarray(part, np.float32) for name, part in windows.beside.items()}
+        shapes = {name: part.shape for name, part in found.items()}
+        wanted = {name: (len(windows), *shape) for name, shape in self.beside.items()}
+        if shapes != wanted:
+            raise FactoryError(
+                "Windows with other inputs beside them", where=self.name, got=shapes or "none", wanted=wanted or "none",
+                next_step="give Windows(..., beside=...) what the settings `known` and `static` name",
+            )  # fmt: skip
+        return [np.ascontiguousarray(found[name]) for name in self.beside]
 
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):
@@ -144,8 +172,3 @@ class NeuralClassifier(Estimator):
 def _bits(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
     """What a checkpoint's data must agree in."""
     return [windows.x_NF.cpu().numpy(), windows.rows, *columns]
-
-
-def _loss(network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-    x_BTF, target_B, weight_B = batch
-    return weighted_cross_entropy(network(x_BTF), target_B, weight_B)

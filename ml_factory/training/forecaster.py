@@ -19,7 +19,7 @@ from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_mse, weighted_pinball
-from ml_factory.training.neural import fresh, split_settings
+from ml_factory.training.neural import beside_of, fresh, split_settings
 
 
 class NeuralForecaster:
@@ -33,15 +33,22 @@ class NeuralForecaster:
     def __init__(self, name: str, network: type[nn.Module], forecast: Forecast, *, lookback: int, **settings: Any):
         self.name, self.kind, self.forecast, self.lookback = name, network, forecast, lookback
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
+        self.beside = beside_of(self.network_spec, forecast.steps)
         self.network: nn.Module | None = None
 
     def fit(
-        self, x_NF: np.ndarray, rows: np.ndarray, *, validation: np.ndarray, callbacks=(), checkpoints=None
-    ) -> FitResult:
-        """Learn from the windows that end at `rows`; the epoch is chosen on those that end at `validation`."""
+        self, x_NF: np.ndarray, rows: np.ndarray, *, validation: np.ndarray, known_NK: np.ndarray | None = None,
+        static_V: np.ndarray | None = None, callbacks=(), checkpoints=None,
+    ) -> FitResult:  # fmt: skip
+        """Learn from the windows that end at `rows`; the epoch is chosen on those that end at `validation`.
+
+        known_NK : float32, what a network with the setting `known` is told of every row ahead of its time, S rows past
+        the last window too. static_V : what one with `static` is told of the series.
+        """
         device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
         self.network = fresh(self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed)
-        feed, held = (Feed(device, self._parts(x_NF, part)) for part in (rows, validation))
+        told = self._told(known_NK, static_V)
+        feed, held = (Feed(device, self._parts(x_NF, part, *told)) for part in (rows, validation))
         about = {**spec.identity(), **asdict(self.network_spec), **asdict(self.forecast), "lookback": self.lookback}
         return fit(
             self.network,
@@ -50,30 +57,60 @@ class NeuralForecaster:
             self._loss,
             spec,
             device,
-            identity={"model": self.name, "settings": about, "data": data_signature(features, x_NF, rows, validation)},
+            identity={
+                "model": self.name,
+                "settings": about,
+                "data": data_signature(features, x_NF, rows, validation, *told),
+            },
             validate=lambda: mean_loss(self.network, held, self._loss, device, spec.eval_batch),
             callbacks=callbacks,
             checkpoints=checkpoints,
         )
 
-    def predict(self, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """float32 y_BSC (y_BSCQ with quantiles) after the windows that end at `rows`."""
+    def predict(
+        self, x_NF: np.ndarray, rows: np.ndarray, *, known_NK: np.ndarray | None = None,
+        static_V: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """float32 y_BSC (y_BSCQ with quantiles) after the windows that end at `rows`; the others as of `fit`."""
         if self.network is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit first")
         device = pick(self.settings)
         with pinned(device):
-            feed = Feed(device, [Windows(x_NF, rows, self.lookback)])
-            return outputs(self.network, feed, device, self.settings.eval_batch).numpy()
+            feed = Feed(device, self._read(x_NF, rows, *self._told(known_NK, static_V)))
+            return outputs(self.network, feed, device, self.settings.eval_batch, self._ask).numpy()
 
-    def _parts(self, x_NF: np.ndarray, rows: np.ndarray) -> tuple[Windows, Windows, np.ndarray]:
-        """What a window reads, what follows it, and its weight."""
+    def _told(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
+        """What the network reads beside a window, in the order of `beside`, as wide as its settings say."""
+        given = {"known_BSK": known_NK, "static_BV": static_V}
+        told = {name: np.ascontiguousarray(part, np.float32) for name, part in given.items() if part is not None}
+        widths = {name: part.shape[-1] for name, part in told.items()}
+        wanted = {name: shape[-1] for name, shape in self.beside.items()}
+        if widths != wanted:
+            raise FactoryError(
+                "A series with other known or static inputs", where=self.name, got=widths or "none",
+                wanted=wanted or "none", next_step="give known_NK and static_V what the settings name, and no more",
+            )  # fmt: skip
+        return list(told.values())
+
+    def _read(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
+        """What the network is given of each window."""
+        steps, ahead = self.forecast.steps, {"known_BSK": lambda part: Windows(part, np.asarray(rows) + steps, steps)}
+        static = lambda part: np.broadcast_to(part, (len(rows), len(part))).copy()  # noqa: E731
+        beside = [ahead.get(name, static)(part) for name, part in zip(self.beside, told, strict=True)]
+        return [Windows(x_NF, rows, self.lookback), *beside]
+
+    def _parts(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
+        """What the network is given of each window, what follows it, and its weight."""
         steps = self.forecast.steps
         ones = np.ones(len(rows), dtype=np.float32)
-        return Windows(x_NF, rows, self.lookback), Windows(x_NF, np.asarray(rows) + steps, steps), ones
+        return [*self._read(x_NF, rows, *told), Windows(x_NF, np.asarray(rows) + steps, steps), ones]
+
+    def _ask(self, network: nn.Module, batch: tuple) -> torch.Tensor:
+        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        x_BTF, after_BSF, weight_B = batch
-        y, target_BSC = network(x_BTF), after_BSF[:, :, : self.forecast.count(after_BSF.shape[2])]
+        *inputs, after_BSF, weight_B = batch
+        y, target_BSC = self._ask(network, inputs), after_BSF[:, :, : self.forecast.count(after_BSF.shape[2])]
         if self.forecast.quantiles:
             return weighted_pinball(y, target_BSC, weight_B, self.forecast.quantiles)
         return weighted_mse(y, target_BSC, weight_B)

@@ -17,11 +17,17 @@ from ml_factory.training.step import Loss
 
 _log = logging.getLogger("ml_factory.training")
 T = TypeVar("T")
+Ask = Callable[[nn.Module, tuple], Tensor]
+
+
+def first_alone(network: nn.Module, batch: tuple) -> Tensor:
+    return network(batch[0])
 
 
 @torch.no_grad()
-def outputs(network: nn.Module, feed: Feed, device: Device, size: int) -> Tensor:
-    """network(x) of every row, float32 (N, ...) on the host. feed : gives (x,). Its weights' precision, no autocast."""
+def outputs(network: nn.Module, feed: Feed, device: Device, size: int, ask: Ask = first_alone) -> Tensor:
+    """ask(network, batch) of every row, float32 (N, ...) on the host. feed : gives the batches; by default the network
+    is given their first part. Its weights' precision, no autocast."""
     network = device.place(network).eval()
 
     def judged(size: int) -> Tensor:
@@ -29,7 +35,7 @@ def outputs(network: nn.Module, feed: Feed, device: Device, size: int) -> Tensor
         pieces = list(_batches(len(feed), size, device.chips))
         batches = feed.batches(positions for positions, _ in pieces)
         for (_, inside), batch in zip(pieces, batches, strict=True):
-            out = network(batch[0])
+            out = ask(network, batch)
             device.flush("evaluate", batch, (out,))
             parts.append((out, inside))
         # Copied when all are on their way: one wait instead of one a batch.

@@ -25,6 +25,15 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
 
 
+def beside_of(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
+    """What a network of this spec reads beside a window: argument -> shape of a row. steps : S that are looked at."""
+    known, static = (getattr(spec, name, ()) for name in ("known", "static"))
+    shapes = {"known_BSK": (known, (steps,)), "static_BV": (static, ())}
+    # A network of one's own may call something else by these names.
+    there = {name: (*before, len(names)) for name, (names, before) in shapes.items() if isinstance(names, tuple)}
+    return {name: shape for name, shape in there.items() if shape[-1]}
+
+
 def fresh(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
     """A network whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):

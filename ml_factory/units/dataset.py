@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from ml_factory.datasets.beside import named, read_beside
 from ml_factory.datasets.preprocessing import Fitted, fit_steps, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.transforms import Sample
@@ -25,12 +26,14 @@ from ml_factory.evaluation.metrics import (
 )
 from ml_factory.experiment import QuickLimits
 from ml_factory.features.build import FeatureSpec
+from ml_factory.models.contract import Estimator
 from ml_factory.models.registry import spec_of
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.targets.labels import classes_of, kind_asked
 from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
+NAMED = ("frames", "known", "static")  # settings of models that mean something with the data alone
 
 
 @dataclass(frozen=True)
@@ -118,22 +121,27 @@ def fit_on(data: Dataset, rows: np.ndarray) -> Fitted:
 Take = Callable[[np.ndarray], object]
 
 
-def model_inputs(data: Dataset, scaler: Fitted, lookback: int) -> Take:
+def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> Take:
     """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
     scaled_NF = transform(scaler, data.x_NF, data.close)
-    if lookback <= 1:
+    if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
     # torch comes with the networks only: boosters train where it is not installed.
     windows = importlib.import_module("ml_factory.datasets.windows")
-    return lambda positions: windows.Windows(scaled_NF, data.row[positions], lookback)
+
+    def take(positions: np.ndarray):
+        told = read_beside(model, data.labels.index[positions], data.settings)
+        return windows.Windows(scaled_NF, data.row[positions], model.lookback, told)
+
+    return take
 
 
 def resolved(data: Dataset, name: str, settings: Mapping) -> dict:
-    """A model's settings with what names columns of the data written out: `frames=True` as strides.
+    """A model's settings with what hangs on the data written out: frames as strides, what is known ahead by name.
 
-    Raises SettingsError where the model or the data has no frames.
+    Raises SettingsError where the model or the data has none.
     """
-    settings = dict(settings)
+    settings = named(settings, data.horizon, FeatureSpec(**data.settings["data"]["features"]))
     if not settings.get("frames"):
         settings.pop("frames", None)
     elif not spec_of(name).windowed:

@@ -1,5 +1,6 @@
 """What a finished network looked at, where it tells (a TFT: Lim et al. 2021, section 7). F features, T steps."""
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,10 +77,12 @@ def explain(
     if tells is not None:
         usable = data.splits["validation"][data.usable(fitted.lookback)[data.splits["validation"]]]
         some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
-        windows = model_inputs(data, data.scaler, fitted.lookback)(some)
+        windows = model_inputs(data, data.scaler, fitted)(some)
         share_NF, attention_NT = _looked_at(tells, windows)
         shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
-        attention = _table(attention_NT, "attention", pd.RangeIndex(fitted.lookback - 1, -1, -1, name="bars_back"))
+        # Steps ahead that a network is told of are bars after the newest: −1, −2, …
+        back = pd.RangeIndex(fitted.lookback - 1, fitted.lookback - 1 - attention_NT.shape[1], -1, name="bars_back")
+        attention = _table(attention_NT, "attention", back)
         shares = shares.sort_values("share", ascending=False, kind="stable")
     return ExplainResult(
         symbol=symbol, horizon=horizon, model=model, rows=len(some), shares=shares, attention=attention,
@@ -89,9 +92,11 @@ def explain(
 
 def _looked_at(tells: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
     """(shares of the variables (N, F), mean over the window's steps; attention of the one answer (N, T))."""
-    pieces = []
+    # torch comes with the networks only
+    pieces, tensor = [], importlib.import_module("torch").from_numpy
     for first in range(0, len(windows), BATCH):
-        told = tells(windows.gather(np.arange(first, min(first + BATCH, len(windows)))))
+        part = windows.take(np.arange(first, min(first + BATCH, len(windows))))
+        told = tells(part.gather(np.arange(len(part))), **{name: tensor(v) for name, v in part.beside.items()})
         pieces.append((told.past_BTF.mean(dim=1).numpy(), told.attention_BSU[:, -1].numpy()))
     share, attention = zip(*pieces, strict=True)
     return np.concatenate(share), np.concatenate(attention)

@@ -221,14 +221,14 @@ def forecast_folds(
     if keep is not None and (found := _finished(keep, plan)):
         return found
     settings = resolved(data, model, settings)
-    lookback, here = build_model(model, **settings).lookback, machine(spec)
+    reader, here = build_model(model, **settings), machine(spec)
     outer, count = manager.phase(folds_phase(model)), len(plan.folds)
     kept = Kept(outer, here, lambda state: f"fold {state['finished']} of {count}")
     inner: dict[int, Kept] = {}
     given_back: set[int] = set()
 
     def inputs(fit: np.ndarray):
-        take = model_inputs(data, fit_on(data, plan.rows[fit]), lookback)
+        take = model_inputs(data, fit_on(data, plan.rows[fit]), reader)
         return lambda positions: take(plan.rows[positions])
 
     def options(fold: int) -> dict:

@@ -12,7 +12,7 @@ from ml_factory.experiment import RunSpec
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.ownership import started_together
 from ml_factory.runs.signals import stop
-from ml_factory.units.dataset import Dataset
+from ml_factory.units.dataset import NAMED, Dataset
 from ml_factory.units.holdout import lesson_of
 
 
@@ -21,7 +21,7 @@ def agreed(spec: RunSpec, fitting: bool = False) -> bool:
     if not started_together() or not spec_of(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
-    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", "frames")}
+    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *NAMED)}
     device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
     return device.processes.tell({"fitting": fitting})["fitting"]
 

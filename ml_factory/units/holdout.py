@@ -90,7 +90,7 @@ def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
     weights = WeightSpec(**settings.pop("weights", {}))
     model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
     train, validation, limited = _teachers(data, model, spec.quick)
-    take = model_inputs(data, data.scaler, model.lookback)
+    take = model_inputs(data, data.scaler, model)
     (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
     held_out = (take(validation), data.y[validation], w_validation)
     return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)

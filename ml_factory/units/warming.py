@@ -55,7 +55,7 @@ def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size,
     """The cost of fitting this much of it, on the training rows, with its share of the validation rows."""
     model = build_model(name, seed=seed, **settings)
     turns = {"epochs": size.turns, "rounds": size.turns}
-    take = model_inputs(data, data.scaler, model.lookback)
+    take = model_inputs(data, data.scaler, model)
     train = _part(_usable(data, model.lookback, "train"), size.rows)
     held = _usable(data, model.lookback, "validation")
     held = _part(held, max(1, len(held) * size.rows // max(whole.rows, 1)))

@@ -58,15 +58,19 @@ class Case:
         """The network, its weights drawn from the seed; settings go over the case's, e.g. dropout=0.0."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.kind(F, T, self.task, self.kind.Spec(**{**self.settings, **settings}))
+            return self.kind(F, T, self.task, self.kind.Spec(**{**self._ahead(), **self.settings, **settings}))
+
+    def _ahead(self) -> dict[str, int]:
+        """A classifier is told how far its known inputs reach; a forecast knows."""
+        return {"ahead": S} if "known" in self.settings and self.task == CLASSES else {}
 
     def inputs(self, rows: int, seed: int = 0) -> dict[str, Tensor]:
         """x_BTF, and for a TFT that has them known_BSK and static_BV, by name."""
         shapes = {"x_BTF": (T, F)}
-        if "known" in self.settings and isinstance(self.task, Forecast):
-            shapes["known_BSK"] = (S, self.settings["known"])
+        if "known" in self.settings:
+            shapes["known_BSK"] = (S, len(self.settings["known"]))
         if "static" in self.settings:
-            shapes["static_BV"] = (self.settings["static"],)
+            shapes["static_BV"] = (len(self.settings["static"]),)
         draw = torch.Generator().manual_seed(seed)
         return {name: torch.randn(rows, *shape, generator=draw) for name, shape in shapes.items()}
 
@@ -83,7 +87,11 @@ def networks() -> list[tuple[str, type[nn.Module], dict]]:
     return [
         *shipped,
         ("patchtst-batch", kinds["patchtst"], {**SMALL["patchtst"], "norm": "batch", "pad": True}),
-        ("tft-covariates", kinds["tft"], {**SMALL["tft"], "known": 2, "static": 3, "layers": 2}),
+        (
+            "tft-covariates",
+            kinds["tft"],
+            {**SMALL["tft"], "known": ("k0", "k1"), "static": ("s0", "s1", "s2"), "layers": 2},
+        ),
         ("lstm-frames", several_frames(LSTM, ((1, 4), (3, 2))), SMALL["lstm"]),
     ]
 

@@ -229,7 +229,7 @@ def test_tft_forecasts_as_neuralforecast_does(layers):
     weights |= copied(names, state)
     qkv = state[fusion + "attention.qkv_linears.weight"].split((D, D, D // H))
     weights |= {f"attention.{name}.weight": part for name, part in zip(("query", "key", "value"), qkv, strict=True)}
-    spec = TFTSpec(width=D, heads=H, layers=layers, known=2, static=3)
+    spec = TFTSpec(width=D, heads=H, layers=layers, known=("k0", "k1"), static=("s0", "s1", "s2"))
     ours = load(TFT(5, T, Forecast(S, channels=1, quantiles=(0.1, 0.5, 0.9)), spec), weights)
 
     target, seen = torch.randn(B, T, 1), torch.randn(B, T, 2)

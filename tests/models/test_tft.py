@@ -102,7 +102,7 @@ def test_attention_sees_itself_and_what_was_before():
 
 def test_a_step_ahead_does_not_read_later_known_inputs():
     torch.manual_seed(0)
-    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=2)).eval()
+    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"))).eval()
     x_BTF, known_BSK = torch.randn(B, T, V), torch.randn(B, 4, 2)
     before = network(x_BTF, known_BSK)
     known_BSK[:, 2:] += 3
@@ -112,7 +112,7 @@ def test_a_step_ahead_does_not_read_later_known_inputs():
 
 
 def test_what_it_looked_at_is_told():
-    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=2, static=3))
+    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"), static=("s0", "s1", "s2")))
     told = network.explain(torch.randn(B, T, V), torch.randn(B, 4, 2), torch.randn(B, 3))
     shapes = {"past_BTF": (B, T, V), "future_BSK": (B, 4, 2), "static_BV": (B, 3), "attention_BSU": (B, 4, T + 4)}
     for name, shape in shapes.items():
@@ -123,7 +123,26 @@ def test_what_it_looked_at_is_told():
     assert told.future_BSK is None and told.static_BV is None and told.attention_BSU.shape == (B, 1, T)
 
 
-@pytest.mark.parametrize("settings", [{"width": 0}, {"heads": 3}, {"static": -1}, {"each_dropout": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"width": 0}, {"heads": 3}, {"static": ("s", "s")}, {"known": 2}, {"ahead": -1}, {"each_dropout": 1.0}]
+)
 def test_settings_check_themselves(settings):
     with pytest.raises(SettingsError, match=rf"\[{next(iter(settings))}\]"):
         TFTSpec(**settings)
+
+
+def test_a_classifier_reads_what_is_known_of_the_steps_ahead():
+    torch.manual_seed(0)
+    network = TFT(V, T, 3, TFTSpec(width=D, known=("clock",), static=("symbol",), ahead=4)).eval()
+    x_BTF, known_BSK, static_BV = torch.randn(B, T, V), torch.randn(B, 4, 1), torch.randn(B, 1)
+    y_BC = network(x_BTF, known_BSK, static_BV)
+    for other in (
+        (x_BTF, known_BSK + 1, static_BV),
+        (x_BTF, known_BSK, static_BV + 1),
+        (x_BTF + 1, known_BSK, static_BV),
+    ):
+        assert y_BC.shape == (B, 3) and (network(*other) - y_BC).abs().min() > 1e-5
+    assert network.explain(x_BTF, known_BSK, static_BV).attention_BSU.shape == (B, 1, T + 4)
+    for alone in ({"known": ("clock",)}, {"ahead": 4}):
+        with pytest.raises(SettingsError, match=r"\[ahead\]"):
+            TFT(V, T, 3, TFTSpec(width=D, **alone))

@@ -1,17 +1,19 @@
 """What a network reads besides rows of columns, from a setting's name to the prediction of a saved model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 from ml_factory import pipeline
-from ml_factory.__main__ import app
+from ml_factory.datasets.beside import clock_ahead, named
 from ml_factory.errors import SettingsError
+from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.runs.registry import Registry
-from ml_factory.units.dataset import resolved
+from ml_factory.units.dataset import model_inputs, resolved
 from ml_factory.units.preparation import load_dataset
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
@@ -38,22 +40,11 @@ def test_frames_are_asked_for_by_name_and_read_off_the_columns(prepared):
     assert other.run_id != trained.run_id and np.isfinite(trained.metrics["log_loss"]).all()
 
 
-def test_frames_go_through_the_command_line_and_cross_validation(prepared):
-    words = [
-        "train",
-        "--workspace",
-        str(prepared.root),
-        "--symbol",
-        "DEMO",
-        "--horizon",
-        "5",
-        "--model",
-        "lstm",
-        "--quick",
-    ]
+def test_frames_go_through_the_command_line_and_cross_validation(prepared, call):
     sets = [word for name, value in {**SMALL, "frames": "true"}.items() for word in ("--set", f"{name}={value}")]
-    done = CliRunner().invoke(app, [*words, *sets, "--json"])
-    assert done.exit_code == 0, done.output
+    words = ["train", "--symbol", "DEMO", "--horizon", "5", "--model", "lstm", "--quick", "--json", "--workspace"]
+    code, _, told = call(*words, prepared.root, *sets)
+    assert code == 0, told
     folds = pipeline.cross_validate(
         prepared, "DEMO", 5, "lstm", folds=2, quick=True, model_settings=SMALL | {"frames": True}
     )
@@ -67,3 +58,65 @@ def test_what_cannot_be_read_so_is_refused(prepared):
     assert resolved(data, "xgboost", {"frames": False, "rounds": 3}) == {"rounds": 3}
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"lookback": 12, "frames": True})
+
+
+CLOCK = ["session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine"]
+SEEING = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1, "known": True, "static": ["symbol", "week_sine"]}
+
+
+def test_the_clock_ahead_is_what_the_features_will_say(prepared):
+    """Against the prepared columns themselves, wherever the bar so many steps ahead came, in the same session."""
+    features = pipeline.load_features(prepared, "DEMO")[CLOCK]
+    index, minutes = features.index, np.array([5, 30, 600])
+    ahead = clock_ahead(index, "cme", minutes)
+    for number, later in enumerate(minutes):
+        at = index.get_indexer(index + pd.Timedelta(minutes=int(later)))
+        same = (at >= 0) & (features["session_progress"].to_numpy()[at] > features["session_progress"].to_numpy())
+        same &= features["week_sine"].to_numpy()[at] == features["week_sine"].to_numpy()
+        assert same.sum() > len(index) / 3
+        for name in CLOCK:
+            np.testing.assert_allclose(ahead[name][same, number], features[name].to_numpy()[at[same]], atol=1e-6)
+    assert ahead["session_progress"].max() == 0.5  # and stands still where the session ends
+
+
+def test_an_early_close_is_known_ahead_and_time_stands_still_behind_it():
+    """The day after Thanksgiving 2024: the index futures stop at 12:15 in Chicago, 18:15 UTC."""
+    moments = pd.DatetimeIndex(["2024-11-29 18:10", "2024-11-29 18:15", "2024-11-27 18:10"], tz="UTC")
+    progress = clock_ahead(moments, "cme", np.array([0, 5, 10]))["session_progress"]
+    assert progress[0, 0] < progress[0, 1] == progress[0, 2] == 0.5 and (progress[1] == 0.5).all()
+    assert progress[2, 2] < 0.4
+
+
+def test_a_tft_is_told_the_clock_ahead_by_the_names_of_its_settings(prepared):
+    trained = pipeline.train(prepared, "DEMO", 5, "tft", quick=True, model_settings=SEEING)
+    model = saved(prepared, "tft")
+    spec = model.network_spec
+    assert (list(spec.known), spec.static, spec.ahead) == (CLOCK, ("symbol", "week_sine"), 5)
+    said = pipeline.load_predictions(prepared, "DEMO", 5, "tft")
+    again = pipeline.predict(prepared, "DEMO", 5, "tft").frame
+    pd.testing.assert_frame_equal(again.loc[said.index], said[again.columns])
+    assert np.isfinite(trained.metrics["log_loss"]).all()
+    told = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20)
+    assert told.attention.index.tolist() == [5, 4, 3, 2, 1, 0, -1, -2, -3, -4, -5]
+    # What a row is told hangs on its own moment: rows taken away behind it change nothing.
+    data = load_dataset(prepared, "DEMO", 5)
+    take = model_inputs(data, data.scaler, model)
+    rows = data.splits["validation"][data.usable(6)[data.splits["validation"]]]
+    fifth = clock_ahead(data.labels.index[rows], "cme", np.array([25]))
+    np.testing.assert_array_equal(
+        take(rows).beside["known_BSK"][:, 4], np.stack([fifth[name][:, 0] for name in CLOCK], axis=1)
+    )
+    for name, part in take(rows[:9]).beside.items():
+        np.testing.assert_array_equal(part, take(rows).beside[name][:9])
+
+
+def test_what_is_not_known_ahead_is_refused(prepared):
+    data = load_dataset(prepared, "DEMO", 5)
+    for name, given in (("known", ["rsi_14"]), ("known", "session_move"), ("static", "rsi_14")):
+        with pytest.raises(SettingsError, match=rf"\[{name}\]"):
+            resolved(data, "tft", {name: given})
+    activity = replace(FeatureSpec(), bars="volume")
+    with pytest.raises(SettingsError, match="not known ahead"):
+        named({"known": True}, 5, activity)
+    with pytest.raises(SettingsError, match="Unknown setting"):
+        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"known": True})

@@ -1,0 +1,90 @@
+"""What a network may read beside a window: the clock of the bars ahead, and what stays the same in a window.
+
+N rows, S steps ahead, K known variables, V static ones.
+
+Of the future only the calendar is known: the exchange publishes its hours, weekends, holidays and early closes. So a
+known variable is one of the clock's, worked out from a row's own `known_at`; no later row of the data is looked at, and
+whether a bar will come at all is not known either.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.features.build import FeatureSpec
+from ml_factory.features.calendar import BASE, WEEK_DAYS
+
+KNOWN = BASE[:5]  # of the family's columns those that the clock alone makes
+STATIC = ("symbol", "week_sine", "week_cosine")
+_REFUSED = {"known": "Only the calendar is known ahead", "static": "This is not the same in a whole window"}
+_MINUTE_NS = 60_000_000_000
+
+
+def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
+    """Settings with `known` and `static` as lists of names, and how many steps ahead are known: the horizon.
+
+    known : True for the whole clock.  Raises SettingsError for what is not known ahead, or does change in a window, and
+    for bars by activity, whose moments nobody knows.
+    """
+    settings = dict(settings)
+    for name, there in (("known", KNOWN), ("static", STATIC)):
+        given = settings.pop(name, None)
+        if not given:
+            continue
+        settings[name] = list(there if given is True else [given] if isinstance(given, str) else given)
+        for one in settings[name]:
+            if one not in there:
+                what = (
+                    "Only the calendar is known ahead" if name == "known" else "This is not the same in a whole window"
+                )
+                hint = did_you_mean(str(one), there)
+                raise SettingsError(what, where=name, got=repr(one), wanted=", ".join(there), next_step=hint)
+    if "known" in settings:
+        if not isinstance(features.base, int):
+            raise SettingsError(
+                "The moments of bars by activity are not known ahead", where="known", got=features.base_words,
+                wanted="bars of so many minutes", next_step="leave known= out",
+            )  # fmt: skip
+        settings.setdefault("ahead", horizon)
+    return settings
+
+
+def read_beside(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
+    """What `model.network_spec` names: argument -> float32 (N, S, K) or (N, V), of rows known at these moments.
+
+    settings : those of the data and the market, as stored.  A symbol is 1: a data set has one.
+    """
+    spec, wanted = getattr(model, "network_spec", None), getattr(model, "beside", {})
+    if not wanted:
+        return {}
+    calendar = MarketSpec.from_dict(settings["market"]).calendar
+    told = {}
+    if "known_BSK" in wanted:
+        minutes = FeatureSpec(**settings["data"]["features"]).base_minutes
+        clock = clock_ahead(known_at, calendar, np.arange(1, spec.ahead + 1) * minutes)
+        told["known_BSK"] = np.stack([clock[name] for name in spec.known], axis=2)
+    if "static_BV" in wanted:
+        now = clock_ahead(known_at, calendar, np.zeros(1, np.int64)) | {
+            "symbol": np.ones((len(known_at), 1), np.float32)
+        }
+        told["static_BV"] = np.concatenate([now[name] for name in spec.static], axis=1)
+    return told
+
+
+def clock_ahead(known_at: pd.DatetimeIndex, calendar: str, minutes: np.ndarray) -> dict[str, np.ndarray]:
+    """The clock's columns so many minutes after each row: name -> float32 (N, len(minutes)).
+
+    A session's clock stands still at its end, where its labels end too.
+    """
+    now = known_at.as_unit("ns").asi8
+    session = sessions_of(now - 1, calendar)  # that of the bar which ends now
+    opens, closes = session.open_ns[:, None], session.close_ns[:, None]
+    moments = np.minimum(now[:, None] + minutes * _MINUTE_NS, np.maximum(closes, now[:, None]))
+    progress = (moments - opens) / (closes - opens)
+    # Day 0 was a Thursday; Monday is 0.
+    week = np.broadcast_to((2.0 * np.pi * ((session.id + 3) % WEEK_DAYS) / WEEK_DAYS)[:, None], progress.shape)
+    hands = (progress - 0.5, np.sin(2 * np.pi * progress), np.cos(2 * np.pi * progress), np.sin(week), np.cos(week))
+    return {name: np.ascontiguousarray(hand, np.float32) for name, hand in zip(KNOWN, hands, strict=True)}

@@ -1,0 +1,85 @@
+"""Known-future and static inputs through whole fits: learnt from, saved, asked for again, refused when they lack."""
+
+import numpy as np
+import pytest
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.models.heads import Forecast
+from ml_factory.models.registry import build_model, check_model, load_model
+from ml_factory.models.tft import TFT
+from ml_factory.runs.state import decode_state, encode_state
+from ml_factory.training.forecaster import NeuralForecaster
+
+SMALL = {"lookback": 5, "width": 8, "device": "cpu", "threads": 1, "dropout": 0.0, "batch": 32, "lr": 0.02}
+NAMED = {"known": ("clock",), "static": ("symbol",), "ahead": 3}
+RNG = np.random.default_rng(0)
+X_NF = RNG.normal(size=(200, 3)).astype(np.float32)
+ROWS = np.arange(10, 200)
+KNOWN = RNG.normal(size=(190, 3, 1)).astype(np.float32)
+Y = np.sign(KNOWN[:, 2, 0]).astype(int)  # told by what is known of the third step ahead, and by nothing else
+
+
+def windows(rows=slice(None), known=KNOWN) -> Windows:
+    beside = {"known_BSK": known[rows], "static_BV": np.ones((len(known[rows]), 1), np.float32)}
+    return Windows(X_NF, ROWS[rows], 5, beside)
+
+
+def test_a_classifier_learns_from_what_is_known_ahead_and_is_saved_with_it():
+    model, fit, held = build_model("tft", **SMALL, **NAMED, epochs=12), slice(150), slice(150, None)
+    result = model.fit(windows(fit), Y[fit], validation=(windows(held), Y[held]))
+    assert result.history[-1]["val_loss"] < 0.3
+    p = model.predict_proba(windows(held))
+    assert ((p.argmax(1) - 1) == Y[held]).mean() > 0.9
+    again = load_model(decode_state(encode_state(model.get_state())))
+    assert again.network_spec.known == ("clock",) and again.beside == {"known_BSK": (3, 1), "static_BV": (1,)}
+    np.testing.assert_array_equal(again.predict_proba(windows(held)), p)
+    # Rows taken out of the windows take what stands beside them along.
+    np.testing.assert_allclose(again.predict_proba(windows(held).take([3, 1])), p[[3, 1]], atol=1e-5)
+
+
+def test_what_is_known_ahead_is_part_of_the_data_a_run_goes_on_with():
+    kept = []
+
+    class Box:
+        due, due_in = staticmethod(lambda: False), staticmethod(lambda: 9.0)
+        load = staticmethod(lambda: {"state": kept[-1]} if kept else None)
+        save = staticmethod(lambda state, metrics=None, force=False: kept.append(state))
+
+    model = build_model("tft", **SMALL, **NAMED, epochs=1)
+    model.fit(windows(), Y, checkpoints=Box())
+    with pytest.raises(FactoryError, match=r"another run \[data\]"):
+        build_model("tft", **SMALL, **NAMED, epochs=1).fit(windows(known=KNOWN + 1), Y, checkpoints=Box())
+
+
+def test_windows_without_them_or_with_others_are_refused():
+    model = build_model("tft", **SMALL, **NAMED, epochs=1)
+    for wrong in (Windows(X_NF, ROWS, 5), windows(known=KNOWN[:, :2]), windows(known=np.repeat(KNOWN, 2, axis=2))):
+        with pytest.raises(FactoryError, match="other inputs beside them"):
+            model.fit(wrong, Y)
+    with pytest.raises(FactoryError, match="other inputs beside them"):
+        build_model("tft", **SMALL, epochs=1).fit(windows(), Y)
+    with pytest.raises(SettingsError, match=r"\[frames\]"):
+        build_model("tft", **SMALL, **NAMED, frames=((1, 3),))
+
+
+def test_a_tft_with_them_keeps_the_contract_of_all_models():
+    assert len(check_model("tft", **NAMED)) == 7
+
+
+def test_a_forecaster_is_given_them_row_by_row():
+    """The next value of the first channel is what is known of its moment: nothing else tells it."""
+    known_NK = RNG.normal(size=(203, 1)).astype(np.float32)
+    x_NF = np.concatenate([known_NK[:200], X_NF[:, :1]], axis=1)
+    train, held = np.arange(10, 150), np.arange(150, 197)
+    settings = {**SMALL, "epochs": 40, "known": ("clock",), "static": ("symbol",)}
+    model, told = NeuralForecaster("tft", TFT, Forecast(3, channels=1), **settings), {"known_NK": known_NK}
+    with pytest.raises(FactoryError, match="other known or static inputs"):
+        model.fit(x_NF, train, validation=held, **told)
+    told["static_V"] = np.ones(1, np.float32)
+    result = model.fit(x_NF, train, validation=held, **told)
+    assert min(epoch["val_loss"] for epoch in result.history) < 0.1 < 0.5 * x_NF[:, 0].var()
+    y_BSC = model.predict(x_NF, np.array([199]), **told)  # the steps behind the series are known, too
+    assert np.abs(y_BSC[0, :, 0] - known_NK[200:, 0]).mean() < 0.6
+    with pytest.raises(FactoryError, match="other known or static inputs"):
+        model.predict(x_NF, held)
