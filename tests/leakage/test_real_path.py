@@ -1,0 +1,299 @@
+"""Leaks put into the product's own functions: what `prepare` and `train` call is spoilt, and the proof names the place.
+
+The catalogue spoils a pipeline's methods, some of them stand-ins for what a training fits; here no stand-in is left.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data import sampling, sessions
+from ml_factory.datasets import preprocessing, scaling, selection
+from ml_factory.features import build
+from ml_factory.features.build import FeatureSpec
+from ml_factory.features.windows import HISTORY
+from ml_factory.leakage.effort import ProofSpec
+from ml_factory.leakage.proof import prove
+from ml_factory.leakage.subject import StandardPipeline
+from ml_factory.targets import labels, outcomes, splits
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.splits import SplitSpec
+from ml_factory.units import auditing, dataset, holdout
+from ml_factory.units.preparation import load_dataset
+from tests.leakage.catalogue import bars_with_events
+
+CUT = ProofSpec(cuts=8, whole_cuts=2, ahead=1_500, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)
+LEARNT = replace(CUT, cuts=1, whole_cuts=0, fit_rows=2_000)
+
+
+def pipeline_of(preprocess: tuple = ("robust",), symbol: str = "DEMO") -> StandardPipeline:
+    features = FeatureSpec(base_minutes=5, frames=(60,), families=("calendar", "momentum"))
+    asked = (LabelSpec(horizon=10, sigma_span=50),)
+    return StandardPipeline(symbol, features, asked, SplitSpec(embargo_bars=16), folds=3, preprocess=preprocess)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """inject : (patch) spoils one function of the product.  part, column : where the proof must see it.
+
+    steps : the fitted steps of the pipeline.  also : parts that are made of the spoilt one.
+    """
+
+    name: str
+    inject: Callable[[pytest.MonkeyPatch], None]
+    part: str
+    column: str = ""
+    steps: tuple = ("robust",)
+    symbol: str = "DEMO"
+    spec: ProofSpec = CUT
+    also: tuple[str, ...] = ()
+
+
+def kernel(change: Callable) -> Callable[[pytest.MonkeyPatch], None]:
+    """The momentum family's real kernel, and then `change(block, out)` of what it wrote."""
+
+    def inject(patch):
+        family = build.FAMILIES["momentum"]
+
+        def spoilt(block, state, out, coarse):
+            family.kernel(block, state, out, coarse)
+            if not coarse:
+                change(block, out)
+
+        patch.setitem(build.FAMILIES, "momentum", replace(family, kernel=spoilt))
+
+    return inject
+
+
+def one_ahead(block, out):
+    out[0, :-1] = out[0, 1:].copy()
+
+
+def a_trace(block, out):
+    out[0, :-1] += 1e-7 * np.nan_to_num(out[0, 1:])
+
+
+def last_of_a_session(block, out):
+    """One row a day knows the next session's open."""
+    last = np.flatnonzero(np.diff(block.session[HISTORY:]))
+    out[0, last] = np.log(block.open[HISTORY:][last + 1] / block.close[HISTORY:][last])
+
+
+def less_its_mean(block, out):
+    out[0] -= np.nanmean(out[0])
+
+
+def both_ways(block, out):
+    column = pd.Series(out[0])
+    out[0] = 0.5 * (column.ewm(span=9).mean() + column[::-1].ewm(span=9).mean()[::-1]).to_numpy()
+
+
+def too_fresh(patch):
+    """A row takes the coarse bar after the freshest one."""
+    honest = build._join
+    patch.setattr(
+        build,
+        "_join",
+        lambda engine, frame, rows, out: honest(engine, frame, np.minimum(rows + 1, len(frame) - 1), out),
+    )
+
+
+def known_at_their_start(patch):
+    honest = sampling.frames_of
+
+    def spoilt(bars, market, minutes, **options):
+        frames = honest(bars, market, minutes, **options)
+        return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
+
+    patch.setattr(sampling, "frames_of", spoilt)
+
+
+def read_off_the_file(patch):
+    patch.setattr(sessions, "INFER_SESSIONS", 10_000)
+
+
+def proven_a_bar_early(patch):
+    honest = outcomes._proven_at
+
+    def spoilt(base, rows, *given):
+        return np.maximum(honest(base, rows, *given) - 300_000_000_000, base.known_at[rows.entry] + 1)
+
+    patch.setattr(outcomes, "_proven_at", spoilt)
+
+
+def over_the_night(patch):
+    """Lives go on into the next session, and say they were proven at this one's end."""
+    honest, ends = labels.rows_with_bars_left, outcomes._proven_at
+    patch.setattr(labels, "rows_with_bars_left", lambda base, session_end, asked: honest(base, "span", asked))
+
+    def spoilt(base, rows, *given):
+        found, last = ends(base, rows, *given), np.flatnonzero(np.diff(base.segment))
+        own = np.append(last, len(base) - 1)[np.searchsorted(last, rows.entry)]
+        return np.minimum(found, base.known_at[own])
+
+    patch.setattr(outcomes, "_proven_at", spoilt)
+
+
+def barriers_of_the_file(patch):
+    honest = labels.barriers_of
+
+    def spoilt(base, spec, market):
+        wild = 1.0 + 100.0 * float(np.std(np.diff(np.log(base.close))))
+        return honest(base, replace(spec, k_up=spec.k_up * wild, k_down=spec.k_down * wild), market)
+
+    patch.setattr(labels, "barriers_of", spoilt)
+
+
+def shares_of_the_file(patch):
+    honest = outcomes.mean_share
+
+    def spoilt(*given):
+        found = honest(*given)
+        return found / found.mean()
+
+    patch.setattr(outcomes, "mean_share", spoilt)
+
+
+def unpurged(patch):
+    patch.setattr(splits, "stays", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
+
+
+def without_embargo(patch):
+    honest = splits.stays
+    patch.setattr(splits, "stays", lambda *given: honest(*given[:4], 0))
+
+
+def scaler_of_all(patch):
+    honest = scaling.RobustScaler.fit
+    spoilt = classmethod(lambda cls, x_NF, rows=None, **options: honest(x_NF, None, **options))
+    patch.setattr(scaling.RobustScaler, "fit", spoilt)
+
+
+def on_all_rows(step: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """The step's real fit, on every row."""
+
+    def inject(patch):
+        table = selection.SELECTIONS if step in selection.SELECTIONS else preprocessing.TRANSFORMS
+        honest = table[step] if step in selection.SELECTIONS else table[step].fit
+
+        def spoilt(sample, **options):
+            return honest(replace(sample, rows=np.arange(len(sample.x_NF))), **options)
+
+        if step in selection.SELECTIONS:
+            patch.setitem(table, step, spoilt)
+        else:
+            patch.setattr(table[step], "fit", spoilt)
+
+    return inject
+
+
+def prices_of_all(patch):
+    """Steps that follow the price see it outside the training rows too."""
+    patch.setattr(preprocessing, "_own_path", lambda sample: sample.close)
+
+
+FITTED = {"part": "fitted h10", "spec": LEARNT}
+INJECTED = [
+    Injected("negative shift", kernel(one_ahead), "features"),
+    Injected("tiny shift", kernel(a_trace), "features"),
+    Injected("sparse: known by the session's end", kernel(last_of_a_session), "features"),
+    Injected("scale of what is there", kernel(less_its_mean), "features"),
+    Injected("filtered both ways", kernel(both_ways), "features"),
+    Injected("join too fresh", too_fresh, "features"),
+    Injected("left-labelled frame", known_at_their_start, "frame 60m", "(rows)", also=("features",)),
+    Injected("calendar or tick of the whole file", read_off_the_file, "facts", symbol="ODD"),
+    Injected("label_end too early", proven_a_bar_early, "labels h10"),
+    Injected("labels across a session's end", over_the_night, "labels h10"),
+    Injected("barriers from the whole file", barriers_of_the_file, "labels h10"),
+    Injected("concurrency of the whole file", shares_of_the_file, "labels h10", "uniqueness"),
+    Injected("unpurged", unpurged, "split h10", spec=LEARNT),
+    Injected("embargo forgotten", without_embargo, "split h10", spec=LEARNT),
+    Injected("scaler of all rows", scaler_of_all, column="preprocessing", **FITTED),
+    Injected("clusters of all rows", on_all_rows("clusters"), column="preprocessing", steps=("clusters", "robust"),
+             **FITTED),
+    Injected("components of all rows", on_all_rows("pca"), column="preprocessing", steps=("pca", "robust"), **FITTED),
+    Injected("states of every price", prices_of_all, column="preprocessing", steps=("two_state_hmm", "standard"),
+             **FITTED),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    return bars_with_events()
+
+
+@pytest.mark.parametrize("steps", sorted({one.steps for one in INJECTED}), ids="-".join)
+def test_without_them_the_same_pipelines_pass(steps, bars):
+    proof = prove(pipeline_of(steps), bars, replace(CUT, cuts=4, whole_cuts=1, fit_rows=2_000))
+    assert proof.passed, [leak.sentence() for leak in proof.leaks]
+
+
+@pytest.mark.parametrize("one", INJECTED, ids=lambda one: one.name.replace(" ", "_"))
+def test_a_leak_in_the_products_own_function_is_caught(one, bars, monkeypatch):
+    one.inject(monkeypatch)
+    proof = prove(pipeline_of(one.steps, one.symbol), bars, one.spec)
+    found = [leak for leak in proof.leaks if leak.part == one.part and leak.column.startswith(one.column)]
+    assert found, [leak.sentence() for leak in proof.leaks]
+    assert {leak.part for leak in proof.leaks} <= {one.part, *one.also}, [leak.sentence() for leak in proof.leaks]
+
+
+# ---- what a real training takes from rows it may not read ----------------------------------------------------------
+
+
+def weights_of_all(patch):
+    """Uniqueness counted among the rows that judge too."""
+    honest = dataset.weights_of
+
+    def spoilt(data, rows, spec=None):
+        everything = np.arange(len(data.labels))
+        return honest(data, everything, spec)[rows]
+
+    patch.setattr(dataset, "weights_of", spoilt)
+
+
+def temperature_of_test_rows(patch):
+    lesson_of, fit, seen = holdout.lesson_of, holdout.Temperature.fit, {}
+
+    def watched(data, spec):
+        seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
+        return lesson_of(data, spec)
+
+    def spoilt(log_p, y, weights):
+        return fit(log_p, y, weights * seen["shares"][np.asarray(y) + 1])
+
+    patch.setattr(holdout, "lesson_of", watched)
+    patch.setattr(holdout.Temperature, "fit", staticmethod(spoilt))
+
+
+def stops_on_test_rows(patch):
+    honest = holdout._teachers
+
+    def spoilt(data, model, quick):
+        train, _, limited = honest(data, model, quick)
+        return train, data.splits["test"], limited
+
+    patch.setattr(holdout, "_teachers", spoilt)
+
+
+def learns_from_test_rows(patch):
+    honest = holdout._teachers
+
+    def spoilt(data, model, quick):
+        train, validation, limited = honest(data, model, quick)
+        return np.append(train, data.splits["test"][:1]), validation, limited
+
+    patch.setattr(holdout, "_teachers", spoilt)
+
+
+@pytest.mark.parametrize(
+    "inject", [weights_of_all, temperature_of_test_rows, stops_on_test_rows, learns_from_test_rows]
+)
+def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, prepared, monkeypatch):
+    monkeypatch.setitem(auditing.TRAINING_ROWS, "tabular", 1_000)
+    data = load_dataset(prepared, "DEMO", 5)
+    inject(monkeypatch)
+    leaks = auditing.leaks_of_training(data, "xgboost")
+    assert leaks and all(leak.column.startswith("trained xgboost") for leak in leaks)
