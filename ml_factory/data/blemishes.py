@@ -60,7 +60,7 @@ def find_blemishes(
     for stale in (found.rows for found in repeats if found.kind == "stale_run"):
         joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
     findings += [
-        *find_spikes(log, joined, sessions.id, minutes),
+        *find_spikes(log, joined, edge, sessions.id, minutes),
         *repeats,
         *find_off_tick(prices, levels.unit, sessions.id, market.tick),
     ]

@@ -58,14 +58,20 @@ def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: 
     opened = opened - _overlap(*pauses(calendar, int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1), begin, end)
     at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
     length = (end - begin) // MINUTE_NS
-    score = np.zeros(len(row))
     silent = opened > 0
-    score[silent] = surprise(row[silent], opened[silent] // minutes, len(start_ns))
+
+    def surprises(strange: np.ndarray) -> np.ndarray:
+        found = np.zeros(len(row))
+        found[silent] = surprise(row[silent], opened[silent] // minutes, len(start_ns), strange[silent])
+        return found
+
     halt = _daily_halts(begin, row, opened == length, sessions)
     usual = np.median(session_days(calendar, int(sessions.id[0]) - 7, int(sessions.id[-1]) + 7)[1])
-    absent = (score > MISSING_NATS) & ~halt
     paged = np.zeros(len(row), bool)
+    absent = (surprises(paged) > MISSING_NATS) & ~halt
     paged[absent] = _paged(at[absent], opened[absent])
+    score = surprises(paged)  # what a download left out is no habit of the market: it excuses no silence beside it
+    absent = (score > MISSING_NATS) & ~halt
     kind = np.select(
         [absent & (paged | (opened >= LARGE_SHARE * usual)), absent, holiday > 0, early > 0, weekend > 0, halt],
         ["download_hole", "missing", "holiday", "early_close", "weekend", "session"],

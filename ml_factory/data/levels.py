@@ -44,12 +44,12 @@ def find_levels(log: dict[str, np.ndarray], beside: np.ndarray, edge: np.ndarray
     gap = np.zeros(len(beside))
     gap[1:] = log["open"][1:] - log["close"][:-1]
     close, swing = log["close"], swings(log)
-    usual = usual_move(np.diff(close, prepend=close[:1]), beside)
+    usual = usual_move(np.diff(close, prepend=close[:1]), beside, edge)
     unit = _units(gap, swing, UNIT_TIMES * usual)
     if unit.any():
         close = close - unit * _TEN
         gap -= np.diff(unit, prepend=unit[:1]) * _TEN
-        usual = usual_move(np.diff(close, prepend=close[:1]), beside)
+        usual = usual_move(np.diff(close, prepend=close[:1]), beside, edge)
     jump = np.flatnonzero(beside & (jump_scores(gap, swing, usual) > 1))
     jump = jump[stays(close, jump, gap[jump])]
     large = np.abs(gap[jump]) >= RATIO_JUMP

@@ -28,15 +28,17 @@ def spike_scores(log: dict[str, np.ndarray], beside: np.ndarray, usual: np.ndarr
     return np.maximum(np.maximum(above, below), 0.0) / usual
 
 
-def find_spikes(log: dict[str, np.ndarray], beside: np.ndarray, day: np.ndarray, minutes: int) -> Iterator[Finding]:
+def find_spikes(
+    log: dict[str, np.ndarray], beside: np.ndarray, edge: np.ndarray, day: np.ndarray, minutes: int
+) -> Iterator[Finding]:
     """Findings of this family.
 
     log : log prices, float64[N], in one unit.  beside : bool[N], False also where the level changes by itself.
-    day : int[N], the exchange day.
+    edge : bool[N], the first bar of a session.  day : int[N], the exchange day.
     """
     close = log["close"]
     move = np.diff(close, prepend=close[:1])
-    usual = usual_move(move, beside)
+    usual = usual_move(move, beside, edge)
     spike = spike_scores(log, beside, usual) > SPIKE_TIMES
     if spike.any():
         rows = np.flatnonzero(spike)

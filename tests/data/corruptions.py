@@ -189,8 +189,8 @@ def paging(market, rng):
     raise AssertionError("the stretch has no five such places")
 
 
-def stretches(market: Market, rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
-    return [(row, row + length) for row in market.places(rng, after=length)]
+def stretches(market: Market, rng: np.random.Generator, length: int, allowed=True) -> list[tuple[int, int]]:
+    return [(row, row + length) for row in market.places(rng, after=length, allowed=allowed)]
 
 
 def adjustment(market, rng):
@@ -202,13 +202,18 @@ def adjustment(market, rng):
 
 
 def roll(market, rng):
-    """Another contract for a while, higher by eighty usual moves and by eight times the bars beside the rolls."""
-    table, spans = market.table.copy(), stretches(market, rng, 150)
+    """Another contract for a while, higher by eighty usual moves and by eight times the bars beside the rolls.
+
+    Where the bars beside are so wild that this would be a split's ratio, no contract could be told from a trade.
+    """
+    table = market.table.copy()
     span = (table["high"] - table["low"]).rolling(7, center=True).max()
+    most = 0.15 * table["low"]
+    calm = (8 * span < most).to_numpy() & (8 * span < most).shift(-150, fill_value=False).to_numpy()
+    spans = stretches(market, rng, 150, calm)
     for first, after in spans:
-        beside = 8 * max(span[first], span[after])
-        size = min(max(steps(market, first, 80), beside), 0.15 * table.loc[first, "low"])  # more would be a split
-        size = round(size / market.quantum) * market.quantum
+        size = max(steps(market, first, 80), 8 * max(span[first], span[after]))
+        size = round(min(size, most[first]) / market.quantum) * market.quantum
         table.loc[first : after - 1, PRICES] += size
     return edited(table, named("roll", np.array(spans).ravel()))
 

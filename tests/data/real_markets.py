@@ -41,9 +41,11 @@ class Market:
     def quantum(self) -> float:
         return self.spec.tick or 0.01
 
-    def places(self, rng: np.random.Generator, before: int = 30, after: int = 30) -> list[int]:
-        """PLACES random rows far apart: inside sessions, nothing reported near them, and at the edges of the stretch
-        to be spoiled bars with a range, on the tick, each a minute after the one before it."""
+    def places(
+        self, rng: np.random.Generator, before: int = 30, after: int = 30, allowed: np.ndarray | bool = True
+    ) -> list[int]:
+        """PLACES random rows far apart, of those allowed (bool[N]): inside sessions, nothing reported near them, and at
+        the edges of the stretch to be spoiled bars with a range, on the tick, each a minute after the one before it."""
         count = len(self.table)
         reported = [row for kind, row in self.pairs if kind not in ("no_trade", "off_tick")]
         sessions = self.sessions
@@ -53,6 +55,7 @@ class Market:
         plain[[row for kind, row in self.pairs if kind in ("off_tick", "no_trade")]] = False
         rows = np.arange(before + 30, count - after - 30)
         clear = total[rows + after + 15] == total[rows - before - 15]
+        clear &= np.broadcast_to(allowed, count)[rows]
         for offset in (-1, 0, 1, 2, after - 1, after):
             clear &= plain[rows + offset]
         chosen: list[int] = []

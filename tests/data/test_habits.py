@@ -3,6 +3,7 @@
 import numpy as np
 
 from ml_factory.data.habits import (
+    FEW_MOVES,
     MOVE_WINDOW,
     OUTLIER_TIMES,
     RUN_CAP,
@@ -15,26 +16,38 @@ from ml_factory.data.habits import (
 )
 
 
-def test_the_usual_move_is_a_mean_without_outliers():
+def around(t: int, session: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
+    """bool[N], twice: the known bars that say what is usual at bar t."""
+    rows = np.arange(len(known))
+    both = known & (np.abs(rows - t) <= MOVE_WINDOW)
+    own = np.flatnonzero(session == session[t])
+    first = max(min(t - MOVE_WINDOW, own[-1] - 2 * MOVE_WINDOW), own[0])
+    near = known & (session == session[t]) & (rows >= first) & (rows <= first + 2 * MOVE_WINDOW)
+    return [near if near.sum() >= FEW_MOVES else both, both]
+
+
+def test_the_usual_move_is_the_larger_mean_of_two_without_outliers():
     rng = np.random.default_rng(0)
     move, known = rng.standard_normal(2000) * 1e-3, rng.random(2000) < 0.9
+    edge = np.isin(np.arange(2000), [0, 700, 730, 1400])  # the second session has too few bars of its own
+    session = np.cumsum(edge)
+    move[700:1400] *= 3
     move[[300, 301, 1500]] = 0.5
-    usual = usual_move(move, known)
+    usual = usual_move(move, known, edge)
     typical = np.median(np.abs(move[known & (move != 0)]))
-    first = np.empty(2000)
-    for t in range(2000):
-        near = slice(max(t - MOVE_WINDOW, 0), t + MOVE_WINDOW + 1)
-        first[t] = np.minimum(np.abs(move[near][known[near]]), 20 * typical).mean()
-    kept = known & (np.abs(move) <= OUTLIER_TIMES * first)
-    for t in (0, 100, 301, 999, 1500, 1999):
-        near = slice(max(t - MOVE_WINDOW, 0), t + MOVE_WINDOW + 1)
-        assert np.isclose(usual[t], np.abs(move[near][kept[near]]).mean(), rtol=1e-12)
-    calm = usual_move(np.where(np.abs(move) > 0.1, 0.0, move), known)
+    wanted = np.zeros(2000)
+    windows = [around(t, session, known) for t in range(2000)]
+    for which in range(2):
+        first = [np.minimum(np.abs(move[one[which]]), 20 * typical).mean() for one in windows]
+        kept = np.abs(move) <= OUTLIER_TIMES * np.array(first)
+        wanted = np.maximum(wanted, [np.abs(move[one[which] & kept]).mean() for one in windows])
+    np.testing.assert_allclose(usual, wanted, rtol=1e-9)
+    calm = usual_move(np.where(np.abs(move) > 0.1, 0.0, move), known, edge)
     assert np.abs(usual / calm - 1).max() < 0.01  # what is strange does not hide itself
 
 
 def test_a_market_that_never_moves_has_no_spike():
-    assert np.isinf(usual_move(np.zeros(5), np.ones(5, bool))).all()
+    assert np.isinf(usual_move(np.zeros(5), np.ones(5, bool), np.zeros(5, bool))).all()
 
 
 def test_surprise_by_hand():

@@ -54,14 +54,14 @@ def no_volume(table, calendar):
 
 
 def spike(table, calendar):
-    *_, log, beside = parts(table, calendar)
-    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside)
+    _, sessions, log, beside = parts(table, calendar)
+    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
     return spikes.spike_scores(log, beside, usual)
 
 
 def jump(table, calendar):
-    *_, log, beside = parts(table, calendar)
-    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside)
+    _, sessions, log, beside = parts(table, calendar)
+    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
     gap = np.diff(log["open"], prepend=log["open"][0])
     gap[1:] = log["open"][1:] - log["close"][:-1]
     return np.where(beside, levels.jump_scores(gap, levels.swings(log), usual), 0.0)
