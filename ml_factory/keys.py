@@ -19,6 +19,9 @@ def redact(text: str) -> str:
     """The text, which may be JSON, without any key of this machine, should one have come into a setting, a metric or a
     message."""
     for secret in known_secrets():
+        if secret.isdecimal():  # it may be a number of the JSON, which must stay one
+            text = re.sub(rf"(?<!\d){secret}(?!\d)", "9" * len(secret), text)
+            continue
         for spelling in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
             text = text.replace(spelling, HIDDEN)
     return text

@@ -108,8 +108,9 @@ def audit(
 
 @pushed_after
 def search_barriers(
-    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = ""
-) -> SearchResult:
+    workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = "",
+    mirror: str = "auto",
+) -> SearchResult:  # fmt: skip
     """Look for barriers whose labels teach the training rows most, within a balance of classes. Nothing else changes.
 
     Only training rows of the chronological split are seen, and of their labels those proven before the first
@@ -124,7 +125,7 @@ def search_barriers(
     """
     workspace, symbol = Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
-    return search_labels(workspace, symbol, horizon, spec, fresh, run)
+    return search_labels(workspace, symbol, horizon, spec, fresh, run, mirror)
 
 
 def plan(
@@ -213,7 +214,8 @@ def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    search: SearchSpec | None = None, run: str = "", tell: Tell = _log.info, bins: FoldBins | None = None,
+    search: SearchSpec | None = None, mirror: str = "auto", run: str = "", tell: Tell = _log.info,
+    bins: FoldBins | None = None,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
@@ -244,17 +246,18 @@ def cross_validate(
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run, found, _ = found_run(workspace, spec, fresh, run, tell)
+    run, found, _ = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
     run.begin(spec)
     if search is None:
-        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights, bins)
+        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights, bins, mirror=mirror)
     else:
         told = searched_folds(
-            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback), bins
-        )
+            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback), bins,
+            mirror=mirror,
+        )  # fmt: skip
     inexact = list(told.inexact)
     table, paths = told.scores, told.paths
     (mean, error), (uncalibrated, _) = (gain_over_blocks(table, name) for name in (model, model + UNCALIBRATED))

@@ -39,10 +39,15 @@ def prepared_template(tmp_path_factory) -> Path:
     return place.root
 
 
+@pytest.fixture(autouse=True)
+def unmirrored(monkeypatch):
+    """Nothing is mirrored anywhere, unless a test asks for it."""
+    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+
+
 @pytest.fixture
 def prepared(prepared_template, tmp_path, monkeypatch) -> Workspace:
-    """A copy of that workspace, for one test to write into; nothing is mirrored anywhere."""
-    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
+    """A copy of that workspace, for one test to write into."""
     for name in ("ML_FACTORY_QUICK", "ML_FACTORY_SAVE_MINUTES"):
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(prepared_template, tmp_path / "workspace")

@@ -18,7 +18,7 @@ runs.children runs.mounts
 runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer
 runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
-runs.records runs.delivery runs.mirror runs.retelling runs.tracking runs.recovery
+runs.records runs.delivery runs.mirror runs.keepsake runs.versions runs.retelling runs.tracking runs.recovery
 data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock data.levels
 data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.plain_parquet data.frames

@@ -11,7 +11,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.keys import LOGGERS, has_wandb_key, known_secrets, redact
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import write_json
-from ml_factory.runs.tracking import Tracker
+from ml_factory.runs.tracking import Tracker, read_log
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ml_factory"
 LONG = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"
@@ -82,6 +82,14 @@ def test_no_file_of_a_run_says_a_key(secret, tmp_path):
     assert [path.name for path, text in texts.items() if holds(secret, text)] == []
     said = {path.suffix for path, text in texts.items() if "[redacted]" in text}
     assert {".json", ".ckpt", ".jsonl"} <= said, "each was offered the key"
+
+
+def test_a_key_of_digits_leaves_numbers_that_can_be_read(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOOR_KEY", "20240115")
+    with Tracker("r", {"note": 20240115}, tmp_path / "log", tmp_path / "local", mirror="off") as tracker:
+        tracker.log(1, {"loss": 0.20240115, "note": "dial 20240115", "count": 20240115, "other": 120240115})
+    [row] = read_log(tmp_path / "log").to_dict("records")
+    assert row["other"] == 120240115 and "20240115" not in json.dumps([row["loss"], row["note"], row["count"]])
 
 
 def test_no_message_says_a_key(secret, caplog):

@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs.mounts import touch_directly
+from ml_factory.runs.mounts import SilentMountError, touch_directly
 from ml_factory.runs.records import Attempt, in_order, read_attempts, segments
-from ml_factory.runs.storage import disk_errors, on_mount, write_bytes_atomic
+from ml_factory.runs.storage import disk_errors, is_file, on_mount, read_json, write_bytes_atomic
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from ml_factory.runs.delivery import serve; serve(*sys.argv[2:])"
@@ -47,6 +47,17 @@ def deliver(local: Path, folder: Path, attempt: Attempt, writing: str, texts: Ma
             if not (name == SUMMARY and _taken_over(folder, attempt)):
                 write_bytes_atomic(folder / name, text.encode())
         return sorted(path.name for path in segments(folder).values())
+
+
+def is_told(folder: Path) -> bool:
+    """Whether a run's log says that it was finished. Raises SilentMountError where a mount does not answer."""
+    try:
+        told = read_json(folder / SUMMARY) if is_file(folder / SUMMARY) else {}
+    except SilentMountError:
+        raise
+    except WorkspaceError:  # damaged: told again
+        return False
+    return isinstance(told, dict) and told.get("status") == "finished"
 
 
 def _taken_over(folder: Path, attempt: Attempt) -> bool:

@@ -1,26 +1,27 @@
 """What W&B kept of a run, brought back where the workspace has nothing; and a whole record told to W&B again.
 
 Everything that talks to the service is a child process with a deadline. What comes back is verified as if a stranger
-had sent it: an artifact by its content's hash, a checkpoint as its container.
+had sent it: an artifact by its content's hash, checkpoints file by file and as containers.
 """
 
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
 from ml_factory.keys import redact
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.containers import look_at
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.mirror import FINISH_SECONDS, INIT_SECONDS, ask, give_up, mirror_mode
-from ml_factory.runs.pool import Unit
 from ml_factory.runs.records import read_rows
 from ml_factory.runs.registry import Artifact, Registry
-from ml_factory.runs.retelling import CHECKPOINT_FILE, Retelling, artifact_name, checkpoint_name
-from ml_factory.runs.storage import Disk, read_json
-from ml_factory.runs.tracking import PROJECT, begin_run, client
+from ml_factory.runs.retelling import CHECKPOINTS, Retelling
+from ml_factory.runs.storage import read_json
+from ml_factory.runs.tracking import begin_run, client
+from ml_factory.runs.versions import PROJECT, artifact_name
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # until the service says whether it has it; until the files are here
 _FETCH = f"import sys; from {__name__} import fetch_main; fetch_main(sys.stdin.read())"
@@ -33,24 +34,24 @@ def recover_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | N
     Raises WorkspaceError when W&B does not answer, CheckpointError for what comes back damaged.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if not _fetch(artifact_name(kind, run_id), Path(folder)):
+        if not _fetch([artifact_name(kind, run_id)], Path(folder)):
             return None
-        artifact = registry.adopt(Path(folder))
-    return artifact
+        return registry.adopt(Path(folder))
 
 
-def recover_checkpoint(manager: CheckpointManager, phase: str) -> bool:
-    """The last checkpoint of this phase, from W&B into a slot of the manager's pool; whether there was one. Raises as
-    `recover_artifact` does."""
-    unit = Unit(manager.run, phase)
+def recover(
+    manager: CheckpointManager, keepsake: Keepsake, registry: Registry | None = None, kinds: Sequence[str] = ()
+) -> str:
+    """What W&B kept of this run: the first of `kinds` that it left there, into the registry, else CHECKPOINTS, into
+    the manager's slots and the files beside them; its kind, or "" for nothing. Raises as `recover_artifact` does."""
+    names = {artifact_name(kind, keepsake.run): kind for kind in (*kinds, CHECKPOINTS)}
     with tempfile.TemporaryDirectory() as folder:
-        if not _fetch(checkpoint_name(manager.run, phase), Path(folder)):
-            return False
-        file = Path(folder) / CHECKPOINT_FILE
-        if not unit.of(look_at(Disk(), file).info):
-            raise CheckpointError("W&B gave the checkpoint of another run", where=unit.run, next_step="remove it there")
-        manager.home.copy_in(unit, manager.keep_last, str(file))
-    return True
+        kind = names.get(_fetch(list(names), Path(folder)), "")
+        if kind == CHECKPOINTS:
+            keepsake.put_back(Path(folder), manager.home, manager.keep_last)
+        elif kind:
+            registry.adopt(Path(folder))
+    return kind
 
 
 def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
@@ -74,43 +75,38 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
         summary = read_json(folder / "summary.json").get("summary", {})
     spec = {"run_id": run_id or told.get("run_id") or folder.parent.name, "settings": told.get("settings", {})}
     spec |= {"folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""], "mode": mode}
-    spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "checkpoints": None}
+    spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "keepsake": None}
     answer = ask(_REPLAY, spec, folder, INIT_SECONDS + FINISH_SECONDS, mode)
     return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
 
 
-def recover_quietly(registry: Registry, kind: str, manager: CheckpointManager, phase: str) -> str:
-    """What W&B kept of this run: "artifact", else "checkpoint", else "" for nothing.
-
-    A service that does not answer costs its deadline once in a process, and one warning.
-    """
+def recover_quietly(manager: CheckpointManager, keepsake: Keepsake, *rest) -> str:
+    """As `recover`. A service that does not answer costs its deadline once in a process, and one warning."""
     try:
-        if recover_artifact(registry, kind, manager.run) is not None:
-            return "artifact"
-        return "checkpoint" if recover_checkpoint(manager, phase) else ""
+        return recover(manager, keepsake, *rest)
     except FactoryError as error:
         give_up(f"Nothing is restored from W&B, and it is not waited for again; runs are recorded locally: {error}")
         return ""
 
 
-def _fetch(name: str, folder: Path) -> bool:
-    """The files of W&B's artifact of that name into the folder; False when there is none."""
-    spec = {"name": name, "folder": str(folder), "answer_seconds": ANSWER_SECONDS}
-    if not ask(_FETCH, {**spec, "files": False}, folder, ANSWER_SECONDS, "online")["there"]:
-        return False
-    return ask(_FETCH, {**spec, "files": True}, folder, FETCH_SECONDS, "online")["there"]
+def _fetch(names: Sequence[str], folder: Path) -> str:
+    """The files of the first of these artifacts that W&B has, into the folder; its name, "" where there is none."""
+    spec = {"names": list(names), "folder": str(folder), "answer_seconds": ANSWER_SECONDS}
+    there = ask(_FETCH, {**spec, "files": False}, folder, ANSWER_SECONDS, "online")["there"]
+    if not there:
+        return ""
+    return ask(_FETCH, {**spec, "names": [there], "files": True}, folder, FETCH_SECONDS, "online")["there"]
 
 
 def fetch_main(text: str) -> None:
-    """The child: say whether W&B has an artifact, and bring its files."""
+    """The child: say which of the artifacts W&B has, and bring its files."""
     spec = json.loads(text)
     try:
         api = client().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
-        name = f"{PROJECT}/{spec['name']}:latest"
-        there = api.artifact_exists(name)
+        there = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
         if there and spec["files"]:
-            api.artifact(name).download(root=spec["folder"])
-        answer = {"there": bool(there)}
+            api.artifact(f"{PROJECT}/{there}:latest").download(root=spec["folder"])
+        answer = {"there": there}
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
         answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
     print(json.dumps(answer), flush=True)

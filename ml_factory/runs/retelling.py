@@ -5,7 +5,6 @@ It follows the local record. `wandb` itself is handed in: it has its home in `tr
 
 import json
 import os
-import re
 import sys
 import tempfile
 import time
@@ -14,32 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.runs.containers import copy_container
-from ml_factory.runs.pool import Pool, Unit
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.records import Attempt, parse_lines, read_rows, segments
-from ml_factory.runs.slots import Slots
-from ml_factory.runs.storage import Disk
+from ml_factory.runs.versions import Versions, artifact_name, wandb_name
 
 POLL_SECONDS = 0.5
-CHECKPOINT_SECONDS = 600.0  # between two checkpoints sent to a service that answers; offline the last one is kept
-CHECKPOINT_FILE = "checkpoint.ckpt"
+# Until the first checkpoint is sent to a service that answers, and between two; offline the last one is kept.
+FIRST_SECONDS, CHECKPOINT_SECONDS = 120.0, 600.0
 SECONDS_PER_MB = 4.0  # what an upload or a download is given: 250 kB/s
-_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-def wandb_name(text: str) -> str:
-    """A name that W&B takes: of a run or of an artifact."""
-    return _CHARACTERS.sub("-", text)[:120]
-
-
-def checkpoint_name(run_id: str, phase: str) -> str:
-    """The W&B artifact that holds the last checkpoint of a phase."""
-    return wandb_name(f"checkpoint-{run_id}-{phase}")
-
-
-def artifact_name(kind: str, run_id: str) -> str:
-    """The W&B artifact that holds what a run left in the registry."""
-    return wandb_name(f"{kind}-{run_id}")
+CHECKPOINTS = "checkpoints"  # type, and begin of the name, of what lets a run go on
 
 
 class Retelling:
@@ -48,15 +30,18 @@ class Retelling:
     wandb : the module, or what stands in for it.
     spec : what `tracking.Tracker` told its mirror.
     begin : (keywords of wandb.init beside the usual ones) -> a run.
+    allow : (seconds or None, reason), as of `mirror.Watchdog`: what may hang ends by then.
     """
 
-    def __init__(self, wandb, spec: dict, begin: Callable):
-        self._wandb, self._spec, self._begin = wandb, spec, begin
+    def __init__(self, wandb, spec: dict, begin: Callable, allow: Callable = lambda seconds, reason: None):
+        self._wandb, self._spec, self._begin, self._allow = wandb, spec, begin, allow
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
         self._attempt, self._online = Attempt(*spec["attempt"]), spec["mode"] == "online"
         self._name = wandb_name(spec["run_id"])
         self._offsets: dict[Path, int] = {}
-        self._sent, self._sent_at = "", time.monotonic()
+        self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
+        self._keepsake = Keepsake.from_dict(spec["keepsake"]) if spec["keepsake"] else None
+        self._versions = Versions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
         self.run = begin(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
     def follow(self, over: Callable[[], bool]) -> None:
@@ -77,8 +62,10 @@ class Retelling:
                     told = step
             if ended:
                 return
-            if self._online and time.monotonic() - self._sent_at > CHECKPOINT_SECONDS:
-                self.send_checkpoint()
+            if self._online and time.monotonic() > self._send_at:
+                self._allow(CHECKPOINT_SECONDS, "W&B did not say which checkpoints it has")
+                self.send_checkpoints()
+                self._allow(None, "")
             time.sleep(POLL_SECONDS)
 
     def catch_up(self, first: int) -> int:
@@ -108,21 +95,39 @@ class Retelling:
             artifact.add_file(str(file), name=Path(file).name)
         self.run.log_artifact(artifact)
 
-    def send_checkpoint(self) -> None:
-        """Log the newest checkpoint that verifies, unless it was sent before. One that is written over while it is
-        copied, or a folder that does not answer, is left for the next time."""
-        self._sent_at = time.monotonic()
-        where = self._spec.get("checkpoints")
-        if where is None:
+    def send_checkpoints(self) -> None:
+        """Log what the run can go on from, as one artifact of a name that stays, unless nothing of it is new. A folder
+        that does not answer is left for the next time.
+
+        Of the versions before only the newest stay. Where a later session than ours has sent its own, nothing is sent:
+        ours has been taken over, and may not know.
+        """
+        self._send_at = time.monotonic() + (FIRST_SECONDS if self._sent is None else CHECKPOINT_SECONDS)
+        if self._keepsake is None:
             return
         with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._local) as aside:
-            told = Slots(Pool(Path(where["folder"]))).told(Unit(where["run"], where["phase"]))
-            if told and told[0]["hash"] != self._sent:
-                copy = Path(aside) / CHECKPOINT_FILE
-                info = copy_container(Disk(), copy, Disk(), Path(told[0]["path"]))
-                facts = {key: info[key] for key in ("run", "phase", "sequence", "saved_at", "hash") if key in info}
-                self.send(checkpoint_name(where["run"], where["phase"]), "checkpoint", [copy], facts)
-                self._sent = info["hash"]
+            content = self._keepsake.content()
+            if not content or content == self._sent:
+                return
+            facts = self._keepsake.pack(Path(aside))
+            if self._online and is_behind(facts, self._versions.metadata()):
+                return
+            if self._online:
+                self._versions.prune()
+            name = artifact_name(CHECKPOINTS, self._spec["run_id"])
+            self.send(name, CHECKPOINTS, sorted(Path(aside).iterdir()), facts)
+            self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
+
+    def checkpoints_size(self) -> int:
+        """Bytes that `send_checkpoints` may have to send."""
+        with suppress(FactoryError, OSError):
+            return self._keepsake.size() if self._keepsake is not None else 0
+        return 0
+
+    def drop_checkpoints(self, parcels: Iterable[dict]) -> None:
+        """The run is finished: once W&B has what it left, nobody goes on from its checkpoints."""
+        if self._online and all(Versions(self._wandb, one["kind"], one["name"]).metadata() for one in parcels):
+            self._versions.prune(0)
 
     def _rewind(self, first: int) -> int:
         """The first step that the run, gone back, does not have."""
@@ -146,6 +151,13 @@ class Retelling:
             data = data[: data.rfind(b"\n") + 1]
             self._offsets[path] = self._offsets.get(path, 0) + len(data)
             yield from parse_lines(data, path)
+
+
+def is_behind(facts: dict, there: dict) -> bool:
+    """Whether W&B has a checkpoint that a later session saved of a unit that we have, too."""
+    fences = there.get("fences")
+    known = fences if isinstance(fences, dict) else {}
+    return any(known.get(unit, 0) > fence for unit, fence in facts["fences"].items())
 
 
 def how_it_ended(end: Path) -> dict:

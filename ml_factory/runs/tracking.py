@@ -16,16 +16,18 @@ from pathlib import Path
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.keys import redact
 from ml_factory.runs.delivery import PATIENCE, SUMMARY, Delivery
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.leases import TakenOverError, session_id
 from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, tell_once
 from ml_factory.runs.records import Attempt, attempt_of, first_missing, read_log, record_line, segment_name, segments
 from ml_factory.runs.registry import Artifact
-from ml_factory.runs.retelling import SECONDS_PER_MB, Retelling, artifact_name, how_it_ended, is_over
+from ml_factory.runs.retelling import SECONDS_PER_MB, Retelling, how_it_ended, is_over
 from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, flush_to_disk, plain
+from ml_factory.runs.versions import PROJECT, artifact_name
 
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
-PROJECT = "ohlcv-ml-factory"
+TAKEN_OVER = "taken over"
 FIRST_SECONDS = 10.0  # that a mount is given to say what it has of this run
 # By name: the mirror is a process of its own.
 _MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
@@ -42,7 +44,7 @@ class Tracker:
     local_folder : on a local disk; by default below the user's cache folder.
     mirror : "auto" (W&B online where there is a key, else offline), "offline" or "off". The environment variable
         ML_FACTORY_WANDB can only ask for less.
-    checkpoints : {"folder", "run", "phase"} whose newest checkpoint the mirror keeps at W&B until the run is finished.
+    keepsake : what the run goes on from; the mirror keeps the newest of it at W&B until the run has left an artifact.
 
     A disk that refuses costs one line in the log, never the run.
     """
@@ -54,7 +56,7 @@ class Tracker:
         folder: str | os.PathLike,
         local_folder: str | os.PathLike | None = None,
         mirror: str = "auto",
-        checkpoints: dict | None = None,
+        keepsake: Keepsake | None = None,
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
@@ -76,7 +78,7 @@ class Tracker:
         self._tell_of_the_run("run.json", record)
         if mode != "off":
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
-            spec["checkpoints"] = checkpoints
+            spec["keepsake"] = keepsake.to_dict() if keepsake is not None else None
             self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
 
     @property
@@ -150,7 +152,7 @@ class Tracker:
         self._close_file()
         self._delivery.close()
         if self._mirror is not None:
-            self._mirror.end({"status": "taken over", "summary": {}, "artifacts": []}, 0)
+            self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
 
     def _open_segment(self) -> None:
         path = self.local_folder / segment_name(self._attempt, self._number)
@@ -192,20 +194,24 @@ def mirror_main(text: str) -> None:
     with suppress(OSError):
         os.nice(10)
     wandb = client()
-    story = Retelling(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
+    story = Retelling(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
     watchdog.allow(None, "")
     status.write_text("ready")
     story.follow(lambda: is_over(end, spec["parent"]))
     record = how_it_ended(end)
     parcels = record.get("artifacts", [])
+    keeps = not parcels and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
     size = sum(Path(file).stat().st_size for parcel in parcels for file in parcel["files"] if Path(file).exists())
+    size += story.checkpoints_size() if keeps else 0
     watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
     for parcel in parcels:
         story.send(**parcel)
-    if not parcels and record["status"] != "finished":
-        story.send_checkpoint()
+    if keeps:
+        story.send_checkpoints()
     story.run.summary.update(record["summary"])
     story.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+    if parcels:
+        story.drop_checkpoints(parcels)
 
 
 def client():

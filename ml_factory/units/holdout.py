@@ -16,16 +16,16 @@ from ml_factory.models.contract import Estimator, FitResult, merged
 from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import FoldBins
-from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
-from ml_factory.runs.delivery import SUMMARY
+from ml_factory.runs.checkpoints import PhaseCheckpoints
+from ml_factory.runs.delivery import is_told
 from ml_factory.runs.records import first_missing
 from ml_factory.runs.registry import Artifact, Registry
-from ml_factory.runs.storage import is_file
 from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
 from ml_factory.units.keeping import Kept, fit_phase, history_of, reached_by_fit
+from ml_factory.units.restoring import keepsake_of, record_of
 
 Callback = Callable[[int, dict], None]
 SPLIT = "split"  # the chronological split among `FoldBins`
@@ -46,7 +46,7 @@ def fit_holdout(
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
         manager.phase(fit_phase(spec.model)).claimed() as phase,
-        _record(run, spec, mirror, manager) as tracker,
+        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
     ):
         checkpoints = _RecordFirst(phase, machine(spec), tracker)
         result = model.fit(
@@ -67,7 +67,7 @@ def fit_holdout(
         made_from = {"run": run.run_id, "data": data.fingerprint}
         registry = Registry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
-        tracker.finish(_summary(artifact), artifact=artifact)
+        tracker.finish(summary_of(artifact), artifact=artifact)
         if registry.outlives(artifact):  # else its checkpoints do
             phase.finish()
             run.end()
@@ -101,10 +101,10 @@ def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
     the artifact late; and the slots of its checkpoints given back."""
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if not is_file(log / SUMMARY) or first_missing([step for step, _ in history], log) < len(history):
-        with _record(run, spec, mirror) as tracker:
+    if not is_told(log) or first_missing([step for step, _ in history], log) < len(history):
+        with record_of(run, spec.to_dict(), mirror) as tracker:
             tracker.catch_up(history)
-            tracker.finish(_summary(artifact), artifact=artifact)
+            tracker.finish(summary_of(artifact), artifact=artifact)
     if not run.ended:
         if spec.task == "train":
             with (
@@ -116,13 +116,8 @@ def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
         run.end()
 
 
-def _record(run: Run, spec: RunSpec, mirror: str, manager: CheckpointManager | None = None) -> Tracker:
-    """The run's record; with the manager of its checkpoints also the newest of these is kept at W&B."""
-    where = manager and {"folder": str(manager.home_folder), "run": run.run_id, "phase": fit_phase(spec.model)}
-    return Tracker(run.run_id, spec.to_dict(), run.folder / "log", mirror=mirror, checkpoints=where)
-
-
-def _summary(artifact: Artifact) -> dict:
+def summary_of(artifact: Artifact) -> dict:
+    """What a run's record says at its end."""
     facts = artifact.facts
     judged = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
     return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **judged}

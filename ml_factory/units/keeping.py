@@ -9,6 +9,7 @@ from ml_factory.models.contract import differences, merged
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 
 CARRIED = "carried"
+FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts of a run leave in its folder
 
 
 class Kept:

@@ -5,6 +5,8 @@ rows led to. No test row had a say in them, but a log loss is of another questio
 by side, and averaged, is the gain over the prior of the same fold.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.models.tabular_data import FoldBins
+from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import derive_seed
@@ -28,11 +31,13 @@ from ml_factory.units.folds import (
     check_taught,
     fold_metrics,
     forecast_folds,
+    gain_over_blocks,
     judged_folds,
     out_of_fold_predictions,
     path_metrics,
 )
-from ml_factory.units.keeping import forecasts_file, how_far, nested_run, trials_file
+from ml_factory.units.keeping import folds_phase, forecasts_file, how_far, nested_run, trials_file
+from ml_factory.units.restoring import keepsake_of, recorded
 from ml_factory.units.searching import Frames, frames_for, kept_search, trial_of
 
 
@@ -54,32 +59,58 @@ class FoldsTold:
 
 def plain_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, bins: FoldBins | None = None,
+    weights: WeightSpec | None, bins: FoldBins | None = None, *, mirror: str,
 ) -> FoldsTold:  # fmt: skip
     """Every fold on the labels as they are prepared."""
-    with open_checkpoints(workspace.checkpoints, run) as manager:
+    with open_checkpoints(workspace.checkpoints, run) as manager, _recorded(manager, run, spec, mirror) as told:
         keep = forecasts_file(run, spec.model)
         outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep, bins)
-    judged = judged_folds(data, outcome, spec.model)
-    paths = path_metrics(data, plan, judged)
+        judged = judged_folds(data, outcome, spec.model)
+        scores = told(fold_metrics(data, judged))
     return FoldsTold(
-        fold_metrics(data, judged), plan.table().assign(temperature=outcome.temperatures), paths, outcome.untaught,
-        outcome.found, outcome.reached, outcome.inexact,
+        scores, plan.table().assign(temperature=outcome.temperatures), path_metrics(data, plan, judged),
+        outcome.untaught, outcome.found, outcome.reached, outcome.inexact,
     )  # fmt: skip
+
+
+@contextmanager
+def _recorded(
+    manager: CheckpointManager, run: Run, spec: RunSpec, mirror: str
+) -> Iterator[Callable[[pd.DataFrame], pd.DataFrame]]:
+    """The run's record; inside, what the scores that it ends with go through."""
+    keepsake, owned = keepsake_of(manager, run, spec), folds_phase(spec.model)
+    with recorded(manager, run, spec.to_dict(), keepsake, mirror, owned=owned) as finish:
+
+        def told(scores: pd.DataFrame) -> pd.DataFrame:
+            mean, error = gain_over_blocks(scores, spec.model)
+            finish({"gain_mean": mean, "gain_se": error})
+            return scores
+
+        yield told
 
 
 def searched_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None = None,
+    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None = None, *, mirror: str,
 ) -> FoldsTold:  # fmt: skip
     """Every fold on labels made with what a search on its own training rows found; purged again.
 
     Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
     one test block each. Raises SettingsError where a fold's search cannot keep the balance.
     """
-    store = Store.current(workspace.processed(data.symbol))
-    frames = frames_for(workspace, store)
+    frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
+    with open_checkpoints(workspace.checkpoints, run) as manager, _recorded(manager, run, spec, mirror) as told:
+        found = _searched_folds(workspace, data, plan, run, spec, settings, weights, search, embargo, bins, frames)
+        told(found.scores)
+    return found
+
+
+def _searched_folds(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
+    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None, frames: Frames,
+) -> FoldsTold:  # fmt: skip
+    """Fold by fold, each under a run id of its own."""
     scores, tables, untaught, inside, found, inexact = [], [], [], [], 0, {}
     for number, (train, test) in enumerate(plan.folds):
         moments = plan.labels.index[train], plan.labels.index[test]

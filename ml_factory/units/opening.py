@@ -10,7 +10,6 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.keeping import fit_phase, folds_phase
 from ml_factory.units.preparation import load_dataset
 from ml_factory.units.proving import check_certified
 from ml_factory.units.restoring import bring_back
@@ -41,9 +40,8 @@ def found_run(
     run = open_run(workspace.results, spec.symbol, spec, fresh, named)
     kind = "stack" if spec.task == "stack" else "model"
     artifact = None
+    bring_back(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
     if spec.task != "folds":
-        phase = fit_phase(spec.model) if kind == "model" else folds_phase(spec.models[0])
-        bring_back(workspace, run, spec, phase, source=source, mirror=mirror)
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
     whole = artifact if artifact is not None and artifact.whole() else None
     finished = whole is not None or (spec.task == "folds" and run.ended)

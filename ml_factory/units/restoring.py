@@ -1,12 +1,20 @@
-"""A run that this workspace has nothing of, brought back from what W&B kept."""
+"""What a run tells and leaves with W&B, and a run that this workspace has nothing of, brought back from there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.delivery import is_told
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.mirror import mirror_mode
 from ml_factory.runs.recovery import recover_artifact, recover_quietly
 from ml_factory.runs.registry import Registry
-from ml_factory.runs.storage import is_folder
+from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
+from ml_factory.units.keeping import FINISHED_PARTS, nested_run
+from ml_factory.units.standing import reached_in
 
 SOURCES = ("registry", "wandb")
 
@@ -21,22 +29,53 @@ def check_source(source: str) -> str:
     return source
 
 
-def bring_back(workspace: Workspace, run: Run, spec: RunSpec, phase: str, *, source: str, mirror: str) -> None:
-    """Fill the registry, or the checkpoints of `phase`, with what W&B kept of this run.
+def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> Keepsake:
+    """All that this run can go on from: its checkpoints, those of folds nested in it, and its finished parts."""
+    settings = dict(spec.settings)
+    nested = range(int(settings["folds"])) if "search" in settings else ()
+    runs = (run.run_id, *(nested_run(run, fold).run_id for fold in nested))
+    kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
+    return Keepsake(run.run_id, str(manager.home_folder), runs, kept)
+
+
+def record_of(run: Run, settings: dict, mirror: str, keepsake: Keepsake | None = None) -> Tracker:
+    """The run's record; with a keepsake the newest of that is also kept at W&B."""
+    return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, keepsake=keepsake)
+
+
+@contextmanager
+def recorded(
+    manager: CheckpointManager, run: Run, settings: dict, keepsake: Keepsake, mirror: str, *, owned: str
+) -> Iterator[Callable[[dict], None]]:
+    """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
+
+    owned : the phase that is owned before the record is opened: a second session is refused, and has touched nothing.
+    """
+    if is_told(run.folder / "log"):
+        yield lambda summary: None
+        return
+    with manager.phase(owned).claimed(), record_of(run, settings, mirror, keepsake) as tracker:
+        yield tracker.finish
+
+
+def bring_back(workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mirror: str, fresh: bool = False) -> None:
+    """Fill the registry, or else the pool of checkpoints, with what W&B kept of this run.
 
     source : "wandb" takes its model from there, whatever the registry has, and raises NotPreparedError where that
     fails; "registry" asks W&B only for a run that this workspace has nothing of, and goes on without an answer.
+    fresh : the run is to begin anew, so it is not asked for.
     """
     online, registry = mirror_mode(mirror) == "online", Registry(workspace.models)
-    kind = "stack" if spec.task == "stack" else "model"
+    kinds = {"train": ["model"], "stack": ["stack"]}.get(spec.task, [])
     if source == "wandb":
         where, step = f"run {run.run_id}", 'SOURCE = "registry" finds it here, or trains it'
         if not online:
             raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
-        if recover_artifact(registry, kind, run.run_id) is None:
+        if recover_artifact(registry, kinds[0], run.run_id) is None:
             raise NotPreparedError("W&B has no such model", where=where, next_step=step)
-    elif online and not is_folder(run.folder):
-        with open_checkpoints(workspace.checkpoints, run) as manager:
-            here = registry.find(spec.symbol, kind=kind, run_id=run.run_id) or manager.phase(phase).glance()
-            if not here:
-                recover_quietly(registry, kind, manager, phase)
+    elif online and not fresh and not run.ended:
+        if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
+            return
+        if not reached_in(workspace, run, spec):
+            with open_checkpoints(workspace.checkpoints, run) as manager:
+                recover_quietly(manager, keepsake_of(manager, run, spec), registry, kinds)

@@ -30,7 +30,10 @@ from ml_factory.experiment import DataSpec, Run, machine_with, newest_attempt, o
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.checkpoints import PhaseCheckpoints
+from ml_factory.runs.keepsake import Keepsake
+from ml_factory.runs.mirror import mirror_mode
 from ml_factory.runs.ownership import exclusive
+from ml_factory.runs.recovery import recover_quietly
 from ml_factory.runs.storage import (
     fingerprint,
     is_file,
@@ -47,6 +50,7 @@ from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.units.keeping import Kept
 from ml_factory.units.proving import settings_of
+from ml_factory.units.restoring import recorded
 from ml_factory.units.results import Result, marks_of
 
 _log = logging.getLogger("ml_factory")
@@ -92,8 +96,9 @@ class SearchResult(Result):
 
 
 def search_labels(
-    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, named: str = ""
-) -> SearchResult:
+    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, named: str = "",
+    mirror: str = "off",
+) -> SearchResult:  # fmt: skip
     """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before.
 
     named : the very attempt to go on with. Raises SettingsError where it is none of this search.
@@ -107,11 +112,17 @@ def search_labels(
     train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
     run = _open(workspace.results / symbol, store, spec, fresh, named)
+    keep, decided = folder / f"trials-{run.run_id}.json", _decided(store, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        found, record, resumed, elsewhere = kept_search(
-            manager.phase("trials"), (base, fine, market), train, judged, spec,
-            keep=folder / f"trials-{run.run_id}.json", done=done,
-        )  # fmt: skip
+        keepsake = Keepsake(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
+        begun = is_file(keep) or manager.phase("trials").glance()
+        if not begun and not fresh and mirror_mode(mirror) == "online":
+            recover_quietly(manager, keepsake)
+        with recorded(manager, run, decided, keepsake, mirror, owned="trials") as finish:
+            found, record, resumed, elsewhere = kept_search(
+                manager.phase("trials"), (base, fine, market), train, judged, spec, keep=keep, done=done
+            )
+            finish(found.best)
     path, reused = _write(folder, found, fresh)
     trials = trial_table(spec, record["trials"])
     return SearchResult(

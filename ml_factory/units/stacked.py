@@ -11,14 +11,16 @@ from ml_factory.experiment import QuickLimits, Run, RunSpec, check_seed, open_ch
 from ml_factory.inference.bundle import library_versions
 from ml_factory.models.contract import merged
 from ml_factory.models.registry import build_model, spec_of
+from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.units.dataset import Dataset, weighted
 from ml_factory.units.folds import fold_plan, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
-from ml_factory.units.holdout import close_record
-from ml_factory.units.keeping import forecasts_file
+from ml_factory.units.holdout import summary_of
+from ml_factory.units.keeping import folds_phase, forecasts_file
+from ml_factory.units.restoring import keepsake_of, record_of
 
 
 def stack_spec(
@@ -33,6 +35,23 @@ def fit_stack(
     workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int, *, mirror: str = "auto"
 ) -> Artifact:
     """Out-of-fold predictions of every base model, the pool on top of them, and its temperature."""
+    run.begin(spec)
+    with (
+        open_checkpoints(workspace.checkpoints, run) as manager,
+        # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
+        manager.phase(folds_phase(spec.models[0])).claimed(),
+        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
+    ):
+        artifact = _fitted(workspace, manager, data, run, spec, folds)
+        tracker.finish(summary_of(artifact), artifact=artifact)
+    if Registry(workspace.models).outlives(artifact):
+        run.end()
+    return artifact
+
+
+def _fitted(
+    workspace: Workspace, manager: CheckpointManager, data: Dataset, run: Run, spec: RunSpec, folds: int
+) -> Artifact:
     started = time.perf_counter()
     settings = dict(spec.settings)
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
@@ -42,15 +61,13 @@ def fit_stack(
     bases = {name: by_hash[digest] for name, digest in digests.items()}
     # What a base model was continued with, the stack on top of it was too.
     inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
-    run.begin(spec)
-    with open_checkpoints(workspace.checkpoints, run) as manager:
-        for name in names:
-            limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
-            plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
-            keep = forecasts_file(run, name)
-            outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits, keep=keep)
-            oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
-            inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
+    for name in names:
+        limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
+        plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
+        keep = forecasts_file(run, name)
+        outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits, keep=keep)
+        oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
+        inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
     temperature = _temperature(workspace, data, pool, bases)
     facts = {
@@ -66,11 +83,7 @@ def fit_stack(
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
     made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
-    registry = Registry(workspace.models)
-    artifact = registry.register(data.symbol, "stack", "stack", state, facts, made_from)
-    if registry.outlives(artifact):
-        close_record(workspace, run, spec, artifact, mirror=mirror)
-    return artifact
+    return Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
 
 
 def _temperature(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Temperature:

@@ -54,7 +54,7 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         lambda: Workspace(workspace.root),
         lambda: open_run(workspace.results, "DEMO", SPEC, False),
         lambda: Run("run", folder / "run").begin(SPEC),
-        lambda: bring_back(workspace, Run("run", folder / "run"), SPEC, "p", source="registry", mirror="auto"),
+        lambda: bring_back(workspace, Run("run", folder / "run"), SPEC, source="registry", mirror="auto"),
         lambda: read_log(folder / "run" / "log"),
     ):
         with pytest.raises(SilentMountError):

@@ -2,6 +2,7 @@
 client's own file; and no key in anything that a run leaves."""
 
 import contextlib
+import importlib.util
 import json
 import shutil
 import sys
@@ -15,57 +16,28 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
-from ml_factory.runs import mirror, recovery
+from ml_factory.runs import mirror, recovery, retelling
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.mirror import mirror_mode
-from ml_factory.runs.recovery import recover_artifact, recover_checkpoint, recover_quietly, replay
+from ml_factory.runs.pool import Lease
+from ml_factory.runs.recovery import recover, recover_artifact, recover_quietly, replay
 from ml_factory.runs.registry import Registry
 from ml_factory.runs.retelling import Retelling
-from ml_factory.runs.tracking import Tracker, read_log
+from ml_factory.runs.storage import file_hash
+from ml_factory.runs.tracking import TAKEN_OVER, Tracker, read_log
 from ml_factory.runs.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook
+from tests.runs import stand_in
 from tests.runs.offline_file import READ
+from tests.runs.stand_in import KEY, settle, versions
 
-KEY, PASSWORD = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c", "netrc-5b4c3d2e1f00f1e2d3c0f1e2d3c4b5a6978"
-
-# The stand-in: Artifact, Run.log_artifact and Api with the two methods that are used, on a folder. It cannot show that
-# the real service keeps what it is given.
-STAND_IN = """
-import os, pathlib, shutil
-STORE = pathlib.Path(os.path.dirname(__file__)) / "store"
-class Error(Exception): pass
-class Settings:
-    def __init__(self, **named): pass
-class Artifact:
-    def __init__(self, name, type, metadata): self.name, self.files = name, {}
-    def add_file(self, path, name): self.files[name] = pathlib.Path(path).read_bytes()
-class Run:
-    id, dir, starting_step = "run", "x/files", 0
-    def __init__(self): self.summary = {}
-    def log(self, metrics, step): pass
-    def log_artifact(self, artifact):
-        folder = STORE / artifact.name
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, data in artifact.files.items(): (folder / name).write_bytes(data)
-    def finish(self, exit_code=0): pass
-def init(**named): return Run()
-class Kept:
-    def __init__(self, name): self.name = name
-    def download(self, root): shutil.copytree(STORE / self.name, root, dirs_exist_ok=True)
-class Api:
-    def __init__(self, overrides, timeout): ANSWER
-    def artifact_exists(self, name): return (STORE / self._plain(name)).is_dir()
-    def artifact(self, name): return Kept(self._plain(name))
-    def _plain(self, name):
-        project, rest = name.split("/")
-        assert project == "ohlcv-ml-factory" and rest.endswith(":latest"), name
-        return rest.removesuffix(":latest")
-"""
+PASSWORD = "netrc-5b4c3d2e1f00f1e2d3c0f1e2d3c4b5a6978"
 
 
 @pytest.fixture(autouse=True)
 def account(monkeypatch, tmp_path):
-    for name in ("WANDB_MODE", "WANDB_BASE_URL"):
+    for name in ("WANDB_MODE", "WANDB_BASE_URL", "ML_FACTORY_WANDB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -74,30 +46,7 @@ def account(monkeypatch, tmp_path):
 
 @pytest.fixture
 def service(tmp_path, monkeypatch):
-    """The stand-in, before the real client in every child process; the folder where it keeps things."""
-
-    def install(answer: str = "pass") -> Path:
-        (tmp_path / "service").mkdir(exist_ok=True)
-        (tmp_path / "service/wandb.py").write_text(STAND_IN.replace("ANSWER", answer))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "service"))
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        monkeypatch.setenv("ML_FACTORY_WANDB", "auto")
-        return tmp_path / "service/store"
-
-    return install
-
-
-def settle(monkeypatch):
-    """Every mirror that `pipeline` starts from here on is waited for."""
-    started = []
-    begin = mirror.MirrorProcess.start.__func__
-
-    def start(cls, *rest):
-        started.append(begin(cls, *rest))
-        return started[-1]
-
-    monkeypatch.setattr(mirror.MirrorProcess, "start", classmethod(start))
-    return lambda: [one.wait(120) for one in started]
+    return lambda answer="pass": stand_in.install(tmp_path, monkeypatch, answer)
 
 
 def test_models_and_the_stack_come_back_into_an_empty_workspace(
@@ -106,7 +55,7 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
     store, done = service(), settle(monkeypatch)
     bases = ("linear", "lightgbm")
     first = pipeline.stack(prepared, "DEMO", 5, bases, folds=2, quick=True)
-    assert done() == [True] * 3 and len(list(store.iterdir())) == 3
+    assert done() == [True] * 3 and len(list(store.iterdir())) == 3  # no checkpoints: all of it is finished
     shutil.copytree(prepared_template, tmp_path / "empty")
     monkeypatch.setattr("ml_factory.units.holdout.build_model", None)  # nothing is trained
     again = pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True)
@@ -122,31 +71,160 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
         pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
 
 
-def test_the_last_checkpoint_comes_back(tmp_path, monkeypatch, service):
+def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
+    prepared, prepared_template, tmp_path, monkeypatch, service
+):
+    service()
+    done = settle(monkeypatch)
+    first = pipeline.stack(prepared, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
+    assert all(done())
+    shutil.copytree(prepared_template, tmp_path / "empty")
+    given = {"SYMBOL": "DEMO", "HORIZON": "5", "BASE_MODELS": "linear,lightgbm", "FOLDS": "2", "SOURCE": "wandb"}
+    given |= {"QUICK": "True", "WORKSPACE": str(tmp_path / "empty")}
+    said = run_notebook(find_notebook("05"), tmp_path / "05.ipynb", given).read_text()
+    for name in ("linear", "lightgbm", "stack"):
+        assert f"Found {name} on DEMO, horizon 5: finished before" in said
+    stack = Registry(tmp_path / "empty/models").find("DEMO", 5, "stack", kind="stack")
+    assert stack.path.name == first.artifact.name and KEY not in said
+
+
+def kept_of(manager: CheckpointManager, folder: Path) -> Keepsake:
+    return Keepsake(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
+
+
+def keep(keepsake: Keepsake, tmp_path: Path, status: str = "failed") -> None:
+    """A short attempt that ends like this, mirrored and waited for."""
+    tracker = Tracker("r", {}, tmp_path / "w", tmp_path / "l", keepsake=keepsake)
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish(status=status)
+    assert tracker.wait_mirror(60)
+
+
+def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_left(tmp_path, service):
     store = service()
     state = {"weights": np.arange(5.0), "history": [1, 2]}
-    with CheckpointManager(tmp_path / "one", run="r", background=False) as manager:
-        manager.save_checkpoint("train_lstm", {"weights": np.zeros(5)}, force=True)
-        manager.save_checkpoint("train_lstm", state, force=True)
-        where = {"folder": str(manager.home_folder), "run": "r", "phase": "train_lstm"}
-    with (
-        contextlib.suppress(ZeroDivisionError),
-        Tracker("r", {}, tmp_path / "w", tmp_path / "l", checkpoints=where) as t,
-    ):
-        t.log(1, {"loss": 1.0})
-        _ = 1 / 0
-    assert t.wait_mirror(60) and [path.name for path in store.iterdir()] == ["checkpoint-r-train_lstm"]
-    with CheckpointManager(tmp_path / "two", run="r", background=False) as manager:
-        assert recover_quietly(Registry(tmp_path / "m"), "model", manager, "train_lstm") == "checkpoint"
-        found = manager.load_latest_checkpoint("train_lstm")
+    (tmp_path / "one").mkdir()
+    with CheckpointManager(tmp_path / "one/c", run="r", background=False) as manager:
+        manager.save_checkpoint("folds_lstm", {"weights": np.zeros(5)}, force=True)
+        manager.save_checkpoint("folds_lstm", state, force=True)
+        manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
+        manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
+        manager.phase("given_back").finish()
+        with CheckpointManager(tmp_path / "one/c", run="r-fold0", background=False) as nested:
+            nested.save_checkpoint("barriers", {"trials": [1]}, force=True)
+        with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
+            other.save_checkpoint("p", {"a": 1}, force=True)
+        (tmp_path / "one/part-0.json").write_text('{"a": 1}')
+        keep(kept_of(manager, tmp_path / "one"), tmp_path)
+    assert [path.name for path in store.iterdir()] == ["checkpoints-r"]
+    (version,) = versions(store, "checkpoints-r")
+    assert {path.name for path in version.iterdir()} == {
+        "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
+    }  # fmt: skip
+    with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
+        assert recover_quietly(manager, kept_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
+        found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
-        assert not recover_checkpoint(manager, "train_gru")
-    shutil.copytree(store / "checkpoint-r-train_lstm", store / "checkpoint-other-train_lstm")
-    with CheckpointManager(tmp_path / "three", run="other", background=False) as manager:
-        with pytest.raises(CheckpointError, match="another run"):
-            recover_checkpoint(manager, "train_lstm")
-        assert manager.load_latest_checkpoint("train_lstm") is None
+        assert manager.load_latest_checkpoint("folds_lstm_2")["state"]["weights"].tolist() == [1, 1, 1]
+        assert manager.load_latest_checkpoint("given_back") is None
+        assert (tmp_path / "two/part-0.json").read_text() == '{"a": 1}'
+    with CheckpointManager(tmp_path / "two/c", run="r-fold0", background=False) as manager:
+        assert manager.load_latest_checkpoint("barriers")["state"] == {"trials": [1]}
+
+
+@pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list"])
+def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, service, fault):
+    store = service()
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        for phase in ("p", "q"):
+            manager.save_checkpoint(phase, {"a": 1}, force=True)
+        keep(kept_of(manager, tmp_path), tmp_path)
+    (version,) = versions(store, "checkpoints-r")
+    parts, first = json.loads((version / "parts.json").read_text()), version / "r--q.ckpt"
+    if fault == "another run":
+        parts["run"] = "other"
+    elif fault == "changed":
+        first.write_bytes(first.read_bytes()[:-1] + b"x")
+    elif fault == "missing":
+        first.unlink()
+    elif fault == "no list":
+        parts = ["r"]
+    else:
+        with CheckpointManager(tmp_path / "d", run="s", background=False) as other:
+            saved = other.save_checkpoint("q", {"a": 1}, force=True)
+        shutil.copy(saved["path"], first)
+        parts["files"][first.name] = file_hash(first)
+    (version / "parts.json").write_text(json.dumps(parts))
+    with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
+        with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
+            recover(manager, kept_of(manager, tmp_path / "f"))
+        assert manager.list_checkpoints() == []
+
+
+def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
+    store = service()
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        for number in range(6):
+            manager.save_checkpoint("p", {"number": number}, force=True)
+            keep(kept_of(manager, tmp_path), tmp_path)
+            if number == 1:
+                about = store / "checkpoints-r/about-v1.json"
+                about.write_text(json.dumps(json.loads(about.read_text()) | {"aliases": ["mine"]}))
+        assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
+        keep(kept_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
+    with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
+        assert recover(manager, kept_of(manager, tmp_path)) == "checkpoints"
+        assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
+
+
+@pytest.mark.parametrize(("between", "sent"), [(600.0, 1), (0.0, 2)])
+def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, service, monkeypatch, between, sent):
+    store = service()
+    found = importlib.util.spec_from_file_location("stand_in_for_wandb", tmp_path / "service/wandb.py")
+    found.loader.exec_module(wandb := importlib.util.module_from_spec(found))
+    for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
+        monkeypatch.setattr(retelling, name, seconds)
+    (tmp_path / "l").mkdir()
+    asked, allowed = [], []
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+
+        def over() -> bool:
+            asked.append(1)
+            if len(asked) in (2, 4):
+                manager.save_checkpoint("p", {"asked": len(asked)}, force=True)
+            return len(asked) > 9
+
+        spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
+        spec |= {"attempt": [1, "0" * 8], "keepsake": kept_of(manager, tmp_path).to_dict()}
+        allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
+        Retelling(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
+    assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
+    assert allowed[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
+
+
+def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_path, service):
+    store = service()
+    with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
+        early.save_checkpoint("p", {"who": "early"}, force=True)
+        keep(kept_of(early, tmp_path), tmp_path)
+    shutil.copytree(tmp_path / "early", tmp_path / "late")
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("later")) as late:
+        assert late.phase("p").load()["state"] == {"who": "early"}
+        late.save_checkpoint("p", {"who": "late"}, force=True)
+        keep(kept_of(late, tmp_path), tmp_path)
+    with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
+        early.save_checkpoint("p", {"who": "does not know"}, force=True)
+        keep(kept_of(early, tmp_path), tmp_path)
+    with CheckpointManager(tmp_path / "empty", run="r", background=False) as manager:
+        recover(manager, kept_of(manager, tmp_path))
+        assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
+    count = len(versions(store, "checkpoints-r"))
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("third")) as late:
+        late.phase("p").load()
+        late.save_checkpoint("p", {"who": "knows"}, force=True)
+        keep(kept_of(late, tmp_path), tmp_path, TAKEN_OVER)
+    assert len(versions(store, "checkpoints-r")) == count
 
 
 @pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
@@ -157,15 +235,16 @@ def test_a_service_that_does_not_give_costs_its_deadline_once_and_one_line(
     monkeypatch.setattr(recovery, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         assert mirror_mode("auto") == "online"
-        assert recover_quietly(Registry(tmp_path / "m"), "model", manager, "p") == ""
+        assert recover_quietly(manager, kept_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
     assert mirror_mode("auto") == "offline"  # nobody waits for it again
 
 
 def test_what_comes_back_damaged_is_refused(tmp_path, service):
-    folder = service() / "model-r"
+    folder = service() / "model-r" / "v0"
     kept = Registry(tmp_path / "a").register("ES", "model", "gru", {"v": 1}, {"run_id": "r"})
     shutil.copytree(kept.path, folder)
+    (folder.parent / "about-v0.json").write_text('{"type": "model", "metadata": {}, "aliases": []}')
     registry = Registry(tmp_path / "b")
     assert recover_artifact(registry, "model", "r").hash == kept.hash
     (folder / "state.safetensors").write_bytes(b"other")
@@ -220,7 +299,7 @@ def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_pat
     second.finish()
     service = Service({step: step for step in range(known)}, rewinds)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-    story = Retelling(service, {**spec, "attempt": list(second._attempt), "checkpoints": None}, service.begin)
+    story = Retelling(service, {**spec, "attempt": list(second._attempt), "keepsake": None}, service.begin)
     story.follow(lambda: True)
     told = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
     assert told == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}

@@ -35,7 +35,9 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
     seen, whole = [], nested.forecast_folds
     monkeypatch.setattr(nested, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
     plans, cut = [], nested.searched_folds
-    monkeypatch.setattr(pipeline, "searched_folds", lambda *given: plans.append(given[2]) or cut(*given))
+    monkeypatch.setattr(
+        pipeline, "searched_folds", lambda *given, **named: plans.append(given[2]) or cut(*given, **named)
+    )
     result = folds(prepared, asked, scheme=scheme)
     plan, store = plans[0], Store.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])

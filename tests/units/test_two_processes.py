@@ -1,6 +1,7 @@
 """A second process on a run that a living one works on is refused, and leaves no trace in it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,45 @@ from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import CheckpointError
 from ml_factory.runs.workspace import Workspace
+from ml_factory.targets.search_spec import SearchSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {"mirror": "off", "model_settings": {"rounds": 20, "depth": 2, "threads": 1}}
+BASES = ["linear", "lightgbm"]
+VERBS = {
+    "train": (["lightgbm"], OPTIONS),
+    "cross_validate": (["lightgbm"], {**OPTIONS, "folds": 2}),
+    "stack": ([BASES], {"mirror": "off", "folds": 2, "quick": True}),
+    "search_barriers": ([{"trials": 4, "lean": 0.5}], {"mirror": "off"}),
+}
+# It stands still where a fit, a fold of the last model, or a trial begins.
 FIRST = """
 import json
 import sys
 from ml_factory import pipeline
+from ml_factory.targets import barrier_search
+from ml_factory.targets.search_spec import SearchSpec
+from ml_factory.units import folds, holdout
 
-def wait(epoch, metrics):
-    print("working", flush=True)
-    sys.stdin.readline()
+def stop_before(owner, name, after):
+    whole, calls = getattr(owner, name), []
+    def stopped(*given, **named):
+        calls.append(1)
+        if len(calls) > after:
+            print("working", flush=True)
+            sys.stdin.readline()
+        return whole(*given, **named)
+    setattr(owner, name, stopped)
 
-pipeline.train(sys.argv[1], "MES", 5, "lightgbm", callbacks=[wait], **json.loads(sys.argv[2]))
+verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+if verb == "train":
+    stop_before(holdout._RecordFirst, "save", 1)
+elif verb == "search_barriers":
+    stop_before(barrier_search._View, "judge", 1)
+    given = [SearchSpec(**given[0])]
+else:
+    stop_before(folds, "weights_of", 3 if verb == "stack" else 1)
+getattr(pipeline, verb)(sys.argv[1], "MES", 5, *given, **named)
 """
 
 
@@ -33,21 +60,31 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def test_the_second_is_refused_and_the_first_finishes(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    workspace = Workspace(tmp_path / "workspace")
+@pytest.fixture(scope="module")
+def market(tmp_path_factory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("two") / "workspace")
     import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
     pipeline.prepare(workspace, "MES", (5,))
-    command = [sys.executable, "-c", FIRST, str(workspace.root), json.dumps(OPTIONS)]
+    return workspace
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_second_is_refused_and_the_first_finishes(verb, market, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    workspace = Workspace(shutil.copytree(market.root, tmp_path / "workspace"))
+    given, named = VERBS[verb]
+    command = [sys.executable, "-c", FIRST, str(workspace.root), verb, json.dumps(given), json.dumps(named)]
+    given = [SearchSpec(**given[0])] if verb == "search_barriers" else given
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         try:
             assert first.stdout.readline() == "working\n"
             before = content(workspace.results) | content(tmp_path / "cache")
             with pytest.raises(CheckpointError, match="Another process is working"):
-                pipeline.train(workspace, "MES", 5, "lightgbm", **OPTIONS)
+                getattr(pipeline, verb)(workspace, "MES", 5, *given, **named)
             assert content(workspace.results) | content(tmp_path / "cache") == before
         finally:
-            first.communicate("\n\n\n", timeout=60)
+            first.communicate("\n" * 200, timeout=120)
     assert first.returncode == 0
-    assert pipeline.train(workspace, "MES", 5, "lightgbm", **OPTIONS).reused
+    again = getattr(pipeline, verb)(workspace, "MES", 5, *given, **named)
+    assert "is loaded" in again.found if verb in ("train", "stack") else again.resumed_from
