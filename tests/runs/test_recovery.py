@@ -66,6 +66,7 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
     sequence = max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO"))
     pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True, source="wandb")
     assert max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
+    assert all(done())
     shutil.rmtree(store)
     with pytest.raises(NotPreparedError, match="W&B has no such model"):
         pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
