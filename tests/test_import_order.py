@@ -15,7 +15,8 @@ PACKAGE = ROOT / "ml_factory"
 MAP_TEXT = """
 compiled keys errors seeding progress
 runs.children runs.mounts
-runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.timer
+runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.programs
+runs.timer
 runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
 runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
 runs.records runs.delivery runs.mirror runs.keepsake runs.versions runs.retelling runs.tracking runs.recovery

@@ -242,6 +242,28 @@ def bring(path: Path, target: str) -> None:
             _alive()
 
 
+@_guarded
+def bring_new(path: Path, target: str) -> None:
+    """Copy what is in the folder and below it, and is not in the local folder `target`, there; nothing of no folder."""
+    _copy_new(path, Path(target))
+
+
+@_guarded
+def take_new(path: Path, source: str) -> None:
+    """Copy what is in the local folder `source` and below it, and is not in the folder, there."""
+    _copy_new(Path(source), path)
+
+
+def _copy_new(source: Path, target: Path) -> None:
+    for folder, _, files in os.walk(source):
+        for name in files:
+            file = Path(folder) / name
+            there = target / file.relative_to(source)
+            if not (name.endswith(".tmp") or there.is_file()):
+                take.__wrapped__(there, str(file))
+            _alive()
+
+
 def aside_of(path: Path) -> Path:
     """Where `path` is written before it takes its place."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")

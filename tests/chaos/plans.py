@@ -13,6 +13,7 @@ from tests.chaos.hooks import Kill
 _PLACES = {
     "prepare": ("prepare", "part", ((1, 4), (1, 2), (1, 2))),
     "fold boundary": ("folds", "fold", ((1, 1), (2, 2))),
+    "folds of a network": ("folds of a network", "step", ((3, 9), (10, 16), (8, 14))),
     "trial": ("search", "trial", ((1, 4), (2, 4), (2, 4))),
     "stack": ("stack", "stack", ((1, 5), (1, 4), (1, 3))),
 }
@@ -22,12 +23,14 @@ WITHIN = {"booster": "block", "network": "step"}
 
 
 def places() -> dict[str, tuple]:
-    """All of them: every model has one of its own, and the evaluation of one."""
+    """All of them: every model has one of its own, a network that stops early, one whose loss is scaled and one inside
+    its folds, and the evaluation of one."""
     models = {
         model: (model, "step", _STEPS) if spec_of(model).windowed else (model, "block", _BLOCKS)
         for model in available_models()
     }
-    return {**_PLACES, **models, "evaluation": ("xgboost", "judge", ((1, 5), (1, 4), (1, 3)))}
+    others = {name: (name, "step", _STEPS) for name in ("early stopping", "half precision")}
+    return {**_PLACES, **models, **others, "evaluation": ("xgboost", "judge", ((1, 5), (1, 4), (1, 3)))}
 
 
 def campaign(seed: int, *, kills: int = 5, saves: int = 10, resumes: int = 5, doubles: int = 5) -> Iterator[Plan]:
@@ -85,5 +88,7 @@ def few() -> list[Plan]:
         ("catboost", "catboost", Kill("block", 3), False), ("prepare", "prepare", Kill("part", 2), True),
         ("folds", "fold boundary", Kill("fold", 1), True), ("search", "trial", Kill("trial", 4), False),
         ("stack", "stack", Kill("stack", 3), False), ("lightgbm", "in a save", Kill("chunk", 3), True),
+        ("early stopping", "early stopping", Kill("step", 17), False),
+        ("half precision", "half precision", Kill("step", 6), True),
     )  # fmt: skip
     return [Plan(unit, ((name, kill),), 1, lossy) for unit, name, kill, lossy in kills]

@@ -1,0 +1,67 @@
+"""What compilers made goes to a mount and comes back from it, and no compiler works on the mount itself."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.runs import mounts, programs
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """machine(name) : from now on this process is on that machine, with a local disk of its own."""
+
+    def move(name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.delenv("ML_FACTORY_PROGRAMS", raising=False)
+        programs._copy_of.cache_clear()
+
+    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
+    move("first")
+    yield move
+    os.environ.pop("ML_FACTORY_PROGRAMS", None)
+
+
+def compiled(root: Path, work=lambda folder: None) -> Path:
+    """A training's folder of programs, after one save and some work of its compiler."""
+    with open_checkpoints(root / "checkpoints", Run("run", root / "results" / "run")) as manager:
+        folder = Path(os.environ["ML_FACTORY_PROGRAMS"])
+        work(folder)
+        manager.save_checkpoint("p", {"value": 1}, force=True)
+        assert manager._wait_home()
+        for thread in programs._carriers.values():
+            thread.join()
+    return folder
+
+
+def test_programs_go_from_machine_to_machine(mount, machine):
+    def compile_one(folder: Path) -> None:
+        (folder / "inductor" / "ab").mkdir(parents=True)
+        (folder / "inductor" / "ab" / "kernel.so").write_bytes(b"program" * 100_000)
+
+    root = mount().path / "ml_factory"
+    first = compiled(root, compile_one)
+    machine("second")
+    second = compiled(root)
+    assert first != second and mounts.mount_of(first) is None is mounts.mount_of(second)
+    assert (second / "inductor" / "ab" / "kernel.so").read_bytes() == b"program" * 100_000
+
+
+def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine, caplog):
+    drive = mount()
+    folder = drive.path / "ml_factory" / "compiled" / "inductor"
+    folder.mkdir(parents=True)
+    (folder / "kernel.so").write_bytes(b"program")
+    drive.fault("hang", path="*compiled*")
+    assert mounts.mount_of(compiled(drive.path / "ml_factory")) is None
+    assert "Compiled programs are not taken from the workspace" in caplog.text
+    drive.heal()
+
+
+def test_on_a_disk_of_this_machine_they_lie_in_the_workspace(tmp_path, machine, caplog):
+    caplog.set_level(logging.WARNING)
+    assert compiled(tmp_path / "ml_factory") == tmp_path / "ml_factory" / "compiled"
+    assert not programs._carriers.get(tmp_path / "ml_factory" / "compiled")
