@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
-from ml_factory.runs.courier import IN_MEMORY, LOCAL, Clerk, Courier, Now, State
+from ml_factory.runs.courier import IN_MEMORY, LOCAL, Clerk, Courier, Now, State, left_here
 from ml_factory.runs.leases import Heartbeat, session_id
 from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.mounts import SilentMountError, unheard
@@ -127,7 +127,7 @@ class CheckpointManager:
                 else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
             clerk = Clerk("checkpoint-mount") if self.background else Now()
-            self.courier = Courier(self.home, self.mount, self.keep_last, clerk)
+            self.courier = Courier(self.home, self.mount, self.keep_last, clerk, place=str(self.folder))
 
     @property
     def mine(self) -> bool:
@@ -315,6 +315,8 @@ def _safe_stop(
         for state in manager.status():
             tell(f"  {state}")
     failure = "" if all(written) else "a checkpoint is not where it belongs yet"
+    if not failure and (left := left_here()):
+        failure = f"on this machine's disk alone, until it is run again: {', '.join(left)}"
     failure = failure or _in_time([*logs, *([flush] if flush else [])], ends)
     if not failure and flush is None and any(manager.mount is not None for manager in managers):
         failure = "copied to the mount, and nobody told that it was uploaded"

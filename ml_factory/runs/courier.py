@@ -114,15 +114,36 @@ def status_line() -> str:
     return str(_newest[0]) if _newest else ""
 
 
+_left: dict[tuple, str] = {}
+
+
+def leave_here(what: tuple, words: str) -> None:
+    """Nobody in this process tries any more to take this to the mount; a safe stop tells."""
+    _left[what] = words
+
+
+def is_there(what: tuple) -> None:
+    """It has come to the mount after all, or is not needed there."""
+    _left.pop(what, None)
+
+
+def left_here() -> list[str]:
+    """In words, what this process left on this machine's disk alone."""
+    return sorted(_left.values())
+
+
 class Courier:
     """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
 
     Only the newest and the best checkpoint of a unit are copied: a slow mount skips those between. One line tells that
     it fell behind, one that it caught up.
+
+    place : the folder on the mount, by name.
     """
 
-    def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60):
+    def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60, place: str = ""):
         self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
+        self._place = place
         self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
         self._next_try, self._told = 0.0, False
 
@@ -179,6 +200,7 @@ class Courier:
                 return
             if self._behind.get(unit) == job:
                 del self._behind[unit]
+                is_there((self._place, unit))
             then()
         if self._told:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
@@ -192,6 +214,7 @@ class Courier:
         """The unit's artifact is where it belongs: its slots on the mount serve others, unless a later session than the
         one with this lease holds the unit."""
         self._behind.pop(unit, None)
+        is_there((self._place, unit))
         self._clerk.do(lambda: self._mount.give_back(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -201,6 +224,9 @@ class Courier:
         return self._clerk.wait(seconds) and not self.behind
 
     def close(self) -> None:
+        """What is behind now stays so until another session carries it."""
+        for unit in self._behind:
+            leave_here((self._place, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
         self._clerk.close()
 
     def _copy(self, unit: Unit, fence: int) -> None:

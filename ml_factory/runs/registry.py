@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.runs.courier import is_there, leave_here
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.state import decode_state, encode_state
@@ -145,6 +146,7 @@ class Registry:
             if not on_mount(self.folder):
                 raise
             kept = self.aside._keep(data, **told)
+            leave_here((str(self.folder), digest), f"{name} of {symbol}")
             _log.warning(
                 "%s of %s is kept on this machine's disk for now (%s), and goes to the workspace when that takes it: "
                 "%s", name, symbol, kept.path, error,
@@ -207,6 +209,7 @@ class Registry:
                 try:
                     self.adopt(artifact.path)
                     shutil.rmtree(artifact.path, ignore_errors=True)
+                    is_there((str(self.folder), artifact.hash))
                     _log.warning(
                         "%s of %s, kept on this machine's disk, is in the workspace now", artifact.name, symbol
                     )

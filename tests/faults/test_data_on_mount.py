@@ -10,6 +10,7 @@ import pytest
 
 from ml_factory import notebook, pipeline
 from ml_factory.runs import mounts
+from ml_factory.runs.checkpoints import safe_stop
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.pool import Pool
 from ml_factory.runs.registry import Registry
@@ -112,11 +113,14 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
     assert "xgboost of DEMO is kept on this machine's disk" in caplog.text
     aside = Registry(workspace.models).aside
     [kept] = aside.list(SYMBOL)
+    stopped = safe_stop(5, flush=lambda: None, tell=told.append)
+    assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
     drive.heal()
     found = train(tell=told.append)
     assert found.reused and found.artifact_hash == kept.hash and "finished before" in told[-1]
     assert found.artifact.is_relative_to(drive.path) and not aside.list(SYMBOL)
     assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]
+    assert safe_stop(5, flush=lambda: None, tell=told.append).safe
     pool = Pool(workspace.checkpoints).scan()
     assert pool and all(slot.returned for slot in pool)
     assert train(fresh=True).predictions_hash == found.predictions_hash  # as one that nothing disturbed
