@@ -186,31 +186,33 @@ class Store:
 
     def problem(self, name: str) -> str:
         """What is wrong with one file, in words; empty when nothing is. Raises SilentMountError."""
+        return self._looked_at(name)[1]
+
+    def _looked_at(self, name: str) -> tuple[Path, str]:
+        """(where the file is read, on a disk of this machine; what is wrong with it, in words)."""
         path, wanted = self.folder / name, self._readable[name]
+        far = storage.on_mount(path)  # asked once: it costs more than the file's size
+        here, same = path, False
         try:
-            size = mounts.size(path)
+            size = mounts.size(path) if far else path.stat().st_size
             if size != wanted["bytes"]:
-                return f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-            same = mapped.file_state_hash(self._mappable(name)) == wanted["hash"]
+                return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
+            here = mapped.local(path, wanted["hash"]) if far else path
+            same = mapped.file_state_hash(here) == wanted["hash"]
         except mounts.SilentMount as error:
             raise storage.silent(path, error) from error
         except OSError as error:
-            return f"{path.name}: {error.strerror or error}"
+            return path, f"{path.name}: {error.strerror or error}"
         except WorkspaceError:
             raise
         except ValueError:  # no header of an array
-            same = False
-        return "" if same else f"{path.name}: its content has changed"
+            pass
+        return here, "" if same else f"{path.name}: its content has changed"
 
     def mapped_part(self, *names: str) -> np.ndarray:
         """One part file, or several as one array: read-only, mapped into memory."""
-        for name in names:
-            self._checked(name)
-        hashes = [self._readable[name]["hash"] for name in names]
-        return mapped.joined([self._mappable(name) for name in names], hashes)
-
-    def _mappable(self, name: str) -> Path:
-        return mapped.local(self.folder / name, self._readable[name]["hash"])
+        paths = [self._checked(name) for name in names]
+        return mapped.joined(paths, [self._readable[name]["hash"] for name in names])
 
     def _array(self, key: str) -> np.ndarray:
         return self.mapped_part(*(part[key] for part in self.parts))
@@ -219,10 +221,10 @@ class Store:
         """Where a sound file can be read on a disk of this machine. Raises WorkspaceError."""
         if name not in self._readable:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
-        problem = self.problem(name)
+        here, problem = self._looked_at(name)
         if problem:
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
-        return self._mappable(name)
+        return here
 
     def _of_horizon(self, kind: str, horizon: int, suffix: str) -> str:
         name = f"{kind}_h{horizon}.{suffix}"
