@@ -19,7 +19,7 @@ from utils import colab_setup
 
 SYMBOL, HORIZON = "DEMO", 5
 TREES = {"rounds": 20, "block": 5, "depth": 3, "threads": 1, "patience": 0}
-_RELEASE = 60.0  # seconds after which what hangs goes on: who waited for it then fails, and hangs no longer
+_RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it then fails, and hangs no longer
 
 
 @pytest.fixture
