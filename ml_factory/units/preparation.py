@@ -160,24 +160,24 @@ def _asked_before(processed: Path) -> DataSpec:
     """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
     whether windows span sessions there."""
     try:
-        before = Store.current(processed).facts["settings"]
+        before = settings_of(Store.current(processed))  # what an older release did not know yet has its default
     except NotPreparedError:
         return DataSpec()
-    features = FeatureSpec(spans=before["features"]["spans"])
-    return DataSpec(features=features, labels=LabelSpec(**({} if before.get("searched") else before["labels"])))
+    features = FeatureSpec(spans=before.features.spans)
+    return DataSpec(features=features, labels=LabelSpec() if before.searched else before.labels)
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     """The settings with the calendar, the tick and the kind of bars that were given for this symbol before, where none
     is given now."""
     try:
-        facts = Store.current(processed).facts
+        store = Store.current(processed)
     except NotPreparedError:
         return settings
-    market, before = facts["market"], facts["settings"]["features"]
+    market, before = store.facts["market"], settings_of(store).features
     if settings.features.bars is None:
-        bars = {name: before[name] for name in ("bars", "bar_size")}
-        settings = replace(settings, features=replace(settings.features, **bars))
+        features = replace(settings.features, bars=before.bars, bar_size=before.bar_size)
+        settings = replace(settings, features=features)
     given = {name for name, how in market["source"].items() if how == "given"}
     kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
     return replace(settings, **kept)

@@ -66,6 +66,15 @@ def test_labels_and_windows_span_sessions_only_where_that_is_asked(workspace, ca
     assert np.isfinite(told.metrics["log_loss"]).all()
 
 
+def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(prepared):
+    folder = Store.current(prepared.processed("DEMO")).folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("spans", "bars", "bar_size"):
+        del manifest["facts"]["settings"]["features"][name]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
+
+
 def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
     told = []
     monkeypatch.setattr(views.figures, "frame_alignment", lambda *parts: told.append(parts))
