@@ -18,6 +18,7 @@ from ml_factory.datasets import mapped
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DataSpec
 from ml_factory.leakage.tried import Tried
+from ml_factory.runs import storage
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import appending, preparation, proving, views
 from ml_factory.units.dataset import fit_on
@@ -71,7 +72,8 @@ def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(
     manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("spans", "bars", "bar_size"):
         del manifest["facts"]["settings"]["features"][name]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    del manifest["hash"]
+    storage.write_json(folder / "manifest.json", manifest | {"hash": storage.fingerprint(manifest)})
     assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
 
 
