@@ -26,8 +26,11 @@ class Order:
         start, stop = step * self.batch, (step + 1) * self.batch
         first, last = start // self.rows, (stop - 1) // self.rows
         self._kept = {epoch: self._kept[epoch] for epoch in self._kept if epoch >= first}
-        stream = np.concatenate([self._permutation(epoch) for epoch in range(first, last + 1)])
-        return stream[start - first * self.rows : stop - first * self.rows]
+        parts = []  # cut before they are joined: an epoch may have millions of rows
+        for epoch in range(first, last + 1):
+            opening = epoch * self.rows
+            parts.append(self._permutation(epoch)[max(start - opening, 0) : stop - opening])
+        return np.concatenate(parts)
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._kept:
