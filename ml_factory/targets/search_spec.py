@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from ml_factory.errors import SettingsError, wrong_field
 from ml_factory.targets.labels import LabelSpec
 
-VERSION = 2  # of a label spec: 1 was given, 2 was searched for and names the rows it saw
+VERSION = 3  # of a label spec: 1 was given, 2 named the rows a search saw, 3 their bars too
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class SeenRows:
 
 @dataclass(frozen=True)
 class SearchedLabels:
-    """A label spec, version 2: the barriers found, the search, the rows it saw and what the best trial looked like."""
+    """A label spec, version 3: the barriers found, the search, the rows it saw and what the best trial looked like."""
 
     labels: LabelSpec
     search: SearchSpec

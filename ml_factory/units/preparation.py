@@ -160,11 +160,16 @@ def _asked_before(processed: Path) -> DataSpec:
     """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
     whether windows span sessions there."""
     try:
-        before = settings_of(Store.current(processed))  # what an older release did not know yet has its default
+        store = Store.current(processed)
     except NotPreparedError:
         return DataSpec()
-    features = FeatureSpec(spans=before.features.spans)
-    return DataSpec(features=features, labels=LabelSpec() if before.searched else before.labels)
+    labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
+    return DataSpec(features=FeatureSpec(spans=_features_of(store).spans), labels=labels)
+
+
+def _features_of(store: Store) -> FeatureSpec:
+    """Of a data set of any release: what an older one did not know yet has its default."""
+    return FeatureSpec(**store.facts["settings"]["features"])
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
@@ -174,7 +179,7 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
         store = Store.current(processed)
     except NotPreparedError:
         return settings
-    market, before = store.facts["market"], settings_of(store).features
+    market, before = store.facts["market"], _features_of(store)
     if settings.features.bars is None:
         features = replace(settings.features, bars=before.bars, bar_size=before.bar_size)
         settings = replace(settings, features=features)

@@ -150,14 +150,14 @@ def test_a_balance_that_cannot_be_kept_is_said(impossible):
 
 def test_the_spec_comes_back_from_json_and_names_its_rows(found):
     stored = json.loads(found.to_json())
-    assert stored["version"] == 2 and stored["seen_rows"]["count"] == 500
+    assert stored["version"] == 3 and stored["seen_rows"]["count"] == 500
     assert stored["seen_rows"]["first"] == TRAIN[0].isoformat() and stored["seen_rows"]["last"] == TRAIN[-1].isoformat()
     assert pd.Timestamp(stored["seen_rows"]["until"]) < TEST[0]
     assert SearchedLabels.from_json(found.to_json()) == found
     assert found.labels == replace(LABELS, k_up=found.best["params"]["k"], k_down=found.best["params"]["k"],
                                    sigma_span=found.best["params"]["sigma_span"])  # fmt: skip
     with pytest.raises(SettingsError, match="another version"):
-        SearchedLabels.from_json(json.dumps(stored | {"version": 1}))
+        SearchedLabels.from_json(json.dumps(stored | {"version": 2}))
 
 
 def test_sides_may_differ():

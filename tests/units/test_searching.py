@@ -245,7 +245,7 @@ def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
     with pytest.raises(SettingsError, match="one label spec"):
         pipeline.prepare(prepared, "DEMO", (5,), searched=[name, name])
     broken = prepared.root / "broken.json"
-    for text in ("{", "[]", '{"version": 2}'):
+    for text in ("{", "[]", '{"version": 3}'):
         broken.write_text(text)
         with pytest.raises(SettingsError, match="no searched label spec"):
             pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
