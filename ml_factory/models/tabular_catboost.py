@@ -22,10 +22,12 @@ _FOLDERS = ("train_dir", "snapshot_file")
 
 
 class CatBoost(Tabular):
-    """One symmetric tree of three outputs a round; x_NF float32, NaN missing."""
+    """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the cpu: a GPU
+    takes another number of rounds for every block, which its snapshot may refuse and nobody has seen it accept."""
 
     name = "catboost"
     library = "catboost"
+    gpu = False
 
     def _promises(self, spec):
         unsampled = ["column_sample: CatBoost does not sample columns on a GPU"] if spec.column_sample < 1 else []

@@ -264,11 +264,11 @@ def test_a_gpu_is_taken_where_there_is_one_and_marked(monkeypatch):
     monkeypatch.setattr(tabular, "gpu_present", lambda: False)
     assert not any(model._on_gpu(model.settings) for model in models.values())
     monkeypatch.setattr(tabular, "gpu_present", lambda: True)
-    assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost", "catboost"]
+    assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost"]
     assert models["xgboost"]._promises(models["xgboost"].settings) == [
         "device: xgboost on a GPU is not promised to the bit"
     ]
-    assert "does not sample columns" in models["catboost"]._promises(models["catboost"].settings)[1]
+    assert "does not sample columns" in models["catboost"]._promises(BoosterSpec(device="cuda"))[1]
     assert not models["xgboost"]._on_gpu(BoosterSpec(device="cpu"))
     with pytest.raises(SettingsError, match=r"\[device\]"):
         BoosterSpec(device="tpu")
