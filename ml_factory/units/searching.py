@@ -246,6 +246,8 @@ def with_searched(
             got=f"a spec for {others[0]} bars", wanted=f"one of {list(horizons)}",
             next_step=f"ask for horizon {others[0]} too, or leave the spec out",
         )  # fmt: skip
+    if not settings.features.spans and any(one.labels.session_end == "span" for one in settings.searched):
+        _log.warning("The searched labels span session ends, windows do not: prepare with --span for both")
     return settings
 
 

@@ -18,12 +18,13 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import DataSpec
+from ml_factory.features.build import FeatureSpec
 from ml_factory.runs.pool import Pool, Slot
 from ml_factory.runs.storage import fingerprint
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets import barrier_search
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
+from ml_factory.targets.search_spec import SearchedLabels, SearchSpec, SeenRows
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.units import searching
 from ml_factory.units.results import PrepareResult
@@ -251,6 +252,16 @@ def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
             pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
     with pytest.raises(SettingsError, match=r"DataSpec\.searched"):
         DataSpec(searched=("h5-v1",))
+
+
+@pytest.mark.parametrize("session_end", ["session", "span"])
+def test_labels_that_span_sessions_beside_windows_that_do_not_are_told(tmp_path, caplog, session_end):
+    labels = LabelSpec(horizon=5, session_end=session_end)
+    found = SearchedLabels(labels, SearchSpec(labels), SeenRows("", "", "", 1, "", ""), {}, 1)
+    for spans in (True, False):
+        caplog.clear()
+        searching.with_searched(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
 def test_a_balance_that_cannot_be_met_is_said_and_not_searched_for_twice(prepared, judged):
