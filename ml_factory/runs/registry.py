@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -41,7 +42,9 @@ from ml_factory.runs.workspace import check_symbol
 
 VERSION = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
+RETRY_SECONDS = 60.0  # until a workspace that refused an artifact is asked to take it again
 _log = logging.getLogger("ml_factory")
+_next_try: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,8 @@ class Registry:
     def list(self, symbol: str) -> list[Artifact]:
         """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log.
 
-        What lies aside is taken to the workspace first, as far as that takes it; the rest is the newest.
+        What lies aside is taken to the workspace first, as far as that takes it; the rest is the newest. What was
+        refused is tried again after RETRY_SECONDS.
         Raises SilentMountError where the folder is on a mount that does not answer: that is not an empty one.
         """
         left = self._carry(symbol) if on_mount(self.folder) else []
@@ -204,6 +208,8 @@ class Registry:
         left, home = [], self.aside.folder / check_symbol(symbol)
         if not is_folder(home):
             return left
+        if time.monotonic() < _next_try.get(home, 0.0):
+            return self.aside._there(symbol)
         with exclusive(home / ".carry.lock"):
             for artifact in self.aside._there(symbol):
                 try:
@@ -217,6 +223,7 @@ class Registry:
                     raise
                 except FactoryError as error:
                     left.append(artifact)
+                    _next_try[home] = time.monotonic() + RETRY_SECONDS
                     _log.warning("%s of %s stays on this machine's disk: %s", artifact.name, symbol, error)
         return left
 

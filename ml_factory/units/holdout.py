@@ -98,14 +98,14 @@ def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
 
 def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
     """The record of a run whose artifact is there, made whole where a kill came between the two, or where a mount took
-    the artifact late; and the slots of its checkpoints given back."""
+    the artifact late; and the slots of its checkpoints given back, once the artifact outlives this machine."""
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
     if not is_told(log) or first_missing([step for step, _ in history], log) < len(history):
         with record_of(run, spec.to_dict(), mirror) as tracker:
             tracker.catch_up(history)
             tracker.finish(summary_of(artifact), artifact=artifact)
-    if not run.ended:
+    if not run.ended and Registry(workspace.models).outlives(artifact):  # else its checkpoints do
         if spec.task == "train":
             with (
                 suppress(CheckpointError),  # who works on it just now gives them back

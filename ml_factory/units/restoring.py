@@ -73,7 +73,7 @@ def bring_back(workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mi
             raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
         if recover_artifact(registry, kinds[0], run.run_id) is None:
             raise NotPreparedError("W&B has no such model", where=where, next_step=step)
-    elif online and not fresh and not run.ended:
+    elif online and not fresh and (kinds or not run.ended):  # what an ended run left may be gone
         if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
             return
         if not reached_in(workspace, run, spec):

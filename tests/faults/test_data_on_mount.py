@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ml_factory import notebook, pipeline
-from ml_factory.runs import mounts
+from ml_factory.runs import mounts, registry
 from ml_factory.runs.checkpoints import safe_stop
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.pool import Pool
@@ -28,6 +28,7 @@ def drive(mount, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(mounts, "DEADLINE", 4.0)
     monkeypatch.setattr(mounts, "AGAIN", 0.5)
+    monkeypatch.setattr(registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
     monkeypatch.setenv("ML_FACTORY_WANDB", "off")
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)

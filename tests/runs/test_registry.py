@@ -187,3 +187,25 @@ def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
     assert registry.list("DEMO") == []
     dropped[0] = 1  # once: written again
     assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).whole()
+
+
+def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    now, offered = [1000.0], []
+    monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
+
+    def full(registry, folder):
+        offered.append(folder)
+        raise WorkspaceError("No space left")
+
+    registry = Registry(tmp_path / "drive" / "models")
+    kept = put(registry.aside, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "adopt", full)
+        for moment in (1000.0, 1001.0, 1059.0, 1060.5):
+            now[0] = moment
+            assert registry.find("ES").hash == kept.hash and not registry.outlives(registry.find("ES"))
+    assert len(offered) == 2 == caplog.text.count("stays on this machine's disk")
+    now[0] = 1200.0
+    assert registry.outlives(registry.find("ES")) and not registry.aside.list("ES")
