@@ -81,6 +81,8 @@ class Frames(nn.Module):
 def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
     """A network for each frame, with the same settings, and one head that reads all their codes.
 
+    Settings that count steps are cut to the steps that a frame has, where the network's Spec says how (`within`): in a
+    window of 32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 is one of 3 there.
     What `build_model("lstm", frames=strides_of(columns, 5))` builds; `lookback` counts base rows.
     """
 
@@ -92,7 +94,10 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
             super().__init__()
             self.frames = Frames(strides, features, lookback)
             parts = zip(self.frames.strides, self.frames.widths, self.frames.steps, strict=True)
-            self.each = nn.ModuleDict({f"every{by}": network(width, steps, CODE, spec) for by, width, steps in parts})
+            within = getattr(spec, "within", lambda steps: spec)
+            self.each = nn.ModuleDict(
+                {f"every{by}": network(width, steps, CODE, within(steps)) for by, width, steps in parts}
+            )
             self.head = VectorHead(CODE * len(self.each), features, task)
 
         def forward(self, x_BTF: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 B batch, T time steps, F features, N patches, P patch length, D width, C classes, S steps ahead.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,10 @@ class PatchTSTSpec:
                 "Cannot build a PatchTST", where="norm", got=repr(self.norm), next_step=did_you_mean(self.norm, NORMS)
             )
 
+    def within(self, steps: int) -> "PatchTSTSpec":
+        """The same with patches and strides of at most so many steps: what a frame read at its own pace can hold."""
+        return replace(self, patch=min(self.patch, steps), stride=min(self.stride, steps))
+
 
 class PatchTST(nn.Module):
     """A time series is worth 64 words (Nie et al. 2023).
@@ -57,8 +61,9 @@ class PatchTST(nn.Module):
         super().__init__()
         if lookback < spec.patch:
             raise SettingsError(
-                "The window is shorter than a patch", where="patch", got=spec.patch, wanted=f"<= {lookback}"
-            )
+                "The window is shorter than a patch", where="patch", got=spec.patch, wanted=f"<= {lookback}",
+                next_step="a longer lookback, or a shorter patch",
+            )  # fmt: skip
         self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = Patches(spec.patch, spec.stride, spec.pad)
         count = self.patches.count(lookback)

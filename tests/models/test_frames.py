@@ -6,6 +6,7 @@ import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
+from ml_factory.features.build import FeatureSpec
 from ml_factory.models.frames import Frames, several_frames, strides_of
 from ml_factory.models.registry import (
     _SPECS,
@@ -17,6 +18,7 @@ from ml_factory.models.registry import (
     spec_of,
 )
 from ml_factory.models.sequence import LSTM, RecurrentSpec
+from ml_factory.models.transformer import PatchTSTSpec
 from ml_factory.runs.state import decode_state, encode_state
 
 
@@ -69,6 +71,27 @@ def test_frames_are_a_setting_of_every_network_and_of_what_is_saved():
 def test_every_network_with_frames_keeps_the_contract(name):
     small = {"patchtst": {"patch": 8, "width": 8, "inner": 16}, "itransformer": {"width": 16}}.get(name, {})
     assert len(check_model(name, frames=((1, 3), (3, 3)), **small)) == 7
+
+
+@pytest.mark.parametrize("name", [name for name in available_models() if spec_of(name).windowed])
+def test_every_network_takes_the_frames_that_ship_with_its_own_defaults(name):
+    """In the default window an hourly column has 3 steps, fewer than a PatchTST's patch."""
+    data = FeatureSpec()
+    columns = ["rsi_14", "atr", *(f"rsi_14@{minutes}m" for minutes in data.frames)]
+    model = build_model(name, frames=strides_of(columns, data.base))
+    network = model.kind(len(columns), model.lookback, 3, model.network_spec)
+    assert network.frames.steps == [32, 11, 6, 3]
+    x_BTF = torch.randn(2, model.lookback, len(columns), requires_grad=True)
+    logits_BC = network.eval()(x_BTF)
+    logits_BC.square().sum().backward()
+    assert logits_BC.shape == (2, 3) and torch.isfinite(logits_BC).all()
+    assert (x_BTF.grad[:, -1] != 0).all()  # each frame is felt
+
+
+def test_only_a_frame_too_short_for_a_patch_has_a_shorter_one():
+    kind = build_model("patchtst", frames=((1, 2), (3, 1), (12, 1))).kind
+    each = kind(4, 32, 3, PatchTSTSpec()).each
+    assert [(part.patches.length, part.patches.stride) for part in each.values()] == [(16, 8), (11, 8), (3, 3)]
 
 
 def test_a_network_made_for_certain_columns_is_checked_on_as_many():
