@@ -27,10 +27,12 @@ def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
     """Settings with `known` and `static` as lists of names, and how many steps ahead are known: the horizon.
 
     known : True for the whole clock.  Raises SettingsError for what is not known ahead, or does change in a window, and
-    for bars by activity, whose moments nobody knows.
+    for bars whose moments nobody knows: those by activity, and those of other sessions, which windows and labels that
+    span sessions go on to.
     """
     settings = dict(settings)
-    for name, there in (("known", KNOWN), ("static", STATIC)):
+    # A window that goes on over nights holds several days of the week.
+    for name, there in (("known", KNOWN), ("static", STATIC[:1] if features.spans else STATIC)):
         given = settings.pop(name, None)
         if not given:
             continue
@@ -47,6 +49,12 @@ def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
             raise SettingsError(
                 "The moments of bars by activity are not known ahead", where="known", got=features.base_words,
                 wanted="bars of so many minutes", next_step="leave known= out",
+            )  # fmt: skip
+        if features.spans:
+            raise SettingsError(
+                "Which bars of the next session will come is not known ahead", where="known",
+                got="windows and labels that span sessions", wanted="windows and labels inside one",
+                next_step="leave known= out, or prepare without --span",
             )  # fmt: skip
         settings.setdefault("ahead", horizon)
     return settings
@@ -77,7 +85,7 @@ def read_beside(model: object, known_at: pd.DatetimeIndex, settings: Mapping) ->
 def clock_ahead(known_at: pd.DatetimeIndex, calendar: str, minutes: np.ndarray) -> dict[str, np.ndarray]:
     """The clock's columns so many minutes after each row: name -> float32 (N, len(minutes)).
 
-    A session's clock stands still at its end, where its labels end too.
+    A session's clock stands still at its end, where its labels end too; of data whose labels go on `named` refuses it.
     """
     now = known_at.as_unit("ns").asi8
     session = sessions_of(now - 1, calendar)  # that of the bar which ends now

@@ -120,3 +120,16 @@ def test_what_is_not_known_ahead_is_refused(prepared):
         named({"known": True}, 5, activity)
     with pytest.raises(SettingsError, match="Unknown setting"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"known": True})
+
+
+def test_data_that_span_sessions_have_no_clock_ahead_and_no_day_of_the_week():
+    """Their labels go on into the next session, whose bars the clock, still at 0.5, would say nothing of."""
+    spanning = replace(FeatureSpec(), spans=True)
+    for given in (True, "session_progress", ["week_sine"]):
+        with pytest.raises(SettingsError, match=r"next session.*\[known\].*without --span"):
+            named({"known": given}, 5, spanning)
+    for given in ("week_sine", ["symbol", "week_cosine"]):
+        with pytest.raises(SettingsError, match=r"not the same in a whole window.*\[static\].*use one of symbol"):
+            named({"static": given}, 5, spanning)
+    assert named({"static": True}, 5, spanning) == {"static": ["symbol"]}
+    assert named({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
