@@ -103,6 +103,11 @@ def names_out(step: Fitted | Scaler, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names) if step.kind in SCALERS else step.names_out(tuple(names))
 
 
+def changing_columns(steps: Sequence[str | Mapping]) -> list[str]:
+    """The steps' names after which columns are others than before: all but scalers drop, mix or add some."""
+    return [name for name, _ in map(_told, steps) if name not in SCALERS]
+
+
 def from_dict(stored: dict) -> Fitted:
     """What `to_dict` gave, as a fitted step again. Raises FactoryError."""
     kind = stored.get("kind") if isinstance(stored, dict) else None

@@ -4,7 +4,7 @@ A holdout run, a fold and an out-of-fold part are the same unit on other rows.
 """
 
 import importlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.beside import named, read_beside
-from ml_factory.datasets.preprocessing import Fitted, fit_steps, transform
+from ml_factory.datasets.preprocessing import Fitted, changing_columns, fit_steps, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import SettingsError
@@ -141,18 +141,34 @@ def resolved(data: Dataset, name: str, settings: Mapping) -> dict:
 
     Raises SettingsError where the model or the data has none.
     """
-    settings = named(settings, data.horizon, FeatureSpec(**data.settings["data"]["features"]))
+    features = FeatureSpec(**data.settings["data"]["features"])
+    settings = named(settings, data.horizon, features)
     if not settings.get("frames"):
         settings.pop("frames", None)
-    elif not spec_of(name).windowed:
+        return settings
+    _check_frames(name, data.settings["data"]["preprocess"])
+    if settings["frames"] is True:
+        strides_of = importlib.import_module("ml_factory.models.frames").strides_of
+        settings["frames"] = strides_of(data.features.columns, features.base)
+    return settings
+
+
+def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
+    """Frames are read off stored columns by a network: a step that drops, mixes or adds some leaves others to read.
+
+    Which ones, each fold's own rows decide, so that no strides are those of all folds.
+    """
+    if not spec_of(name).windowed:
         raise SettingsError(
             "Only networks read frames at paces of their own", where="frames", got=name, wanted="a network",
             next_step="leave it out: a booster reads the coarse columns of each row as they are",
         )  # fmt: skip
-    elif settings["frames"] is True:
-        base = FeatureSpec(**data.settings["data"]["features"]).base
-        settings["frames"] = importlib.import_module("ml_factory.models.frames").strides_of(data.features.columns, base)
-    return settings
+    if changing := changing_columns(steps):
+        raise SettingsError(
+            "Frames are read off the columns, which the data set's preprocessing changes", where="frames",
+            got=", ".join(changing), wanted="a scaler alone",
+            next_step="leave frames out, or prepare without these steps",
+        )  # fmt: skip
 
 
 def binned_for(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:

@@ -1,6 +1,6 @@
 """What a network reads besides rows of columns, from a setting's name to the prediction of a saved model."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -8,12 +8,13 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.datasets.beside import clock_ahead, named
+from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.runs.registry import Registry
-from ml_factory.units.dataset import model_inputs, resolved
+from ml_factory.units.dataset import Dataset, model_inputs, resolved
 from ml_factory.units.preparation import load_dataset
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
@@ -58,6 +59,25 @@ def test_what_cannot_be_read_so_is_refused(prepared):
     assert resolved(data, "xgboost", {"frames": False, "rounds": 3}) == {"rounds": 3}
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"lookback": 12, "frames": True})
+
+
+def reading(columns: list[str], *steps: str | dict) -> Dataset:
+    """A data set of these columns and steps, without rows."""
+    nothing, settings = np.empty(0), {"features": asdict(FeatureSpec()), "preprocess": list(steps)}
+    features = pd.DataFrame(columns=columns)
+    return Dataset("DEMO", 5, "", features, nothing, nothing, pd.DataFrame(), {}, None, {"data": settings})
+
+
+def test_frames_of_columns_that_preprocessing_changes_are_refused():
+    """Also where the counts agree: two components of two columns would be read at the columns' paces."""
+    columns = ["rsi_14", "rsi_14@60m"]
+    for scaler in ("robust", {"step": "quantile"}):
+        assert resolved(reading(columns, scaler), "lstm", {"frames": True}) == {"frames": ((1, 1), (12, 1))}
+    for step in sorted(set(STEPS) - set(SCALERS)):
+        for frames in (True, ((1, 1), (12, 1))):
+            with pytest.raises(SettingsError, match=rf"\[frames\].*{step}.*leave frames out"):
+                resolved(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
+        assert resolved(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
 
 
 CLOCK = ["session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine"]
