@@ -5,6 +5,7 @@ forecasts-lstm.state …    what finished parts of the run have left in its fold
 parts.json                whose it is, and the hash of each file
 """
 
+import fnmatch
 import json
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
+from ml_factory.runs import mounts
 from ml_factory.runs.containers import copy_container, look_at
 from ml_factory.runs.leases import fence_of
 from ml_factory.runs.pool import Pool, Unit
@@ -44,17 +46,17 @@ class Keepsake:
         return asdict(self)
 
     def content(self) -> dict[str, object]:
-        """What there is now: name -> the checkpoint's hash, or a file's size and time. Cheap; {} without anything."""
+        """What there is now: name -> the checkpoint's hash, or a file's size: a finished part is written once. Cheap;
+        {} without anything. Raises OSError where a mount does not answer."""
         found = {_name(unit): told[0]["hash"] for unit, told in self._units().items()}
         for file in self._files():
-            about = file.stat()
-            found[file.name] = [about.st_size, about.st_mtime_ns]
+            found[file.name] = mounts.size(file)
         return found
 
     def size(self) -> int:
-        """Bytes that `pack` would copy, about."""
+        """Bytes that `pack` would copy, about. Raises OSError where a mount does not answer."""
         newest = [Path(told[0]["path"]) for told in self._units().values()]
-        return sum(file.stat().st_size for file in [*newest, *self._files()])
+        return sum(mounts.size(file) for file in [*newest, *self._files()])
 
     def pack(self, aside: Path) -> dict:
         """Copy all of it into an empty folder; {"run", "fences": {unit: its fence}} of what was copied.
@@ -115,7 +117,7 @@ class Keepsake:
 
     def _files(self) -> Iterator[Path]:
         for folder, pattern in self.kept:
-            yield from sorted(Path(folder).glob(pattern))
+            yield from (Path(folder) / name for name in fnmatch.filter(mounts.names(folder), pattern))
 
 
 def _name(unit: Unit) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.keys import redact
+from ml_factory.runs import mounts
 from ml_factory.runs.delivery import PATIENCE, SUMMARY, Delivery
 from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.leases import TakenOverError, session_id
@@ -201,7 +202,8 @@ def mirror_main(text: str) -> None:
     record = how_it_ended(end)
     parcels = record.get("artifacts", [])
     keeps = not parcels and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
-    size = sum(Path(file).stat().st_size for parcel in parcels for file in parcel["files"] if Path(file).exists())
+    watchdog.allow(spec["finish_seconds"], "the workspace did not say what is left to send")
+    size = sum(sum(mounts.sizes(file)) for parcel in parcels for file in parcel["files"])
     size += story.checkpoints_size() if keeps else 0
     watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
     for parcel in parcels:

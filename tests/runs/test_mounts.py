@@ -13,6 +13,7 @@ import pytest
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs import mounts, storage
 from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.mounts import SilentMount, SilentMountError, mount_of
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.registry import Registry
@@ -169,3 +170,13 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), storage.read_json(sys.
 """
     process = spawn(code, drive / "a.json", ML_FACTORY_MOUNTS=str(drive))
     assert process.stdout.read() == "7 [1]\n"
+
+
+def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_path):
+    for name in ("part-1.json", "part-0.json", "other.json"):
+        storage.write_bytes_atomic(drive / "run" / name, b"four")
+    (tmp_path / "aside").mkdir()
+    keepsake = Keepsake("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
+    assert keepsake.content() == {"part-0.json": 4, "part-1.json": 4} and keepsake.size() == 8
+    assert list(keepsake.pack(tmp_path / "aside")) == ["run", "fences"]
+    assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]

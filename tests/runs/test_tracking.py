@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.runs import mirror, records
+from ml_factory.runs import mirror, records, tracking
 from ml_factory.runs.tracking import Tracker, read_log
 from tests.runs.offline_file import READ
 
@@ -319,6 +320,43 @@ def test_a_break_in_the_middle_is_said_while_the_run_goes_on(track, fake_wandb, 
         time.sleep(0.05)
     tracker.finish()
     assert [record.getMessage().endswith("RuntimeError: no") for record in caplog.records] == [True]
+
+
+def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
+    """The files may lie on a mount that hangs: who asks for their sizes without one is an orphan for ever."""
+    under = []
+
+    class Guard:
+        def __init__(self, status):
+            self.deadline = None
+
+        def allow(self, seconds, reason):
+            self.deadline = seconds
+            under.append(seconds)
+
+    class Story:
+        run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
+
+        def __init__(self, wandb, spec, begin, allow):
+            self.allow = allow
+
+        def follow(self, over):
+            assert under[-1] is None
+
+        def checkpoints_size(self):
+            assert under[-1] == 7
+            return 1_000_000
+
+        def send_checkpoints(self):
+            assert under[-1] > 7
+
+    for name, stand_in in {"Watchdog": Guard, "Retelling": Story, "client": lambda: None}.items():
+        monkeypatch.setattr(tracking, name, stand_in)
+    monkeypatch.setattr(os, "nice", lambda step: step)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    places = {name: str(tmp_path / name) for name in ("status", "end")}
+    tracking.mirror_main(json.dumps({**places, "init_seconds": 5, "finish_seconds": 7, "parent": 0}))
+    assert len(under) == 4
 
 
 def test_a_process_does_not_wait_for_a_hanging_client(tmp_path, fake_wandb, spawn):
