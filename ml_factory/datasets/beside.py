@@ -7,7 +7,7 @@ known variable is one of the clock's, worked out from a row's own `known_at`; no
 whether a bar will come at all is not known either.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -33,17 +33,8 @@ def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
     settings = dict(settings)
     # A window that goes on over nights holds several days of the week.
     for name, there in (("known", KNOWN), ("static", STATIC[:1] if features.spans else STATIC)):
-        given = settings.pop(name, None)
-        if not given:
-            continue
-        settings[name] = list(there if given is True else [given] if isinstance(given, str) else given)
-        for one in settings[name]:
-            if one not in there:
-                what = (
-                    "Only the calendar is known ahead" if name == "known" else "This is not the same in a whole window"
-                )
-                hint = did_you_mean(str(one), there)
-                raise SettingsError(what, where=name, got=repr(one), wanted=", ".join(there), next_step=hint)
+        if names := _asked(name, settings.pop(name, None), there):
+            settings[name] = names
     if "known" in settings:
         if not isinstance(features.base, int):
             raise SettingsError(
@@ -58,6 +49,27 @@ def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
             )  # fmt: skip
         settings.setdefault("ahead", horizon)
     return settings
+
+
+def _asked(setting: str, given: object, there: Sequence[str]) -> list[str]:
+    """The names that a setting asks for; none for False and what is empty. Raises SettingsError."""
+    if given is True:
+        return list(there)
+    if given is None or given is False:
+        return []
+    if not isinstance(given, str | list | tuple):
+        raise SettingsError(
+            "This names no inputs", where=setting, got=repr(given), wanted="true, or some of " + ", ".join(there),
+            next_step=f"{setting}=true for all of them, or leave it out",
+        )  # fmt: skip
+    names = [given] if isinstance(given, str) and given else list(given)
+    for name in names:
+        if name not in there:
+            raise SettingsError(
+                _REFUSED[setting], where=setting, got=repr(name), wanted=", ".join(there),
+                next_step=did_you_mean(str(name), there),
+            )  # fmt: skip
+    return names
 
 
 def read_beside(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:

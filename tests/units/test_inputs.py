@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.datasets.beside import clock_ahead, named
+from ml_factory.datasets.beside import _REFUSED, clock_ahead, named
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
@@ -153,3 +153,18 @@ def test_data_that_span_sessions_have_no_clock_ahead_and_no_day_of_the_week():
             named({"static": given}, 5, spanning)
     assert named({"static": True}, 5, spanning) == {"static": ["symbol"]}
     assert named({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
+
+
+def test_what_names_no_inputs_is_refused_with_the_names():
+    """`--set known=1` is a number; true, a name or a list of names are asked for, and nothing by what is empty."""
+    for setting, named_so in (("known", "session_progress"), ("static", "symbol")):
+        for given in (1, 0, 2, 0.5, {"symbol": 1}):
+            with pytest.raises(SettingsError, match=rf"\[{setting}\].*{named_so}.*{setting}=true"):
+                named({setting: given}, 5, FeatureSpec())
+        for nothing in (None, False, "", [], ()):
+            assert named({setting: nothing}, 5, FeatureSpec()) == {}
+        for one in (named_so, [named_so], (named_so,)):
+            assert named({setting: one}, 5, FeatureSpec())[setting] == [named_so]
+        for other in ("sesion_progress", ["rsi_14"], [1]):
+            with pytest.raises(SettingsError, match=rf"{_REFUSED[setting]}.*\[{setting}\]"):
+                named({setting: other}, 5, FeatureSpec())
