@@ -26,7 +26,8 @@ class Frame:
     start, known_at : int64 nanoseconds, UTC, both rising. `known_at` is when the bar is complete.
     open, high, low, close : float64. volume : float64, or None where the market has none.
     session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start).
-    segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one.
+    segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one, unless they are
+        asked to span sessions: then `stretches_between_rolls` bounds them.
     chain : float64, or None: prices times it do not jump where the contract changes (`chained`).
     """
 
