@@ -17,7 +17,7 @@ from ml_factory.models.contract import cores, environment
 from ml_factory.models.registry import signature_of, spec_of
 from ml_factory.provenance import closure, commit, rooms_files, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.programs import carry_programs, programs_folder
+from ml_factory.runs.programs import FOLDER, carry_programs
 from ml_factory.runs.session import Session
 from ml_factory.runs.storage import fingerprint, is_file, is_folder, plain, write_json
 from ml_factory.runs.workspace import push_checkpoints
@@ -272,8 +272,8 @@ def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
 def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     """The checkpoints of this run, saved as often as the environment asks, and before this session ends."""
     session = Session(folder.parent / "results" / "sessions")
-    # Where training/device.py keeps what a GPU's or TPU's compiler has made.
-    os.environ.setdefault("ML_FACTORY_PROGRAMS", str(programs_folder(folder.parent)))
+    # Where training/device.py keeps what a GPU's or TPU's compiler has made; only a network there asks for it.
+    os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
 
     def saved() -> None:
         session.seen()

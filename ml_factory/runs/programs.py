@@ -20,13 +20,12 @@ _log = logging.getLogger("ml_factory")
 _carriers: dict[Path, threading.Thread] = {}
 
 
-def programs_folder(root: Path) -> Path:
-    """Where a compiler may work for the workspace at `root`, on a disk of this machine.
+def programs_folder(there: Path) -> Path:
+    """Where a compiler may work, on a disk of this machine: the folder itself, or a copy of one on a mount.
 
     A mount that does not answer costs its deadline once in a process, and a line: everything is compiled anew.
     """
-    there = Path(root) / FOLDER
-    return _copy_of(there, os.getpid()) if on_mount(there) else there
+    return _copy_of(Path(there), os.getpid()) if on_mount(there) else Path(there)
 
 
 @lru_cache(maxsize=8)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.contract import cores, environment
+from ml_factory.runs.programs import programs_folder
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.processes import Processes, join
 from ml_factory.training.spec import TrainSpec
@@ -281,8 +282,8 @@ def pick(spec: TrainSpec) -> Device:
         processes,
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
-    if PROGRAMS in os.environ:
-        device.keep_programs(Path(os.environ[PROGRAMS]))
+    if PROGRAMS in os.environ and kind != "cpu":
+        device.keep_programs(programs_folder(Path(os.environ[PROGRAMS])))
     return device
 
 

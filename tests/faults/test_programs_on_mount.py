@@ -28,7 +28,7 @@ def machine(tmp_path, monkeypatch):
 def compiled(root: Path, work=lambda folder: None) -> Path:
     """A training's folder of programs, after one save and some work of its compiler."""
     with open_checkpoints(root / "checkpoints", Run("run", root / "results" / "run")) as manager:
-        folder = Path(os.environ["ML_FACTORY_PROGRAMS"])
+        folder = programs.programs_folder(Path(os.environ["ML_FACTORY_PROGRAMS"]))  # as a network on a GPU asks
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager._wait_home()
@@ -41,6 +41,7 @@ def test_programs_go_from_machine_to_machine(mount, machine):
     def compile_one(folder: Path) -> None:
         (folder / "inductor" / "ab").mkdir(parents=True)
         (folder / "inductor" / "ab" / "kernel.so").write_bytes(b"program" * 100_000)
+        os.utime(folder / "inductor" / "ab" / "kernel.so", (0, 0))  # compiled long ago
 
     root = mount().path / "ml_factory"
     first = compiled(root, compile_one)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
+from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.runs import programs
 from ml_factory.training.device import Cuda, Device, Xla, pick, pinned
 from ml_factory.training.spec import TrainSpec
 
@@ -70,6 +72,23 @@ def test_compiled_programs_of_a_gpu_are_kept_where_we_say(tmp_path, monkeypatch)
     Cuda("cuda", 1).keep_programs(tmp_path)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+
+
+def test_compiled_programs_are_brought_for_a_network_on_a_gpu_alone(tmp_path, gpu, monkeypatch):
+    """The workspace's may lie on a mount, and are many."""
+    brought = []
+    monkeypatch.setattr(programs, "_copy_of", lambda there, process: brought.append(there) or tmp_path / "here")
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("ML_FACTORY_PROGRAMS", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with open_checkpoints(tmp_path / "drive" / "checkpoints", Run("run", tmp_path / "drive" / "run")):
+        pick(TrainSpec(device="cpu"))
+    assert brought == []
+    assert pick(TrainSpec(device="cuda")).kind == "cuda"
+    assert brought == [tmp_path / "drive" / "compiled"]
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "here" / "triton")
 
 
 def test_pinned_gives_everything_back_also_after_an_error():
