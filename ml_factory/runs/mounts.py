@@ -27,6 +27,7 @@ _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
 # What a file system answers that has no fsync (some network mounts); the write itself went through.
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _LEFTOVER_SECONDS = 3600
+YOUNG_SECONDS = 5.0  # that a file of a compiler's lies untouched before it is taken for whole
 _MOST_LINKS = 40
 _PIECE = 1 << 18  # a sign of life at least every 5 s at 50 kB/s
 
@@ -245,23 +246,34 @@ def bring(path: Path, target: str) -> None:
 @_guarded
 def bring_new(path: Path, target: str) -> None:
     """Copy what is in the folder and below it, and is not in the local folder `target`, there; nothing of no folder."""
-    _copy_new(path, Path(target))
+    _copy_new(path, Path(target), _is_absent)
 
 
 @_guarded
 def take_new(path: Path, source: str) -> None:
-    """Copy what is in the local folder `source` and below it, and is not in the folder, there."""
-    _copy_new(Path(source), path)
+    """Copy what is in the local folder `source` and below it, and is not in the folder or of another size, there; what
+    was written in the last YOUNG_SECONDS may be half of a file, and waits for the next time."""
+    _copy_new(Path(source), path, _is_settled)
 
 
-def _copy_new(source: Path, target: Path) -> None:
+def _copy_new(source: Path, target: Path, wanted: Callable[[Path, Path], bool]) -> None:
     for folder, _, files in os.walk(source):
         for name in files:
             file = Path(folder) / name
             there = target / file.relative_to(source)
-            if not (name.endswith(".tmp") or there.is_file()):
+            if not name.endswith(".tmp") and wanted(file, there):
                 take.__wrapped__(there, str(file))
             _alive()
+
+
+def _is_absent(file: Path, there: Path) -> bool:
+    return not there.is_file()
+
+
+def _is_settled(file: Path, there: Path) -> bool:
+    """Whether the file is there to stay, and its copy is not or is half of it."""
+    about = file.stat()
+    return time.time() - about.st_mtime >= YOUNG_SECONDS and sizes.__wrapped__(there) != [about.st_size]
 
 
 def aside_of(path: Path) -> Path:
