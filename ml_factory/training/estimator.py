@@ -23,10 +23,10 @@ from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
-from ml_factory.training.neural import beside_of, fresh, split_settings
+from ml_factory.training.neural import ReadsBeside, beside_of, fresh, split_settings
 
 
-class NeuralClassifier(Estimator):
+class NeuralClassifier(ReadsBeside, Estimator):
     """Any network of `models` behind the common contract.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
@@ -125,10 +125,6 @@ class NeuralClassifier(Estimator):
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
         )
 
-    def _ask(self, network: nn.Module, batch: tuple) -> torch.Tensor:
-        """logits_BC of (x_BTF, what it reads beside it in order, ...)."""
-        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
-
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, target_B, weight_B = batch
         return weighted_cross_entropy(self._ask(network, inputs), target_B, weight_B)
@@ -141,15 +137,9 @@ class NeuralClassifier(Estimator):
 
     def _beside_of(self, windows: Windows) -> list[np.ndarray]:
         """Arrays (N, ...) in the order of `beside`."""
-        found = {name: np.asarray(part, np.float32) for name, part in windows.beside.items()}
-        shapes = {name: part.shape for name, part in found.items()}
         wanted = {name: (len(windows), *shape) for name, shape in self.beside.items()}
-        if shapes != wanted:
-            raise FactoryError(
-                "Windows with other inputs beside them", where=self.name, got=shapes or "none", wanted=wanted or "none",
-                next_step="give Windows(..., beside=...) what the settings `known` and `static` name",
-            )  # fmt: skip
-        return [np.ascontiguousarray(found[name]) for name in self.beside]
+        next_step = "give Windows(..., beside=...) what the settings `known` and `static` name"
+        return self._in_order(windows.beside, wanted, next_step)
 
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):

@@ -19,10 +19,10 @@ from ml_factory.training.feed import Feed
 from ml_factory.training.judging import mean_loss, outputs
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_mse, weighted_pinball
-from ml_factory.training.neural import beside_of, fresh, split_settings
+from ml_factory.training.neural import ReadsBeside, beside_of, fresh, split_settings
 
 
-class NeuralForecaster:
+class NeuralForecaster(ReadsBeside):
     """network : a class of `models` with a `Spec`. forecast : steps, channels and quantiles.
 
     settings : fields of that Spec and of TrainSpec, by name. Learns the mean (squared error), or the quantiles
@@ -82,15 +82,9 @@ class NeuralForecaster:
     def _told(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
         """What the network reads beside a window, in the order of `beside`, as wide as its settings say."""
         given = {"known_BSK": known_NK, "static_BV": static_V}
-        told = {name: np.ascontiguousarray(part, np.float32) for name, part in given.items() if part is not None}
-        widths = {name: part.shape[-1] for name, part in told.items()}
-        wanted = {name: shape[-1] for name, shape in self.beside.items()}
-        if widths != wanted:
-            raise FactoryError(
-                "A series with other known or static inputs", where=self.name, got=widths or "none",
-                wanted=wanted or "none", next_step="give known_NK and static_V what the settings name, and no more",
-            )  # fmt: skip
-        return list(told.values())
+        wanted = {name: shape[-1:] for name, shape in self.beside.items()}
+        next_step = "give known_NK and static_V what the settings name, and no more"
+        return self._in_order({name: part for name, part in given.items() if part is not None}, wanted, next_step)
 
     def _read(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
         """What the network is given of each window."""
@@ -104,9 +98,6 @@ class NeuralForecaster:
         steps = self.forecast.steps
         ones = np.ones(len(rows), dtype=np.float32)
         return [*self._read(x_NF, rows, *told), Windows(x_NF, np.asarray(rows) + steps, steps), ones]
-
-    def _ask(self, network: nn.Module, batch: tuple) -> torch.Tensor:
-        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, after_BSF, weight_B = batch

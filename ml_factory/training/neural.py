@@ -1,13 +1,14 @@
-"""What the estimators of networks share: their settings, told apart, and a fresh network from its seed."""
+"""What the estimators of networks share: settings told apart, a network from its seed, inputs beside the windows."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.heads import Task
 from ml_factory.seeding import derive_seed
 from ml_factory.training.spec import TrainSpec
@@ -39,3 +40,24 @@ def fresh(name: str, network: type[nn.Module], features: int, lookback: int, tas
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
         return network(features, lookback, task, spec)
+
+
+class ReadsBeside:
+    """An estimator whose network may read more than a window; `beside` as of `beside_of`."""
+
+    name: str
+    beside: dict[str, tuple[int, ...]]
+
+    def _ask(self, network: nn.Module, batch: tuple) -> Tensor:
+        """What the network says of (x_BTF, what it reads beside it in order, ...)."""
+        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
+
+    def _in_order(self, given: Mapping, wanted: Mapping[str, tuple[int, ...]], next_step: str) -> list[np.ndarray]:
+        """The arrays as float32, in the order of `beside`; FactoryError where their last axes are not as `wanted`."""
+        got = {name: np.shape(part)[-len(wanted.get(name, (0,))) :] for name, part in given.items()}
+        if got != wanted:
+            raise FactoryError(
+                "Windows with other inputs beside them", where=self.name, got=got or "none", wanted=wanted or "none",
+                next_step=next_step,
+            )  # fmt: skip
+        return [np.ascontiguousarray(given[name], dtype=np.float32) for name in self.beside]

@@ -74,12 +74,12 @@ def test_a_forecaster_is_given_them_row_by_row():
     train, held = np.arange(10, 150), np.arange(150, 197)
     settings = {**SMALL, "epochs": 40, "known": ("clock",), "static": ("symbol",)}
     model, told = NeuralForecaster("tft", TFT, Forecast(3, channels=1), **settings), {"known_NK": known_NK}
-    with pytest.raises(FactoryError, match="other known or static inputs"):
+    with pytest.raises(FactoryError, match="other inputs beside them"):
         model.fit(x_NF, train, validation=held, **told)
     told["static_V"] = np.ones(1, np.float32)
     result = model.fit(x_NF, train, validation=held, **told)
     assert min(epoch["val_loss"] for epoch in result.history) < 0.1 < 0.5 * x_NF[:, 0].var()
     y_BSC = model.predict(x_NF, np.array([199]), **told)  # the steps behind the series are known, too
     assert np.abs(y_BSC[0, :, 0] - known_NK[200:, 0]).mean() < 0.6
-    with pytest.raises(FactoryError, match="other known or static inputs"):
+    with pytest.raises(FactoryError, match="other inputs beside them"):
         model.predict(x_NF, held)
