@@ -1,6 +1,7 @@
 """The last save of a session: how long it is given, and what is said of it."""
 
 import errno
+import threading
 import time
 
 import pytest
@@ -70,3 +71,28 @@ def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, s
         disk.away, over[:] = False, []
     with CheckpointManager(tmp_path / "there", run="r", local=local) as manager:
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 1 if fault == "disk" else 2}
+
+
+@pytest.mark.parametrize("away", [True, False], ids=["on a mount", "on this disk"])
+def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tmp_path, monkeypatch, away):
+    """The writer reads the copy in memory: were that given up, the save would be torn."""
+    places = {"local": tmp_path / "here"} if away else {}
+    manager = CheckpointManager(tmp_path / "there", run="r", **places)
+    asked, kept, writing, write = [], [], threading.Event(), manager.home.write
+
+    def slowly(*given):
+        writing.set()
+        time.sleep(1.5)
+        kept.append(manager.staging.file >= 0)
+        return write(*given)
+
+    monkeypatch.setattr(manager.home, "write", slowly)
+    if away:
+        monkeypatch.setattr(manager.courier, "wait", asked.append)
+    with pytest.raises(KeyboardInterrupt), manager:
+        save(manager, 1)
+        assert writing.wait(60)
+        raise KeyboardInterrupt
+    assert kept == [True] and asked == ([1.0] if away else [])
+    with CheckpointManager(tmp_path / "there", run="r", **places) as manager:
+        assert manager.load_latest_checkpoint("p")["state"] == {"value": 1}
