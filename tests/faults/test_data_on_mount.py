@@ -3,6 +3,7 @@
 import os
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +108,9 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
     def hang(block: int, _) -> None:
         told.append(block)
         if len(told) == 2:
+            end = time.monotonic() + 60
+            while not Pool(workspace.checkpoints).scan() and time.monotonic() < end:
+                time.sleep(0.05)  # the first checkpoint is on its way there, by another thread
             drive.fault("hang")
 
     with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
