@@ -44,7 +44,6 @@ Said = tuple[int, str, str]
 @pytest.fixture
 def call(call, monkeypatch) -> Callable[..., Said]:
     """As for every test, with nothing set and in 200 columns."""
-    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
     monkeypatch.delenv("ML_FACTORY_QUICK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return call

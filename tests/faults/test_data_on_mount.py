@@ -30,7 +30,6 @@ def drive(mount, tmp_path, monkeypatch):
     monkeypatch.setattr(mounts, "DEADLINE", 4.0)
     monkeypatch.setattr(mounts, "AGAIN", 0.5)
     monkeypatch.setattr(registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
-    monkeypatch.setenv("ML_FACTORY_WANDB", "off")
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)
     late.daemon = True
