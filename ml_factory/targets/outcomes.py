@@ -133,10 +133,15 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
 
 
 def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
-    """The finer frame, and int64[N] first and stop positions of each base bar's bars in it; none without one."""
+    """The finer frame, and int64[N] first and stop positions of each base bar's bars in it; none without one.
+
+    No bar is inside two: the minute that proves that another contract has begun is known with the bar before, and is
+    the new bar's.
+    """
     if fine is None:
         return base, np.empty(0, np.int64), np.empty(0, np.int64)
-    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
+    over = np.minimum(base.known_at, np.append(base.start[1:], NOT_PROVEN))
+    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, over)
     return fine, first.astype(np.int64), stop.astype(np.int64)
 
 

@@ -70,11 +70,10 @@ def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, c
         segment = np.zeros(n) if base.chain is None else np.unique(base.chain, return_inverse=True)[1]
     finest = base if fine is None else fine
     minutes = [[] for _ in range(n)]
-    owner = {int(known): j for j, known in enumerate(base.known_at)}
-    for f in range(len(finest)):
-        end = int(finest.known_at[f])
-        j = owner.get(end, int(np.searchsorted(base.known_at, end)))
-        if j < n:
+    for f in range(len(finest)):  # each belongs to the bar that began last, where that was not over yet
+        begin = int(finest.start[f])
+        j = int(np.searchsorted(base.start, begin, side="right")) - 1
+        if j >= 0 and begin < base.known_at[j]:
             minutes[j].append((float(finest.open[f]), float(finest.high[f]), float(finest.low[f])))
     for i in range(n):
         if math.isnan(sigmas[i]) or i + 1 >= n or segment[i + 1] != segment[i]:
@@ -196,6 +195,32 @@ def test_minutes_settle_what_a_bar_leaves_open():
         assert row["mae"] == pytest.approx(math.log({"upper": 0.995}.get(barrier, 0.99)))
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_first_minute_of_a_new_contract_is_not_of_the_old_ones_bar(shown):
+    """The roll is two minutes into a bucket: what is left of the old contract there is known at minute 3, a minute of
+    the new one later. In its second minute the price reaches 101; the new contract opens at 98.
+
+    shown : whether the feed of minutes has that second one. Without it nothing inside the bar settles the touch, and
+    least of all a minute of another bar.
+    """
+    calm, minutes = (100.0, 100.25, 99.75, 100.0), pd.date_range("2024-03-04", periods=5 * 31, freq="1min", tz="UTC")
+    path = [calm] * (5 * 30) + [
+        calm,
+        (100, 101, 99.75, 100.5),
+        (98, 98.25, 97.5, 98),
+        (98, 98, 98, 98),
+        (98, 98, 98, 98),
+    ]
+    bars = pd.DataFrame(path, minutes, ["open", "high", "low", "close"], float)
+    bars = bars.assign(contract=["A"] * (5 * 30 + 2) + ["B"] * 3, chain=1.0)
+    base = base_frame(bars, TICKED, 5)
+    assert ((base.known_at[-2:] - base.start[-2:]) // MINUTE).tolist() == [3, 3]  # they share a minute
+    fine = base_frame(bars if shown else bars.drop(minutes[151]), TICKED, 1)
+    row = triple_barrier(base, fine, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
+    assert (row["barrier"], row["exit_bar"], row["label_end"]) == ("upper", 30, minutes[153])
+    assert row["ret"] == pytest.approx(math.log(1.01)) and row["mae"] == pytest.approx(math.log(0.9975))
+
+
 def test_a_label_stops_with_its_segment_and_is_believed_when_proven():
     calm = [(100.0, 100.25, 99.75, 100.0)] * 40
     base = frame(calm, segment=[0] * 32 + [1] * 8)
@@ -228,12 +253,15 @@ def rolls(bars: pd.DataFrame, at: pd.DatetimeIndex, adjusted: bool = False) -> p
 
 
 @pytest.mark.parametrize("adjusted", [True, False])
-def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjusted):
+@pytest.mark.parametrize("minute", [0, 2, 4])
+def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjusted, minute):
+    """minute : of the bucket, at which the contract rolls inside it; at the last one its old part is left out."""
     market = MarketSpec("MES", "cme", None, False)
     for seed, horizon in ((1, 3), (2, 40)):
         bars = gappy(seed, None)
         at = bars.index[[int(0.4 * len(bars)), int(0.7 * len(bars))]]  # in mid-session
-        bars = rolls(bars, at.floor("5min"), adjusted)  # the twin gives each minute to one bar
+        at = at.floor("5min") + pd.Timedelta(minutes=minute)
+        bars = rolls(bars, at, adjusted)
         base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end="span")
         found, close = triple_barrier(base, fine, spec, market), close_of(base, market)
