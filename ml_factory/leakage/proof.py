@@ -7,6 +7,7 @@ from its first bar as well, and the facts of the market are asked of every short
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.feed import shared
 from ml_factory.leakage.first_sight import FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
-from ml_factory.leakage.subject import Pipeline, tables_of
+from ml_factory.leakage.subject import Pipeline, Split, tables_of
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
 from ml_factory.leakage.tried import Tried
 from ml_factory.progress import phase
@@ -126,7 +127,7 @@ class _Attempt:
             self.each([("feed", lambda: self.try_feed(facts, whole["features"], since))])
             if self.spec.fit_rows:
                 with phase("fitted", self.spec.fit_rows):
-                    self.each([("fitted", lambda: self.try_fitted(whole, facts, since))])
+                    self.try_fitted(whole, facts, since)
         return Proof(
             self.spec.form, tuple(self.cuts), self.spec.ways, self.compared, tuple(self.leaks.values()), self.builds,
             self.history, time.perf_counter() - self.started,
@@ -149,6 +150,19 @@ class _Attempt:
                 self.did.append(name)
                 if self.record:
                     self.record.save(self.so_far())
+
+    def once(self, name: str, build: Callable):
+        """What `build` gives, or None: a step that later ones need, so it is built again where it was tried before.
+
+        What it raises was told then.
+        """
+        if name in self.did:
+            with suppress(Exception):
+                return build()
+            return None
+        made = []
+        self.each([(name, lambda: made.append(self.tried(build)))])
+        return made[0]
 
     def so_far(self) -> dict:
         leaks, cuts = [leak.to_dict() for leak in self.leaks.values()], [cut.at for cut in self.cuts]
@@ -245,26 +259,36 @@ class _Attempt:
     def try_fitted(self, whole: Mapping[str, Table], facts: dict, since: int) -> None:
         """Splits keep the rule on all rows, fitted objects are tried on the first `fit_rows` labels; both on the last
         ones where only those are new."""
-        made = self.tried(lambda: self.pipeline.labels(self.bars, facts))
-        features = whole["features"]
+        made = self.once("labels", lambda: self.pipeline.labels(self.bars, facts))
         for horizon, labels in (made or {}).items():
-            at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
-            row = np.searchsorted(features.at, at)
-            there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
-            labels, row = labels[there], row[there]
-            if since:
-                last = self.labels_to_divide(labels)
-                labels, row = labels.iloc[len(labels) - last :], row[len(labels) - last :]
-            if not len(labels):
-                continue
-            self.tried(lambda x=labels, h=horizon: self.take(leaks_of_splits(x, self.pipeline.splits(x), h)))
-            some, row = (labels, row) if since else (labels.iloc[: self.spec.fit_rows], row[: self.spec.fit_rows])
-            self.tried(lambda x=some, v=features.matrix[row], h=horizon: self.try_fits(x, v, h))
+            labels, row = self.rows_to_fit(labels, whole["features"], since)
+            if len(labels):
+                self.each([(f"rule {horizon}", lambda x=labels, h=horizon: self.tried(lambda: self.try_rule(x, h)))])
+                some = slice(None if since else self.spec.fit_rows)
+                self.each(self.fits_to_try(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
 
-    def try_fits(self, labels: pd.DataFrame, values: np.ndarray, horizon: str) -> None:
-        splits = self.pipeline.splits(labels)[: self.spec.fit_splits]
-        self.count(f"fitted {horizon}", len(labels) * len(splits))
-        self.take(leaks_of_fitted(self.pipeline, values, labels, splits, horizon, self.spec.seed))
+    def rows_to_fit(self, labels: pd.DataFrame, features: Table, since: int) -> tuple[pd.DataFrame, np.ndarray]:
+        """The labels that have a row of features, and the positions of those rows."""
+        at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
+        row = np.searchsorted(features.at, at)
+        there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
+        labels, row = labels[there], row[there]
+        first = len(labels) - self.labels_to_divide(labels) if since else 0
+        return labels.iloc[first:], row[first:]
+
+    def try_rule(self, labels: pd.DataFrame, horizon: str) -> None:
+        self.take(leaks_of_splits(labels, self.pipeline.splits(labels), horizon))
+
+    def fits_to_try(self, labels: pd.DataFrame, values: np.ndarray, horizon: str) -> Iterator[tuple[str, Callable]]:
+        """(name, step) of all that is fitted on one split after the other."""
+
+        def fit(split: Split) -> None:
+            self.count(f"fitted {horizon}", len(labels))
+            self.take(leaks_of_fitted(self.pipeline, values, labels, [split], horizon, self.spec.seed))
+
+        splits = self.once(f"parts {horizon}", lambda: self.pipeline.splits(labels)[: self.spec.fit_splits])
+        for number, split in enumerate(splits or ()):
+            yield f"fitted {horizon} {number}", lambda s=split: self.tried(lambda: fit(s))
 
     # -- what the steps share --------------------------------------------------------------------------------------
 

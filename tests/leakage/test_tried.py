@@ -1,6 +1,7 @@
 """A proof that was killed goes on with what it had tried, and ends as if nothing had happened."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,9 +9,11 @@ from ml_factory.leakage import proof as proving
 from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.tried import Tried, horizons_tried
+from tests.leakage.catalogue import Learning, remade
 from tests.leakage.leaks import CATALOGUE, bars_with_events, clean_pipeline
 
-SPEC = ProofSpec(cuts=3, whole_cuts=2, ways_a_cut=1, ahead=1_500, fit_rows=400, fit_splits=1, feed_rows=50)
+SPEC = ProofSpec(cuts=3, whole_cuts=2, ways_a_cut=1, ahead=1_500, fit_rows=400, fit_splits=3, feed_rows=50)
+FITS = 11  # of a split: as it is, and in five ways for each set of rows that may be read
 
 
 class Killed(BaseException):
@@ -44,20 +47,24 @@ def whole(bars):
     return outcome(prove(clean_pipeline(), bars, SPEC))
 
 
-@pytest.mark.parametrize("kept", [1, 3, 6, 7])
+@pytest.mark.parametrize("kept", [1, 3, 6, 7, 8, 9, 11, 13])
 def test_what_was_tried_is_not_tried_again(bars, tmp_path, monkeypatch, whole, kept):
     Dying.left = kept
     with pytest.raises(Killed):
         prove(clean_pipeline(), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
     steps = json.loads((tmp_path / "kept.json").read_text())["told"]["did"]
     assert len(steps) == kept
-    built = []
+    built, fitted = [], []
     monkeypatch.setattr(proving, "disturb", lambda *a, real=proving.disturb: built.append(a[1]) or real(*a))
+    monkeypatch.setattr(Learning, "fit", lambda *a, real=Learning.fit: fitted.append(a) or real(*a))
     again = prove(clean_pipeline(), bars, SPEC, tried=Tried(tmp_path / "kept.json", "this"))
     assert outcome(again) == whole
     done = {"facts": 0, "window 0": 2, "window 1": 2, "window 2": 2, "whole file 0": 1, "whole file 1": 1}
     facts = 4 * ("facts" not in steps)
     assert len(built) == facts + sum(builds for name, builds in done.items() if name not in steps)
+    # One split has no validation rows: what is fitted on it reads one set of rows.
+    fits = {"fitted h10 0": FITS, "fitted h10 1": 6, "fitted h10 2": 6}
+    assert len(fitted) == sum(count for name, count in fits.items() if name not in steps)
 
 
 def test_a_leak_that_was_found_is_not_forgotten(bars, tmp_path):
@@ -92,3 +99,28 @@ def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tm
     assert outcome(prove(clean_pipeline(), bars, SPEC, tried=kept)) == whole
     kept.forget()
     assert kept.load() is None and horizons_tried(kept.path) == ()
+
+
+def test_a_leak_of_fits_is_found_once_however_often_the_proof_dies(bars, tmp_path):
+    """Also where what fails is what the fits stand on: built again, and told once."""
+
+    class Fails(Learning):
+        def splits(self, labels):
+            if len(labels) <= SPEC.fit_rows:
+                raise RuntimeError("no such split")
+            return super().splits(labels)
+
+    leak = next(leak for leak in CATALOGUE if leak.name == "ScalerOfAll")
+    for pipeline in (leak.spoil(clean_pipeline()), remade(Fails)(clean_pipeline())):
+        spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+        wanted = outcome(prove(pipeline, bars, spec))
+        assert wanted["leaks"]
+        kept = tmp_path / f"{type(pipeline).__name__}.json"
+        for _ in range(20):
+            Dying.left = 1
+            try:
+                found = prove(pipeline, bars, spec, tried=Dying(kept, "this"))
+            except Killed:
+                continue
+            break
+        assert outcome(found) == wanted
