@@ -52,7 +52,7 @@ provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.searching units.preparation
-units.holdout units.helping units.auditing units.opening units.folds units.nested units.forecasts
+units.holdout units.helping units.opening units.folds units.nested units.forecasts units.auditing
 units.explaining units.stacked units.warming units.planning units.pages
 pipeline notebook suite doctor console
 __main__

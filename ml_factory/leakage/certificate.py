@@ -151,6 +151,11 @@ def unfinished_of(processed: Path, subject: str) -> Path:
     return Path(processed) / FOLDER / subject[:12] / "unfinished.json"
 
 
+def trainings_of(processed: Path, subject: str) -> Path:
+    """Where an audit of this data set keeps what its trainings have shown (`leakage.tried`)."""
+    return Path(processed) / FOLDER / subject[:12] / "trainings.json"
+
+
 def write_certificate(processed: Path, certificate: Certificate) -> Path:
     """Put it in its place; a full one that passed, of the same data and code, is not given up for a quick one."""
     path = place_of(processed, certificate.subject, certificate.horizon)

@@ -15,16 +15,20 @@ from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation import figures
-from ml_factory.experiment import open_run, run_spec
-from ml_factory.leakage.certificate import place_of
+from ml_factory.experiment import RunSpec, open_run, run_spec
+from ml_factory.leakage.certificate import place_of, trainings_of
 from ml_factory.leakage.effort import FULL_CUTS, ProofSpec
 from ml_factory.leakage.fitted import leaks_of_fitted
 from ml_factory.leakage.subject import Fitted, Split
 from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.tried import Tried
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
+from ml_factory.provenance import closure, source_hashes
+from ml_factory.runs.storage import fingerprint
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset
+from ml_factory.units.forecasts import judge
 from ml_factory.units.holdout import fit_holdout
 from ml_factory.units.preparation import load_dataset
 from ml_factory.units.proving import Progress, leak_table, prove_store, settings_of
@@ -38,50 +42,71 @@ def audit_data(
     workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
     progress: Progress | None, models: Sequence[str] = MODELS,
 ) -> AuditResult:  # fmt: skip
-    """Prove a symbol's current data set at 50 cuts or more, and small trainings on it; write the certificates."""
+    """Prove a symbol's current data set at 50 cuts or more, and small trainings on it; write the certificates.
+
+    What an audit of the same had tried when it was killed, trainings too, is not tried again, unless `fresh`.
+    """
     started = time.perf_counter()
     store = Store.current(workspace.processed(symbol))
     horizons = tuple(horizons or store.horizons)
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
-    trained = []
-    for model in models:
-        with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
-            trained += leaks_of_training(data, model)
     fresh = fresh or spec.form == "quick"  # only the full form is worth finding again: who asks for cuts gets them
+    tried = _trainings_tried(store, data, models)
+    if fresh:
+        tried.forget()
+    trained = _leaks_of_trainings(data, models, tried)
     proved = prove_store(store, Prefixes(bars), horizons, spec, fresh=fresh, also=trained, progress=progress)
+    tried.forget()
     leaks = proved.proof.leaks if proved.proof else ()
     told = proved.certificates[horizons[0]]
-    tried = [(pd.Timestamp(moment), why) for moment, why in told.cuts]
+    cuts_made = [(pd.Timestamp(moment), why) for moment, why in told.cuts]
     close = bars["close"]
     return AuditResult(
-        symbol=symbol, form=told.words(), passed=not leaks, horizons=list(horizons), cuts=len(tried),
+        symbol=symbol, form=told.words(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
         disturbances=list(told.disturbances), compared=dict(told.compared), leaks=leak_table(leaks),
         sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
         certificates=[place_of(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
-        seconds=time.perf_counter() - started, draw=lambda: figures.cuts_on_price(close, tried),
+        seconds=time.perf_counter() - started, draw=lambda: figures.cuts_on_price(close, cuts_made),
     )  # fmt: skip
 
 
+def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> Tried:
+    """Where an audit keeps what its trainings have shown, until its certificates are written."""
+    decided = {"code": source_hashes(closure(["units/auditing.py"])), "rows": TRAINING_ROWS}
+    decided |= {"runs": [_small_run(data, model).run_id for model in models]}
+    return Tried(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
+
+
+def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: Tried) -> list[Leak]:
+    """`leaks_of_training` of each model, kept as soon as it is known."""
+    told = tried.load() or {}
+    for model in models:
+        if model not in told:
+            with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
+                told[model] = [leak.to_dict() for leak in leaks_of_training(data, model)]
+            tried.save(told)
+    return [Leak(**one) for model in models for one in told[model]]
+
+
 def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
-    """What a real training (weights, early stopping, temperature, the steps before) takes from rows it may not read."""
+    """What a real training (weights, early stopping, temperature, the steps before) and its verdict take from rows they
+    may not read."""
     some = np.flatnonzero(data.row >= 0)[: _rows_for(model)]
     values = data.x_NF[data.row[some]]
     labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
     rows = np.arange(len(some))
     split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
-    with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
-        training = _Training(data, Workspace(Path(folder)), model)
-        return list(leaks_of_fitted(training, values, labels, [split], f"h{data.horizon}"))
+    return list(leaks_of_fitted(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
 
 
 class _Training:
-    """`fit_holdout` as a pipeline under proof: the same door that `train` goes through."""
+    """`fit_holdout` and `judge` as a pipeline under proof: the same doors that `train` goes through."""
 
-    def __init__(self, data: Dataset, workspace: Workspace, model: str):
-        self.data, self.workspace, self.model = data, workspace, model
+    def __init__(self, data: Dataset, model: str):
+        self.data, self.model = data, model
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
         names, data = tuple(self.data.features.columns), self.data
@@ -92,16 +117,27 @@ class _Training:
             segment=np.zeros(len(labels), np.int32), splits=dict(roles),
             scaler=fit_steps(data.settings["data"]["preprocess"], sample),
         )  # fmt: skip
-        spec = run_spec(
-            data.symbol, data.horizon, self.model, task="train", seed=0, quick=False, data=data.fingerprint,
-            settings=_small(self.model),
-        )  # fmt: skip
-        run = open_run(self.workspace.results, data.symbol, spec, fresh=True)
-        state = fit_holdout(self.workspace, part, run, spec, callbacks=(), mirror="off").load_state()
+        spec = _small_run(data, self.model)
+        with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
+            # One for each fit: a model that other rows left as it was would find what it said of the rows before.
+            workspace = Workspace(Path(folder))
+            run = open_run(workspace.results, data.symbol, spec, fresh=True)
+            artifact = fit_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
+            state, verdict = artifact.load_state(), judge(workspace, part, artifact)
         learnt = {name: state[name] for name in ("model_state", "temperature")}
-        # Validation rows stop the training and set the temperature; only training rows teach the steps before.
-        trained = {f"trained {self.model}": Fitted(learnt, ("train", "validation"))}
+        judged = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
+        told = {"metrics": judged.T.to_dict(), "prior": verdict.priors["validation"]}
+        # Validation rows stop the training, set the temperature and judge; training rows alone teach the steps before.
+        both = ("train", "validation")
+        trained = {f"trained {self.model}": Fitted(learnt, both), f"judged {self.model}": Fitted(told, both)}
         return trained | ({"steps before the model": Fitted(state["scaler"])} if self.model == MODELS[0] else {})
+
+
+def _small_run(data: Dataset, model: str) -> RunSpec:
+    return run_spec(
+        data.symbol, data.horizon, model, task="train", seed=0, quick=False, data=data.fingerprint,
+        settings=_small(model),
+    )  # fmt: skip
 
 
 def _family(model: str) -> str:

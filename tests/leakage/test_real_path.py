@@ -18,10 +18,11 @@ from ml_factory.features.windows import HISTORY
 from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.subject import StandardPipeline
+from ml_factory.models import tabular_xgboost
 from ml_factory.targets import labels, outcomes, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.units import auditing, dataset, holdout
+from ml_factory.units import auditing, dataset, forecasts, holdout
 from ml_factory.units.preparation import load_dataset
 from tests.leakage.catalogue import bars_with_events
 
@@ -288,12 +289,60 @@ def learns_from_test_rows(patch):
     patch.setattr(holdout, "_teachers", spoilt)
 
 
+def starts_at_the_prior_of_all(patch):
+    """A booster's rounds begin at the class shares of every label there is."""
+    lesson_of, begin, seen = holdout.lesson_of, tabular_xgboost._Grower.__init__, {}
+
+    def watched(data, spec):
+        seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
+        return lesson_of(data, spec)
+
+    def spoilt(grower, *given):
+        begin(grower, *given)
+        grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
+
+    patch.setattr(holdout, "lesson_of", watched)
+    patch.setattr(tabular_xgboost._Grower, "__init__", spoilt)
+
+
+def prior_of_all(patch):
+    """The class prior that a model must beat is counted on the rows that judge too."""
+    honest = dataset.baselines
+
+    def spoilt(data, teachers, rows):
+        everything = np.arange(len(data.labels))
+        return honest(data, teachers, rows) | {"prior": honest(data, everything, rows)["prior"]}
+
+    patch.setattr(dataset, "baselines", spoilt)
+
+
+def prior_beside_a_history_of_all(patch):
+    honest = forecasts.prior_while_learning
+
+    def spoilt(data, teachers, rows):
+        return honest(data, np.arange(len(data.labels)), rows)
+
+    patch.setattr(forecasts, "prior_while_learning", spoilt)
+
+
 @pytest.mark.parametrize(
-    "inject", [weights_of_all, temperature_of_test_rows, stops_on_test_rows, learns_from_test_rows]
+    ("inject", "where"),
+    [
+        (weights_of_all, "trained xgboost"),
+        (temperature_of_test_rows, "trained xgboost"),
+        (stops_on_test_rows, "trained xgboost"),
+        (learns_from_test_rows, "trained xgboost"),
+        (starts_at_the_prior_of_all, "trained xgboost"),
+        (prior_of_all, "judged xgboost['metrics']"),
+        (prior_beside_a_history_of_all, "judged xgboost['prior']"),
+    ],
 )
-def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, prepared, monkeypatch):
+def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, where, prepared, monkeypatch):
     monkeypatch.setitem(auditing.TRAINING_ROWS, "tabular", 1_000)
     data = load_dataset(prepared, "DEMO", 5)
     inject(monkeypatch)
     leaks = auditing.leaks_of_training(data, "xgboost")
-    assert leaks and all(leak.column.startswith("trained xgboost") for leak in leaks)
+    assert any(leak.column.startswith(where) for leak in leaks), [leak.sentence() for leak in leaks]
+    # What was learnt wrongly is judged otherwise too; what was judged wrongly was learnt as ever.
+    own, also = where.split("[")[0], "judged xgboost"
+    assert all(leak.column.startswith((own, also)) for leak in leaks), [leak.sentence() for leak in leaks]

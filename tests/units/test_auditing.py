@@ -19,6 +19,9 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import subject
 from ml_factory.leakage.certificate import place_of, read_certificate
+from ml_factory.leakage.effort import QUICK, ProofSpec
+from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.tried import Tried
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import auditing
 from ml_factory.units.preparation import load_dataset
@@ -120,7 +123,54 @@ def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
 
     monkeypatch.setattr(auditing, "fit_holdout", stops_on_test)
     leaks = auditing.leaks_of_training(data, model)
-    assert leaks and all(leak.column.startswith(f"trained {model}") for leak in leaks)
+    assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"judged {model}"}
+
+
+class Killed(BaseException):
+    """Not an Exception: a proof takes those for leaks."""
+
+
+def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeypatch):
+    """And inside the fits of its proof, at the split it had reached; `fresh` begins anew."""
+    asked, trained, fitted = {"models": ("linear", "xgboost")}, [], []
+    fit, save = subject.StandardPipeline.fit, Tried.save
+    small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=3, feed_rows=0)
+    monkeypatch.setattr(auditing, "ProofSpec", lambda cuts: small)
+    monkeypatch.setattr(ProofSpec, "form", "full")
+    monkeypatch.setattr(subject.StandardPipeline, "fit", lambda self, *a: fitted.append(a) or fit(self, *a))
+
+    def training(data, model):
+        trained.append(model)
+        return [Leak("fitted h5", f"trained {model}", 3, "a row", None, "training", "why", "mirror", "rows")]
+
+    monkeypatch.setattr(auditing, "leaks_of_training", training)
+
+    def killed_at(step):
+        def dies(tried, told):
+            save(tried, told)
+            if step in told or step in told.get("did", ()):
+                raise Killed
+
+        with monkeypatch.context() as death, pytest.raises(Killed):
+            death.setattr(Tried, "save", dies)
+            pipeline.audit(prepared, "DEMO", **asked)
+
+    whole = pipeline.audit(prepared, "DEMO", fresh=True, **asked)
+    fits, certificate = len(fitted), certificate_of(prepared)
+    assert trained == ["linear", "xgboost"] and fits == 3 * 6
+    assert [leak.column for leak in certificate.leaks] == ["trained linear", "trained xgboost"]
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    trained.clear(), fitted.clear()
+    killed_at("linear")
+    killed_at("fitted h5 1")
+    assert trained == ["linear", "xgboost"] and len(fitted) == 2 * 6  # killed behind the second of three
+    found = pipeline.audit(prepared, "DEMO", **asked)
+    assert trained == ["linear", "xgboost"] and len(fitted) == fits
+    assert certificate_of(prepared) == certificate and found.compared == whole.compared
+    assert not list((prepared.processed("DEMO") / "certificates").rglob("*n*.json"))  # unfinished, trainings
+    killed_at("xgboost")
+    pipeline.audit(prepared, "DEMO", fresh=True, **asked)
+    assert trained == ["linear", "xgboost", "linear", "xgboost", "linear", "xgboost"]
 
 
 @pytest.mark.parametrize("model", ["linear", "tcn"])
