@@ -7,14 +7,14 @@ Format: github.com/apache/parquet-format; its metadata is Thrift's compact proto
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
 
-from ml_factory.errors import SettingsError
+from ml_factory.errors import FactoryError, SettingsError
 
 ALIGNED = 64
 _MAGIC = b"PAR1"
@@ -117,9 +117,38 @@ class ColumnBlocks(Sequence):
         first = begin - page + len(_lead(rows))
         return np.ndarray((self.features, used), np.float32, mapped, first, (_step(rows), 4))
 
+    def columns(self, part: slice) -> Iterator[np.ndarray]:
+        """These columns of each block in turn: float32 [F, n] in a room that the next one is read into as well.
+
+        Reading costs less than mapping, and leaves the numbers in the processor's cache.
+        """
+        count = part.stop - part.start
+        room = bytearray(max(map(_step, self.rows), default=0) * count)
+        with open(self.path, "rb", buffering=0) as file:
+            for begin, used, rows in zip(self._begins, self.sizes, self.rows, strict=False):
+                step = _step(rows)
+                file.seek(begin + part.start * step + len(_lead(rows)))
+                rest = memoryview(room)[: (count - 1) * step + 4 * used]
+                while rest:
+                    rest = rest[_some(file.readinto(rest), self.path) :]
+                yield np.ndarray((count, used), np.float32, room, 0, (step, 4))
+
     def before(self, stop: int) -> "ColumnBlocks":
         """The rows before this one."""
         return ColumnBlocks(self.path, self.features, self.rows, stop, self.sample)
+
+
+def sample_rows(rows: int) -> int:
+    """How many of so many rows a sample should have that brackets quantiles: what it costs to sort it and what its
+    brackets hold grow alike."""
+    return int(4 * rows ** (2 / 3))
+
+
+def _some(count: int, path: Path) -> int:
+    """That many bytes came; FactoryError where the file ends too soon."""
+    if not count:
+        raise FactoryError("A file of columns is cut short", where=path, next_step="write it again")
+    return count
 
 
 @cache

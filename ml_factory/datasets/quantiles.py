@@ -7,18 +7,14 @@ slow. No copy of the matrix is made.
 """
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import njit
 
-from ml_factory.data.plain_parquet import ColumnBlocks
-
 SAMPLE_ROWS = 65_536
 FEW_ROWS = 16_384  # fewer than this are sorted as they are
 TILE_ROWS = 256
-TILE_VALUES = 2048
 LANES = 48
 """Columns compared side by side: three vector registers of float32, so that their counts do not wait for each other."""
 BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket in 100,000 misses its rank
@@ -38,48 +34,11 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
     if count < min(2 * SAMPLE_ROWS, FEW_ROWS) or not features or x_NF.strides[1] != x_NF.itemsize:
         return _of_few(x_NF if rows is None else x_NF[rows], shares)
     rows = np.arange(0) if rows is None else np.ascontiguousarray(rows, np.int64)
-    threads = min(_cores(), features)
+    threads = min(cores(), features)
     edges = np.linspace(0, features, threads + 1).astype(int)
     with ThreadPoolExecutor(threads) as pool:
         parts = pool.map(lambda first, stop: _of_columns(x_NF[:, first:stop], rows, shares), edges[:-1], edges[1:])
         return np.concatenate(list(parts))
-
-
-def quantiles_of_blocks(blocks: Sequence[np.ndarray], shares: tuple[float, ...]) -> np.ndarray:
-    """As `quantiles`, of the rows of all blocks: float32 (F, n) each, every column contiguous.
-
-    blocks : asked for one at a time, several times over, so they may be mapped from a file. They are shared out over
-    the processor's cores; no number depends on how many there are.
-    """
-    sizes = blocks.sizes if isinstance(blocks, ColumnBlocks) else [block.shape[1] for block in blocks]
-    features, ends = len(blocks[0]), np.cumsum(sizes)
-    if ends[-1] < 2 * SAMPLE_ROWS:
-        return np.array([_by_numpy(_of_all(blocks, f), shares) for f in range(features)]).reshape(-1, len(shares))
-    threads = min(_cores(), len(blocks))
-    given = blocks.sample if isinstance(blocks, ColumnBlocks) else None
-    sample = given[1].copy() if given and len(given[0]) >= SAMPLE_ROWS // 2 else _drawn(blocks, ends, features)
-    halves = np.linspace(0, features, threads + 1).astype(int)
-
-    def bracket(k: int) -> tuple[np.ndarray, ...]:
-        return _brackets(sample[halves[k] : halves[k + 1]], shares)
-
-    def count(k: int) -> tuple[np.ndarray, ...]:
-        mine = range(k, len(blocks), threads)
-        room = _room(sum(sizes[b] for b in mine), sample.shape[1], shares)
-        return _passed((blocks[b] for b in mine), room, low_QF, high_QF, tied_F)
-
-    with ThreadPoolExecutor(threads) as pool:
-        low_QF, high_QF, tied_F = (
-            np.concatenate(part, axis=-1) for part in zip(*pool.map(bracket, range(threads)), strict=True)
-        )
-        parts = list(pool.map(count, range(threads)))
-    counts = np.sum([part[0] for part in parts], axis=0)
-
-    def kept(f: int) -> np.ndarray | None:
-        whole = all(many[f] <= held.shape[1] - TILE_VALUES for _, many, held in parts)
-        return np.concatenate([held[f, : many[f]] for _, many, held in parts]) if whole else None
-
-    return _found(counts, kept, low_QF, high_QF, shares, lambda f: _of_all(blocks, f))
 
 
 def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -98,47 +57,27 @@ def _of_few(x_NF: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
 def _of_columns(x_NF, rows, shares) -> np.ndarray:
     """Quantiles (F, Q) of these columns.  rows : positions, or none for all."""
     count = len(rows) or len(x_NF)
-    chosen = _sampled(count, min(SAMPLE_ROWS, count // 4))
-    low_QF, high_QF, _ = _brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, _room(count, len(chosen), shares)), np.float32)
+    chosen = evenly(count, min(SAMPLE_ROWS, count // 4))
+    low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, room_for(count, len(chosen), shares)), np.float32)
     counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
 
     def kept(f: int) -> np.ndarray | None:
         return held[f, : many[f]] if many[f] < held.shape[1] else None
 
-    return _found(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
+    return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
 
 
-def _passed(blocks, room: int, low_QF, high_QF, tied_F) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `_count` counts; how many values of each column were kept, more than `room` where some were not; those."""
-    shares, features = low_QF.shape
-    counts, many = np.zeros((features, 1 + 2 * shares, 2), np.int64), np.zeros(features, np.int64)
-    held = np.empty((features, room + TILE_VALUES), np.float32)
-    for block in blocks:
-        flat, step = _flat(block)
-        _count_columns(flat, step, block.shape[1], low_QF, high_QF, tied_F, counts, many, held)
-    return counts, many, held
-
-
-def _sampled(count: int, wanted: int) -> np.ndarray:
+def evenly(count: int, wanted: int) -> np.ndarray:
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
-def _drawn(blocks: Sequence[np.ndarray], ends: np.ndarray, features: int) -> np.ndarray:
-    """float32 (F, SAMPLE_ROWS) of the blocks' rows, which end at `ends`."""
-    chosen, begins = _sampled(ends[-1], SAMPLE_ROWS), np.append(0, ends)
-    cuts, sample = np.searchsorted(chosen, begins), np.empty((features, len(chosen)), np.float32)
-    for b, block in enumerate(blocks):
-        sample[:, cuts[b] : cuts[b + 1]] = block[:, chosen[cuts[b] : cuts[b + 1]] - begins[b]]
-    return sample
-
-
-def _room(count: int, sampled: int, shares: tuple[float, ...]) -> int:
+def room_for(count: int, sampled: int, shares: tuple[float, ...]) -> int:
     """What the brackets of a column hold on average, and a quarter more."""
     return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / sampled) ** 0.5 for p in shares)) + 4096
 
 
-def _found(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
+def of_counts(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
     """Quantiles (F, Q) from what a pass counted.
 
     kept : column -> its values inside any bracket, None where there was no room.  column : one that must be selected,
@@ -153,7 +92,7 @@ def _found(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
         ordered = None if held is None else np.sort(held)
         for q, share in enumerate(shares):
             edges = low_QF[q, f], high_QF[q, f]
-            around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()
+            around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()[:3]
             value = None if ordered is None else _ranked(finite[f], share, around, *edges, ordered)
             if value is None:
                 found[f] = _by_numpy(column(f), shares)
@@ -162,7 +101,7 @@ def _found(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
     return found
 
 
-def _brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """float32 (Q, F) twice: sample values surely below and above each quantile; bool[F]: whether any of them is common.
 
     Sorts the sample in place.
@@ -198,17 +137,18 @@ def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
 def _ranked(finite, share, counts, low, high, ordered) -> float | None:
     """The quantile, where both of its ranks lie in the bracket; else None.
 
-    counts : how many values are below the bracket, at its low edge, strictly inside, at its high edge.
-    ordered : what was kept, rising.
+    counts : how many values are below the bracket, at its low edge, at its high edge.
+    ordered : what lies strictly inside this bracket or another, rising.
     """
     if not finite:
         return np.nan
-    below, at_low, inside, at_high = counts.tolist()
+    below, at_low, at_high = counts.tolist()
+    start = int(np.searchsorted(ordered, low, side="right"))
+    inside = max(int(np.searchsorted(ordered, high, side="left")) - start, 0)
     place = (int(finite) - 1) * share
     ranks = int(place), min(int(place) + 1, int(finite) - 1)
     if not below <= ranks[0] <= ranks[1] < below + at_low + inside + at_high:
         return None
-    start = np.searchsorted(ordered, low, side="right")
     ends = []
     for rank in ranks:
         rank -= below + at_low
@@ -220,9 +160,9 @@ def _ranked(finite, share, counts, low, high, ordered) -> float | None:
 def _count(x_NF, rows, edges, kept):
     """int64 (F, 1 + 2 Q, 2), and how many values of each column were kept: those strictly inside any bracket.
 
-    Pairs of counts: finite values and -inf; then of each bracket the values below it and at its low edge, and those
-    strictly inside and at its high edge (0 where that is the low edge too). A column with more than there is room for
-    in `kept` stops one short of it.
+    Pairs of counts: finite values and -inf; then of each bracket the values below it and at its low edge, and those at
+    its high edge (0 where that is the low edge too) beside nothing. A column with more than there is room for in `kept`
+    stops one short of it.
     """
     features, room = x_NF.shape[1], kept.shape[1]
     blocks, sides, _ = edges.shape
@@ -259,7 +199,7 @@ def _count(x_NF, rows, edges, kept):
     for f in range(features):
         for q in range(0, sides, 2):
             if edges[f // LANES, q, f % LANES] == edges[f // LANES, q + 1, f % LANES]:
-                counts[f, 2 + q, 1] = 0
+                counts[f, 2 + q, 0] = 0
     return counts, many
 
 
@@ -282,10 +222,9 @@ def _compare(tile, first, edges, pairs, wanted):
         row, mark = tile[i, first : first + LANES], wanted[i, first : first + LANES]
         for f in range(LANES):
             value, low, high = row[f], edges[0, f], edges[1, f]
-            within = (low < value) & (value < high)
             pairs[0, f] += np.int32(value < low) + (np.int32(value == low) << 16)
-            pairs[1, f] += np.int32(within) + (np.int32(value == high) << 16)
-            mark[f] |= np.uint8(within)
+            pairs[1, f] += np.int32(value == high)
+            mark[f] |= np.uint8((low < value) & (value < high))
 
 
 @njit(cache=True, nogil=True)
@@ -297,80 +236,6 @@ def _add(pairs, counts):
         pairs[f] = 0
 
 
-@njit(cache=True, nogil=True)
-def _count_columns(flat, step, rows, low_QF, high_QF, tied_F, counts, many, held):
-    """What `_count` gives, added up over blocks; column f is flat[f * step : f * step + rows].
-
-    Where no value is common, those at a bracket's edges count as below and above it, and their number as 0.
-    """
-    room = held.shape[1] - TILE_VALUES
-    wanted = np.zeros(TILE_VALUES, np.uint8)
-    for f in range(len(counts)):
-        for begin in range(0, rows, TILE_VALUES):
-            size = min(TILE_VALUES, rows - begin)
-            tile = flat[f * step + begin : f * step + begin + size]
-            wanted[:] = 0
-            finite, lowest = np.int32(0), np.int32(0)
-            for i in range(size):
-                finite += np.int32(abs(tile[i]) <= LARGEST)
-                lowest += np.int32(tile[i] < -LARGEST)
-            counts[f, 0, 0] += finite
-            counts[f, 0, 1] += lowest
-            for q in range(len(low_QF)):
-                if tied_F[f]:
-                    _compare_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
-                else:
-                    _place_tile(tile, low_QF[q, f], high_QF[q, f], counts[f, 1 + 2 * q : 3 + 2 * q], wanted)
-            if many[f] <= room:
-                place, held_f = np.uint64(many[f]), held[f]  # numba asks of no unsigned position if it is negative
-                for i in range(size):  # no branch: what is not wanted is written over
-                    held_f[place] = tile[i]
-                    place += np.uint64(wanted[i])
-                many[f] = np.int64(place)
-
-
-@njit(cache=True, nogil=True)
-def _place_tile(tile, low, high, counts, wanted):
-    """`_compare_tile` without counting equal values apart: half the comparisons."""
-    below, inside = np.int32(0), np.int32(0)
-    for i in range(len(tile)):
-        within = (low < tile[i]) & (tile[i] < high)
-        below += np.int32(tile[i] <= low)
-        inside += np.int32(within)
-        wanted[i] |= np.uint8(within)
-    counts[0, 0] += below
-    counts[1, 0] += inside
-
-
-@njit(cache=True, nogil=True)
-def _compare_tile(tile, low, high, counts, wanted):
-    """Add a bracket's counts of these values of one column, and mark in `wanted` what lies strictly inside."""
-    below, at_low, inside, at_high = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
-    for i in range(len(tile)):
-        value = tile[i]
-        within = (low < value) & (value < high)
-        below += np.int32(value < low)
-        at_low += np.int32(value == low)
-        inside += np.int32(within)
-        at_high += np.int32(value == high)
-        wanted[i] |= np.uint8(within)
-    counts[0, 0] += below
-    counts[0, 1] += at_low
-    counts[1, 0] += inside
-    counts[1, 1] += at_high if low < high else np.int32(0)
-
-
-def _flat(block_FN: np.ndarray) -> tuple[np.ndarray, int]:
-    """(the memory from the first value to the last, values from one column to the next), read-only."""
-    step = block_FN.strides[0] // block_FN.itemsize
-    size = (len(block_FN) - 1) * step + block_FN.shape[1]
-    return np.lib.stride_tricks.as_strided(block_FN, (size,), (block_FN.itemsize,), writeable=False), step
-
-
-def _of_all(blocks: Sequence[np.ndarray], f: int) -> np.ndarray:
-    return np.concatenate([block[f] for block in blocks])
-
-
 def _column(x_NF: np.ndarray, f: int, rows: np.ndarray | None) -> np.ndarray:
     return x_NF[:, f] if rows is None else x_NF[rows, f]
 
@@ -380,5 +245,5 @@ def _by_numpy(column: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     return np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from scipy.special import ndtri
 
-from ml_factory.datasets.quantiles import quantiles, quantiles_of_blocks
+from ml_factory.datasets.block_quantiles import quantiles_of_blocks
+from ml_factory.datasets.quantiles import quantiles
 from ml_factory.errors import FactoryError, SettingsError
 
 IQR_OF_NORMAL = 1.3489795003921634  # quartile distance of a standard normal: a scaled bell has deviation 1

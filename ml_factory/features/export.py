@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter
+from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter, sample_rows
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import custom
@@ -25,8 +25,6 @@ from ml_factory.progress import phase
 from ml_factory.runs import storage
 
 BLOCK_ROWS = 8 * CHUNK
-SAMPLED_ROWS = 96 * 1024
-"""About so many rows, evenly spread, are kept in memory: who fits a scaler reads the file once instead of twice."""
 BUFFERS = 3  # blocks in memory: one being written, and those in which columns are made
 KNOWN_AT = "known_at"
 
@@ -75,15 +73,16 @@ def export_features(
 
     def fill(aside: os.PathLike) -> None:
         with phase("features", rows) as done, ColumnWriter(aside, names) as writer:
-            belt = _Belt(lanes, writer, sizes, (chosen, sample), done)
+            belt = _Belt(lanes, writer, sizes, (step, sample), done)
             with ThreadPoolExecutor(threads) as pool:
                 for worker in [pool.submit(belt.work) for _ in range(threads)]:
                     worker.result()
             cpu_s.update(belt.cpu_s)
 
-    sample = np.empty((len(names), len(chosen := np.arange(0, rows, max(1, rows // SAMPLED_ROWS)))), np.float32)
+    step = max(1, rows // sample_rows(rows))  # who fits a scaler reads the file once instead of twice
+    sample = np.empty((len(names), -(-rows // step)), np.float32)
     storage.replace_file(path, fill, 4 * rows * len(names), flush=False)
-    blocks = ColumnBlocks(path, len(names), sizes, sample=(chosen, sample))
+    blocks = ColumnBlocks(path, len(names), sizes, sample=(np.arange(0, rows, step), sample))
     return ExportedFeatures(names, made.first, blocks, made.base.known_at[made.first :], cpu_s)
 
 
@@ -167,7 +166,7 @@ class _Belt:
     """
 
     def __init__(self, lanes: list[_Lane], writer: ColumnWriter, sizes: list[int], sample: tuple, done: Callable):
-        """sample : (rows int64[S], values [F, S] to fill)."""
+        """sample : (every how many rows, values [F, S] to fill)."""
         self.lanes, self.writer, self.sizes, self.sample, self.done = lanes, writer, sizes, sample, done
         self.cpu_s: dict[str, float] = {}
         features = len(sample[1])
@@ -211,17 +210,22 @@ class _Belt:
         lane, block = self.lanes[number], self._next[number]
         out = self._buffers[block % len(self._buffers)][lane.begin : lane.stop, : self.sizes[block]]
         lane.fill(block * BLOCK_ROWS, out)
+        self._keep(block * BLOCK_ROWS, lane, out)
         with self._turn:
             self._next[number], self._busy[number] = block + 1, False
             self._turn.notify_all()
         return lane.kind
 
+    def _keep(self, row: int, lane: _Lane, columns: np.ndarray) -> None:
+        """The sampled rows of these columns, which begin at `row`, while they are in the processor's cache."""
+        step, sample = self.sample
+        first = -(-row // step)
+        some = columns[:, first * step - row :: step]
+        sample[lane.begin : lane.stop, first : first + some.shape[1]] = some
+
     def _write(self) -> str:
         block = self._written
         columns = self._buffers[block % len(self._buffers)][:, : self.sizes[block]]
-        chosen, sample = self.sample
-        kept = slice(*np.searchsorted(chosen, (block * BLOCK_ROWS, block * BLOCK_ROWS + columns.shape[1])))
-        sample[:, kept] = columns[:, chosen[kept] - block * BLOCK_ROWS]
         self.writer.write(columns)
         with self._turn:
             self._written, self._writing = block + 1, False

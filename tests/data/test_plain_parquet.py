@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ml_factory.data.plain_parquet import ALIGNED, ColumnBlocks, ColumnWriter
-from ml_factory.errors import SettingsError
+from ml_factory.errors import FactoryError, SettingsError
 
 ROWS = [4096, 4096, 1, 777]
 NAMES = [f"column_{k}@15m" for k in range(300)] + ["größe"]  # more than one call to the system takes
@@ -63,6 +63,20 @@ def test_rows_before_one(file, blocks, stop):
     assert all(block.shape[1] for block in cut)
     want = np.concatenate(blocks, axis=1)[:, :stop]
     np.testing.assert_array_equal(bits(np.concatenate(cut, axis=1)), bits(want))
+
+
+@pytest.mark.parametrize(("part", "stop"), [(slice(0, 301), 10**9), (slice(7, 20), 4097), (slice(300, 301), 8500)])
+def test_columns_are_read_a_few_at_a_time(file, blocks, part, stop):
+    read = [some.copy() for some in ColumnBlocks(file, len(NAMES), ROWS).before(stop).columns(part)]
+    want = np.concatenate(blocks, axis=1)[part, :stop]
+    np.testing.assert_array_equal(bits(np.concatenate(read, axis=1)), bits(want))
+
+
+def test_columns_of_a_file_that_was_cut(file, tmp_path):
+    short = tmp_path / "short.parquet"
+    short.write_bytes(file.read_bytes()[:100_000])
+    with pytest.raises(FactoryError, match="cut short"):
+        list(ColumnBlocks(short, len(NAMES), ROWS).columns(slice(0, 301)))
 
 
 @pytest.mark.parametrize(

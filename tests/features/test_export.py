@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from ml_factory.data.plain_parquet import sample_rows
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import BarsError
 from ml_factory.features import custom, export
@@ -34,6 +35,9 @@ def test_the_file_holds_the_bits_of_the_matrix(real_bars, tmp_path, monkeypatch,
     assert (made.names, made.first, len(made)) == (matrix.names, matrix.first, len(matrix))
     np.testing.assert_array_equal(made.known_at, matrix.known_at)
     assert set(made.cpu_s) == {"frames", "columns", "joins", "file"}
+    chosen, sample = made.blocks.sample
+    assert len(chosen) >= sample_rows(len(matrix))
+    np.testing.assert_array_equal(sample.T, matrix.values[chosen])
     train = 2 * len(matrix) // 3
     of_file, of_matrix = RobustScaler.fit_blocks(made.blocks.before(train)), RobustScaler.fit(matrix.values[:train])
     assert of_file.to_dict() == of_matrix.to_dict()
