@@ -41,8 +41,8 @@ leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage
 leakage.effort leakage.tried leakage.proof leakage.certificate
 models.contract models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.linear models.importances
-models.heads models.layers models.recurrent models.sequence models.transformer models.gating models.tft models.frames
-models.checks models.signature models.registry
+models.products models.heads models.layers models.recurrent models.sequence models.transformer models.gating
+models.tft models.frames models.checks models.signature models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
 training.watchdog training.device training.recompute training.feed training.run training.step training.judging
 training.meter training.loop training.neural training.estimator training.forecaster

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ml_factory.models.products import Linear, linear
+
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
 
@@ -31,7 +33,7 @@ class GatedSkip(nn.Module):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.linear = nn.Linear(inputs, 2 * outputs)
+        self.linear = Linear(inputs, 2 * outputs)
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
@@ -47,11 +49,11 @@ class GRN(nn.Module):
 
     def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
         super().__init__()
-        self.outer = nn.Linear(inputs, width)
-        self.context = nn.Linear(context, width, bias=False) if context else None
-        self.inner = nn.Linear(width, width)
+        self.outer = Linear(inputs, width)
+        self.context = Linear(context, width, bias=False) if context else None
+        self.inner = Linear(width, width)
         self.drop = nn.Dropout(dropout)
-        self.skip = nn.Linear(inputs, outputs) if outputs else nn.Identity()
+        self.skip = Linear(inputs, outputs) if outputs else nn.Identity()
         self.gate = GatedSkip(width, outputs or inputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -101,16 +103,14 @@ class VariableSelection(nn.Module):
     def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
         if self.joint is None:
             return torch.ones_like(x_BTV)
-        first, skipped = (
-            functional.linear(x_BTV, *self._folded(linear)) for linear in (self.joint.outer, self.joint.skip)
-        )
+        first, skipped = (linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip))
         return self.joint.gated(first, skipped, context_B1D).softmax(dim=-1)
 
-    def _folded(self, linear: nn.Linear) -> tuple[Tensor, Tensor]:
+    def _folded(self, part: nn.Linear) -> tuple[Tensor, Tensor]:
         """Weight and bias over the numbers x_BTV themselves of a linear map over their embeddings (B, T, V D)."""
-        weight_OVD = linear.weight.unflatten(1, self.scale_VD.shape)
+        weight_OVD = part.weight.unflatten(1, self.scale_VD.shape)
         weight_OV = torch.einsum("ovd,vd->ov", weight_OVD, self.scale_VD)
-        return weight_OV, linear.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
+        return weight_OV, part.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
 
     def _maps(self) -> tuple[Tensor, ...]:
         """The V networks' linear maps as they are run: (slope, start) of the first, then one or two (weight, bias)."""
@@ -143,10 +143,10 @@ class InterpretableAttention(nn.Module):
     def __init__(self, width: int, heads: int, positions: int, asking: int):
         super().__init__()
         self.heads, self.asking = heads, asking
-        self.query = nn.Linear(width, width, bias=False)
-        self.key = nn.Linear(width, width, bias=False)
-        self.value = nn.Linear(width, width // heads, bias=False)
-        self.out = nn.Linear(width // heads, width, bias=False)
+        self.query = Linear(width, width, bias=False)
+        self.key = Linear(width, width, bias=False)
+        self.value = Linear(width, width // heads, bias=False)
+        self.out = Linear(width // heads, width, bias=False)
         later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
         self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.products import Linear
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class VectorHead(nn.Module):
         self.shape = (task,)
         if isinstance(task, Forecast):
             self.shape = (task.steps, task.count(features), *((task.width,) if task.quantiles else ()))
-        self.linear = nn.Linear(width, torch.Size(self.shape).numel())
+        self.linear = Linear(width, torch.Size(self.shape).numel())
 
     def forward(self, code_BX: Tensor) -> Tensor:
         return self.linear(code_BX).unflatten(-1, self.shape)
@@ -74,9 +75,9 @@ class ChannelHead(nn.Module):
         self.task, self.levels = task, levels
         if isinstance(task, Forecast):
             self.channels = task.count(features)
-            self.linear = nn.Linear(width, task.steps * task.width)
+            self.linear = Linear(width, task.steps * task.width)
         else:
-            self.linear = nn.Linear(features * (width + 2 * levels), task)
+            self.linear = Linear(features * (width + 2 * levels), task)
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
         if isinstance(self.task, Forecast):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ml_factory.models.products import Linear
+
 
 class InstanceNorm(nn.Module):
     """Each window's own mean and deviation, per channel, taken out, and given back to a forecast.
@@ -96,8 +98,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         B, N, D = x_BND.shape
@@ -157,7 +159,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads)
         self.norm1 = NORMS[norm](width)
-        self.feed = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        self.feed = nn.Sequential(Linear(width, inner), nn.GELU(), Linear(inner, width))
         self.norm2 = NORMS[norm](width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 

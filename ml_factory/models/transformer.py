@@ -12,6 +12,7 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.contract import check_sizes
 from ml_factory.models.heads import ChannelHead, Forecast, Task
 from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, Patches, TokenDropout
+from ml_factory.models.products import Linear
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class PatchTST(nn.Module):
         self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = Patches(spec.patch, spec.stride, spec.pad)
         count = self.patches.count(lookback)
-        self.embed = nn.Linear(spec.patch, spec.width)
+        self.embed = Linear(spec.patch, spec.width)
         self.position_ND = nn.Parameter(torch.empty(count, spec.width).uniform_(-0.02, 0.02))
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
@@ -114,7 +115,7 @@ class ITransformer(nn.Module):
     def __init__(self, features: int, lookback: int, task: Task, spec: ITransformerSpec):
         super().__init__()
         self.norm = InstanceNorm() if spec.instance_norm else None
-        self.embed = nn.Linear(lookback, spec.width)
+        self.embed = Linear(lookback, spec.width)
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
             *(EncoderLayer(spec.width, spec.heads, spec.inner, spec.dropout) for _ in range(spec.layers)),

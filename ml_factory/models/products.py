@@ -1,0 +1,76 @@
+"""Linear maps of float32 on a CPU by oneDNN, where torch itself would ask MKL.
+
+MKL leaves half of a processor's vectors idle where another than Intel made it: 90 GFLOP/s a core of AMD's with AVX-512,
+where oneDNN, the other library in torch, has 220. Where neither has more to give (AVX2), it is as fast.
+
+M rows, I inputs, O outputs.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+# Multiplications below which a call costs more than it saves; and the width below which turning a gradient does.
+LEAST, NARROW = 2**21, 64
+
+
+def _onednn():
+    """torch's own entry to it, which `torch.compile` uses too; None in a torch that has none, or has no MKL."""
+    there = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if there else None
+
+
+ONEDNN = _onednn()
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`, by `linear`: the same weights by the same names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`functional.linear`, x (..., I) -> (..., O), by whichever library is faster at it where it runs."""
+    large = x.numel() * len(weight_OI) >= LEAST
+    if ONEDNN is None or not large or x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32:
+        return functional.linear(x, weight_OI, bias_O)
+    # bf16 is oneDNN's anyway, and a compiler has its own choice.
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return functional.linear(x, weight_OI, bias_O)
+    return _Linear.apply(x, weight_OI, bias_O)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return _product(x, weight_OI, bias_O)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, slope: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight_OI), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        slope_MO = slope.flatten(0, -2)
+        return (
+            _product(slope, weight_OI.t()) if wants_x else None,
+            _turned(slope_MO, x.flatten(0, -2)) if wants_weight else None,
+            slope_MO.sum(0) if wants_bias else None,
+        )
+
+
+def _turned(slope_MO: Tensor, x_MI: Tensor) -> Tensor:
+    """slope^T x (O, I). oneDNN wants one of them turned in memory: the narrower one."""
+    outputs, inputs = slope_MO.shape[1], x_MI.shape[1]
+    if min(outputs, inputs) < NARROW:
+        return slope_MO.t() @ x_MI
+    return _product(slope_MO.t(), x_MI.t()) if outputs <= inputs else _product(x_MI.t(), slope_MO.t()).t()
+
+
+def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x weight^T + bias by oneDNN, without a record for gradients."""
+    return ONEDNN(x, weight_OI, bias_O, "none", [], "")
