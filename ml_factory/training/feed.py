@@ -3,8 +3,10 @@
 B rows of a batch, T time steps, F features, N rows of the arrays.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 
 import numpy as np
 import torch
@@ -19,6 +21,35 @@ SHARE_OF_MEMORY = 0.4
 Part = Windows | np.ndarray
 
 
+class Reused:
+    """Memory of the host for one batch after another, written again once no tensor lies in it any more.
+
+    Pages that are fresh from the system cost more than what is copied into them. Whether a batch, or a view of it that
+    somebody kept, still lies in a piece of memory is told by the array that they all hold.
+    """
+
+    def __init__(self):
+        self._kept: list[tuple[Tensor, Callable[[], object]]] = []
+        self._lock = Lock()  # a batch is gathered ahead on a thread of its own
+
+    def empty(self, *shape: int) -> Tensor:
+        """A float32 tensor of this shape, whatever it holds."""
+        with self._lock:
+            # Of another shape than the last ones nothing is kept: those who hold it keep it themselves.
+            same = [pair for pair in self._kept if pair[0].shape == shape]
+            free = [memory for memory, lent in same if lent() is None]
+            memory, *spare = free or [torch.empty(shape)]
+            lent = memory.numpy()
+            out = [pair for pair in same if pair[1]() is not None]
+            # One more, for who holds a batch until the next one is there.
+            self._kept = [*out, (memory, weakref.ref(lent)), *((one, _nobody) for one in spare[:1])]
+            return torch.from_numpy(lent)
+
+
+def _nobody() -> None:
+    """Who holds memory that is not lent."""
+
+
 class Feed:
     """positions -> one tensor (B, ...) on the device for each part.
 
@@ -31,7 +62,7 @@ class Feed:
         size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
         self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
         placed: dict[int, Tensor] = {}
-        self._there = [_place(part, device, placed) for part in parts] if self.resident else []
+        self._takes = [_place(part, device, placed) if self.resident else _on_host(part) for part in parts]
         self._worker = None if self.resident else ThreadPoolExecutor(1, "gather")
         self._ahead: tuple[np.ndarray, Future] | None = None
 
@@ -41,7 +72,7 @@ class Feed:
     def __call__(self, positions: np.ndarray) -> tuple[Tensor, ...]:
         if self.resident:
             index_B = self.device.spread(self.device.place(torch.from_numpy(np.ascontiguousarray(positions))))
-            return self.device.spread(tuple(take(index_B) for take in self._there))
+            return self.device.spread(tuple(take(index_B) for take in self._takes))
         return self.device.spread(self._sent(positions)())
 
     @property
@@ -71,22 +102,25 @@ class Feed:
     def _send(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
         """Gather on the host and start the copy; the answer hands it out."""
         index_B = torch.from_numpy(np.ascontiguousarray(positions))
-        return self.device.send(
-            [
-                part.gather(index_B) if isinstance(part, Windows) else torch.from_numpy(part[positions])
-                for part in self.parts
-            ]
-        )
+        return self.device.send([take(index_B) for take in self._takes])
 
 
-def _place(part: Part, device: Device, placed: dict[int, Tensor]):
+def _on_host(part: Part) -> Callable[[Tensor], Tensor]:
+    """index_B -> the part's rows, in the host's memory."""
+    if not isinstance(part, Windows):
+        return lambda index_B: torch.from_numpy(part[index_B.numpy()])
+    memory, (_, T, F) = Reused(), part.shape
+    return lambda index_B: part.gather(index_B, out=memory.empty(len(index_B), T, F))
+
+
+def _place(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
     """index_B -> the part's rows, from memory on the device. placed : arrays there by their address on the host, so
     that one of which several parts are windows is there once."""
     if not isinstance(part, Windows):
         rows_N = device.place(torch.from_numpy(part))
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
-        return part.gather
+        return _on_host(part)
     # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
     address = part.x_NF.data_ptr()
     x_NF = placed[address] = placed[address] if address in placed else device.place(part.x_NF)

@@ -6,7 +6,7 @@ import torch
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.training.device import Cuda, Device
-from ml_factory.training.feed import Feed
+from ml_factory.training.feed import Feed, Reused
 
 
 class Foreign(Device):
@@ -68,6 +68,52 @@ def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
         assert told == [positions.tolist() for positions in wanted[1 : number + 2]]
         np.testing.assert_array_equal(target_B, parts[1][wanted[number]])
     feed._worker.shutdown()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, resident):
+    feed = Feed(Device("cpu", 1), parts, resident)
+    held = [feed(np.array([at, at + 1]))[0] for at in range(5)]
+    views = [feed(np.array([at, at + 1]))[0][:, -1:, 1] for at in range(5)]
+    for at in range(5):
+        rows = parts[0].x_NF.numpy()[at + 2 : at + 8]
+        np.testing.assert_array_equal(held[at], np.stack([rows[:5], rows[1:]]))
+        np.testing.assert_array_equal(views[at], [rows[4:5, 1], rows[5:, 1]])
+
+
+def test_memory_that_nobody_holds_is_written_again(parts):
+    feed, seen = Feed(Device("cpu", 1), parts), set()
+    for at in range(6):
+        batch = feed(np.array([at, at + 1]))  # the one before is held until this one is there
+        seen.add(batch[0].data_ptr())
+    assert len(seen) == 2
+    weight = torch.ones(3, requires_grad=True)
+    kept = (batch[0] * weight).sum()  # what backward wants is held too
+    del batch
+    others = {feed(np.array([0, 1]))[0].data_ptr() for _ in range(4)}
+    assert len(others) == 1 and others < seen
+    kept.backward()
+    torch.testing.assert_close(weight.grad, torch.from_numpy(parts[0][[5, 6]].sum((0, 1))))
+
+
+def test_of_many_batches_that_were_let_go_two_stay():
+    memory = Reused()
+    many = [memory.empty(2, 3) for _ in range(9)]
+    assert len({one.data_ptr() for one in many}) == 9
+    del many
+    for _ in range(3):
+        one = memory.empty(2, 3)
+        other = memory.empty(2, 3)
+        assert one.data_ptr() != other.data_ptr() and len(memory._kept) == 2
+        del one, other
+
+
+def test_memory_of_another_shape_is_let_go():
+    memory = Reused()
+    first = memory.empty(2, 3)
+    first.fill_(7)
+    assert memory.empty(4, 3).shape == (4, 3) and len(memory._kept) == 1
+    assert (first == 7).all() and memory.empty(2, 3).data_ptr() != first.data_ptr()
 
 
 class Queue:
