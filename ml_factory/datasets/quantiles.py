@@ -63,7 +63,7 @@ def _of_columns(x_NF, rows, shares) -> np.ndarray:
     counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
 
     def kept(f: int) -> np.ndarray | None:
-        return held[f, : many[f]] if many[f] < held.shape[1] else None
+        return held[f, : many[f]] if many[f] < held.shape[1] - 1 else None
 
     return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
 

@@ -199,6 +199,18 @@ def test_a_bracket_that_misses_is_mended(monkeypatch):
     np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.25, 0.5, 0.75), axis=0).T)
 
 
+def test_a_bracket_that_holds_too_much_is_mended():
+    """The ranks lie inside it, but most of the rows between those that are sampled do too, the largest first."""
+    rows, rng = 98_000, np.random.default_rng(0)
+    sampled = exact.evenly(rows, rows // 4)
+    rest = rng.permutation(np.setdiff1d(np.arange(rows), sampled))
+    x = np.full((rows, 2), 10, np.float32)
+    x[sampled], x[rest[:30_000]] = rng.standard_normal((len(sampled), 2)), -10
+    x[np.sort(rest[30_000:50_000])] = np.linspace(0.01, -0.01, 20_000)[:, None]
+    found = exact.quantiles(x, (0.5,))
+    np.testing.assert_array_equal(found, np.quantile(x.astype(float), (0.5,), axis=0).T)
+
+
 def test_a_window_of_a_wider_matrix_is_fitted_as_it_stands():
     wide = np.random.default_rng(0).standard_normal((70_000, 6)).astype(np.float32)
     assert RobustScaler.fit(wide[:, 2:5]).to_dict() == RobustScaler.fit(wide[:, 2:5].copy()).to_dict()
