@@ -55,7 +55,7 @@ def phases(as_json: bool, console: Console = said) -> Iterator[None]:
         def draw(one: Phase) -> None:
             if one not in tasks:
                 tasks[one] = bars.add_task(one.name, told="")
-            told = f"{one.done:,} rows" + (f", {one.rate:,.0f} a second" if one.done else "")
+            told = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
             note = ", compiling on first use" if one.compiling else ""
             bars.update(tasks[one], total=one.rows, completed=one.done, told=told + note)
             if one.over:

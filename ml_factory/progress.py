@@ -21,7 +21,8 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 class Phase:
     """One piece of long work.
 
-    rows : in all; None where only the end tells.  done : so far.  seconds : since it began.  over : whether it ended.
+    rows : in all; None where only the end tells.  done : so far.  of : what is counted, if not rows.
+    seconds : since it began.  over : whether it ended.
     compiled : seconds of these in which kernels were compiled, which each machine does once.  compiling : it does now.
     """
 
@@ -32,6 +33,7 @@ class Phase:
     over: bool = False
     compiled: float = 0.0
     compiling: bool = False
+    of: str = "rows"
 
     @property
     def rate(self) -> float:
@@ -58,12 +60,12 @@ def record() -> Iterator[list[Phase]]:
 
 
 @contextmanager
-def phase(name: str, rows: int | None = None) -> Iterator[Callable[[int], None]]:
+def phase(name: str, rows: int | None = None, *, of: str = "rows") -> Iterator[Callable[[int], None]]:
     """A phase of `rows` rows; the block calls what it is given with the number of rows just done."""
     if _inside.get():
         yield lambda count: None
         return
-    told, began = Phase(name, None if rows is None else int(rows)), time.perf_counter()
+    told, began = Phase(name, None if rows is None else int(rows), of=of), time.perf_counter()
 
     def tell() -> None:
         told.seconds = time.perf_counter() - began

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parent
 COMPUTES_NOTHING = (
     "runs", "errors", "progress", "compiled", "provenance", "experiment", "notebook", "evaluation/drawing",
     "evaluation/figures", "evaluation/report", "models/registry", "units/results", "units/views", "units/pages",
-    "units/keeping", "units/standing", "leakage",
+    "units/keeping", "units/standing", "units/kernels", "leakage",
 )  # fmt: skip
 
 

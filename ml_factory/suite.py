@@ -8,7 +8,7 @@ from pathlib import Path
 import papermill
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.notebook import SHARED, convert_parameters, notebook_parameters
+from ml_factory.parameters import SHARED, convert_parameters, notebook_parameters
 from ml_factory.runs.workspace import Workspace
 
 FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.notebook import bootstrap_text
+from ml_factory.bootstrap import bootstrap_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = bootstrap_text("OWNER/ml_factory", "v0.1.0")

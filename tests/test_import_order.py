@@ -51,10 +51,10 @@ ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
-units.appending units.proving units.views units.searching units.preparation
+units.appending units.proving units.views units.searching units.kernels units.preparation
 units.holdout units.helping units.opening units.folds units.nested units.forecasts units.auditing
 units.explaining units.stacked units.warming units.planning units.pages
-pipeline notebook suite doctor console
+pipeline bootstrap parameters notebook suite doctor console
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -67,7 +67,7 @@ HOMES = {
     "gcsfs": {"runs.buckets"},
     "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.explained", "evaluation.report", "notebook"},
     "ipywidgets": {"notebook"},
-    "IPython": {"notebook"},
+    "IPython": {"notebook", "parameters"},
     "papermill": {"suite"},
     "optuna": {"targets.barrier_search"},
 }

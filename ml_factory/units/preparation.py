@@ -44,6 +44,7 @@ from ml_factory.units.appending import (
     state_after,
 )
 from ml_factory.units.dataset import SPLITS, Dataset
+from ml_factory.units.kernels import compile_ahead
 from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
 from ml_factory.units.searching import Named, check_same_bars, check_saw_training_rows, with_searched
@@ -282,6 +283,7 @@ def _write(
         "market": market.to_dict(),
         "bars": checked.told,
     }
+    compile_ahead(settings.features.families)
     seen: Sequence[FirstSight] = ()
     before = known if not store.committed and known and grown_from(known, checked) else None
     if store.committed or before is not None:

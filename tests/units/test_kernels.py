@@ -1,0 +1,97 @@
+"""Kernels compiled ahead: by children, once a machine, and never in anybody's way."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ml_factory import progress
+from ml_factory.runs.children import NoAnswer
+from ml_factory.units import kernels
+from ml_factory.units.kernels import TARGETS, compile_ahead
+
+FAMILIES = ("fractional",)
+AGAIN = """
+import sys
+from numba.core.event import Listener, install_listener
+from ml_factory.units.kernels import compile_share
+compiled = []
+class Told(Listener):
+    on_start = lambda self, event: compiled.append(event.data["dispatcher"].py_func.__name__)
+    on_end = lambda self, event: None
+with install_listener("numba:compile", Told()):
+    compile_share(sys.argv[1])
+print(*compiled)
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    """A machine with two cores and no kernels."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "cores", lambda: 2)
+    return tmp_path
+
+
+class Children:
+    """In the place of real ones: what they were asked, and one share that none of them manages."""
+
+    def __init__(self, fails: str = ""):
+        self.fails, self.started, self.asked = fails, 0, []
+
+    def __call__(self, *_, **__):
+        self.started += 1
+        return self
+
+    def ask(self, request):
+        self.asked.append(request["share"])
+        if request["share"] == self.fails:
+            raise NoAnswer("the child process died")
+        return {}, b""
+
+    def close(self):
+        pass
+
+
+def test_another_process_finds_everything_compiled(fresh):
+    with progress.record() as phases:
+        compile_ahead(FAMILIES)
+    assert [(one.name, one.done, one.of) for one in phases] == [("kernels", 2, "kinds")]
+    assert len(list(fresh.glob("*.whole"))) == 2
+    for share in (*FAMILIES, TARGETS):
+        again = subprocess.run([sys.executable, "-c", AGAIN, share], capture_output=True, text=True, check=True)
+        assert again.stdout.split() == [], f"{share} was compiled again"
+
+
+def test_it_is_done_once(fresh, monkeypatch):
+    children = Children()
+    monkeypatch.setattr(kernels, "Child", children)
+    compile_ahead(("calendar", "volatility"))
+    assert sorted(children.asked) == ["calendar", TARGETS, "volatility"] and children.started == 2
+    assert children.asked.index("volatility") < children.asked.index("calendar"), "the longest is to begin first"
+    compile_ahead(("calendar", "volatility"))
+    assert len(children.asked) == 3
+
+
+def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatch, caplog):
+    children = Children(fails="calendar")
+    monkeypatch.setattr(kernels, "Child", children)
+    compile_ahead(("calendar", "volatility"))
+    assert "calendar could not be compiled ahead" in caplog.text and "died" in caplog.text
+    assert sorted(path.name.split("-")[0] for path in fresh.glob("*.whole")) == [TARGETS, "volatility"]
+
+
+@pytest.mark.parametrize(("cores", "families"), [(1, FAMILIES), (2, ())])
+def test_nothing_is_started_where_nothing_is_to_be_gained(cores, families, monkeypatch):
+    monkeypatch.setattr(kernels, "Child", Children())
+    monkeypatch.setattr(kernels, "cores", lambda: cores)
+    compile_ahead(families)
+    assert not kernels.Child.started
+
+
+def test_a_mark_is_of_one_numba_and_one_processor(fresh, monkeypatch):
+    monkeypatch.setattr(kernels, "Child", Children())
+    compile_ahead(("calendar",))
+    monkeypatch.setattr(kernels, "get_host_cpu_name", lambda: "another")
+    compile_ahead(("calendar",))
+    assert len(kernels.Child.asked) == 4
