@@ -25,7 +25,7 @@ def test_killed_everywhere_and_the_same_bits(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads((tmp_path / "told.json").read_text())
-    assert told["total"]["mismatches"] == 0 and told["total"]["kills"] >= 8 and told["total"]["disk_lost"] >= 4
+    assert told["total"]["mismatches"] == 0 and told["total"]["kills"] >= 7 and told["total"]["disk_lost"] >= 4
     assert not [row for row in told["places"].values() if row["from_nothing"]]
     assert told["sabotage"] == {"sampler position": True, "a block's seed": True}
     print(done.stdout)

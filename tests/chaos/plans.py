@@ -82,13 +82,11 @@ def _seed(luck: np.random.Generator) -> int:
 
 
 def few() -> list[Plan]:
-    """The fixed few of `make test`: one kill of each kind, half of them with the disk lost; two breaks."""
+    """The fixed few of `make test`: one kill of each kind of unit, half of them with the disk lost; two breaks."""
     kills = (
         ("xgboost", "xgboost", Kill("block", 2), True), ("lstm", "lstm", Kill("step", 7), False),
-        ("catboost", "catboost", Kill("block", 3), False), ("prepare", "prepare", Kill("part", 2), True),
+        ("prepare", "prepare", Kill("part", 2), True),
         ("folds", "fold boundary", Kill("fold", 1), True), ("search", "trial", Kill("trial", 4), False),
         ("stack", "stack", Kill("stack", 3), False), ("lightgbm", "in a save", Kill("chunk", 3), True),
-        ("early stopping", "early stopping", Kill("step", 17), False),
-        ("half precision", "half precision", Kill("step", 6), True),
     )  # fmt: skip
     return [Plan(unit, ((name, kill),), 1, lossy) for unit, name, kill, lossy in kills]
