@@ -72,8 +72,13 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours, theirs = Path(folder) / "rows.npy", Path(folder) / "rows.parquet"
 
+        def write_ours() -> None:
+            # pyarrow empties the file it finds and has its pages back; ours keeps the old one until the new is whole.
+            ours.unlink(missing_ok=True)
+            mapped.write_part(ours, x_NF)
+
         sides = {
-            "ours (hashed)": lambda: mapped.write_part(ours, x_NF),
+            "ours (hashed)": write_ours,
             "pyarrow": lambda: pq.write_table(table, theirs, **plain),
             "pyarrow, defaults": lambda: pq.write_table(table, theirs, compression="none"),
         }
