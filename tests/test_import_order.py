@@ -24,8 +24,8 @@ data.sessions data.findings data.prefixes data.stamps data.numbers data.habits d
 data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
 data.synthetic data.plain_parquet data.frames
 data.resample data.stream data.sampling
-features.logarithm features.windows features.moments features.engine features.momentum features.volatility
-features.volume features.microstructure
+features.logarithm features.windows features.recursions features.moments features.engine features.momentum
+features.volatility features.volume features.microstructure
 features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
 features.afresh features.custom features.build features.export
 features.stream

@@ -19,12 +19,12 @@ from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter, sample_row
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features import custom
-from ml_factory.features.build import FeatureSpec, base_groups, joined_frames
-from ml_factory.features.engine import CHUNK, FrameFeatures
+from ml_factory.features.build import FeatureSpec, base_groups, column_names, joined_frames
+from ml_factory.features.engine import CHUNK, Family, FrameFeatures
 from ml_factory.progress import phase
 from ml_factory.runs import storage
 
-BLOCK_ROWS = 8 * CHUNK
+BLOCK_ROWS = 4 * CHUNK
 BUFFERS = 3  # blocks in memory: one being written, and those in which columns are made
 KNOWN_AT = "known_at"
 
@@ -99,7 +99,7 @@ class _Lane:
 def _lanes(made, market: MarketSpec, spec: FeatureSpec) -> list[_Lane]:
     """The coarse frames first: their columns are made whole before their first block."""
     lanes, place, base, first = [], 0, made.base, made.first
-    for group in base_groups(market, spec):
+    for group in _groups(market, spec):
         engine = FrameFeatures(market, group, coarse=False)
         lanes.append(_Lane("columns", place, place := place + len(engine.names), _own(engine, base, first)))
     coarse = []
@@ -112,6 +112,16 @@ def _lanes(made, market: MarketSpec, spec: FeatureSpec) -> list[_Lane]:
         custom.fill(name, base, first, column)  # the user's code runs in the user's thread
         coarse.append(_Lane("custom", place, place := place + 1, _copied(column)))
     return coarse + lanes
+
+
+def _groups(market: MarketSpec, spec: FeatureSpec) -> list[dict[str, Family]]:
+    """The base frame's families in one group, whose engine makes the series they share once, where to write the file
+    is as much work; else in two."""
+    groups, own = base_groups(market, spec), spec.families_of(market)
+    columns = sum(len(family.names(market, False)) for family in own.values())
+    if len(column_names(market, spec)) < 1.5 * columns:
+        return groups
+    return [own]
 
 
 def _own(engine: FrameFeatures, base: Frame, first: int) -> Callable[[int, np.ndarray], None]:
@@ -151,11 +161,19 @@ def _part(frame: Frame, begin: int, stop: int) -> Frame:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _take(values_FM, rows, out_FN):
-    """out[f, i] = values[f, rows[i]]"""
+    """out[f, i] = values[f, rows[i]]: each coarse bar stands in as many rows as saw it last."""
+    begins, bars = np.empty(len(rows) + 1, np.int64), 0
+    for i in range(len(rows)):
+        if i == 0 or rows[i] != rows[i - 1]:
+            begins[bars] = i
+            bars += 1
+    begins[bars] = len(rows)
     for f in range(len(out_FN)):
         values, out = values_FM[f], out_FN[f]
-        for i in range(len(rows)):
-            out[i] = values[np.uint64(rows[i])]
+        for k in range(bars):
+            value = values[rows[begins[k]]]
+            for i in range(begins[k], begins[k + 1]):
+                out[np.uint64(i)] = value
 
 
 class _Belt:

@@ -13,6 +13,7 @@ from numba import njit
 
 from ml_factory.features.engine import Family
 from ml_factory.features.moments import deviation_48, line_24
+from ml_factory.features.recursions import recursive_means
 from ml_factory.features.windows import (
     HISTORY,
     bars_since_max,
@@ -20,7 +21,6 @@ from ml_factory.features.windows import (
     doubled,
     lag,
     ratio,
-    recursive_means,
     sizes,
     window_max,
     window_min,

@@ -16,6 +16,7 @@ from numba import njit
 from ml_factory.features.engine import Family
 from ml_factory.features.logarithm import logarithms
 from ml_factory.features.moments import deviation_of, moments_of_three, moments_of_twice
+from ml_factory.features.recursions import recursive_means
 from ml_factory.features.windows import (
     FLOOR,
     HISTORY,
@@ -23,7 +24,6 @@ from ml_factory.features.windows import (
     lag,
     products,
     ratio,
-    recursive_means,
     sizes,
     window_correlation,
     window_max,

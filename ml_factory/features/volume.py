@@ -10,13 +10,13 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
+from ml_factory.features.recursions import recursive_means
 from ml_factory.features.volatility import correlation, dispersion
 from ml_factory.features.windows import (
     HISTORY,
     lag,
     products,
     ratio,
-    recursive_means,
     sizes,
     window_max,
     window_min,

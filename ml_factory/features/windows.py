@@ -1,4 +1,4 @@
-"""The windows and recursions every family is made of, for batch and streaming alike.
+"""The windows every family is made of, for batch and streaming alike.
 
 A kernel sees a block: HISTORY rows that were there before, then the rows to write. Before the first bar the history is
 NaN. Windows are computed from the history alone and recursions from a saved state, in an order that depends on the
@@ -333,62 +333,3 @@ def bars_since_max(x, n, t0, first):
     for i in range(len(rows)):
         rows[i] += 0.0 * oldest[i]
     return out
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def recursive_means(x_KM, n_K, alpha_K, state_KS):
-    """Exponential means of K series side by side, in place; each starts at the mean of its first n values.
-
-    state_KS : a row a series, (mean, values seen). A missing value is passed over: one 0/0 must not silence the rest
-    of the file. Side by side the chains of additions do not wait for each other.
-    """
-    count, size = x_KM.shape
-    i = HISTORY
-    while i < size:  # slow start: some series has not seen its first n values
-        waiting = False
-        for k in range(count):
-            waiting |= state_KS[k, 1] < n_K[k]
-        if not waiting:
-            break
-        for k in range(count):
-            x_KM[k, i] = _slow_step(x_KM[k, i], n_K[k], alpha_K[k], state_KS[k])
-        i += 1
-    spare = np.zeros(size - i)  # for the places of six that no series takes
-    for k in range(0, count, 6):
-        used = min(6, count - k)
-        b, c = x_KM[k + 1, i:] if used > 1 else spare, x_KM[k + 2, i:] if used > 2 else spare
-        d, e = x_KM[k + 3, i:] if used > 3 else spare, x_KM[k + 4, i:] if used > 4 else spare
-        f = x_KM[k + 5, i:] if used > 5 else spare
-        means, alphas = np.zeros(6), np.zeros(6)
-        means[:used], alphas[:used] = state_KS[k : k + used, 0], alpha_K[k : k + used]
-        _six_means(x_KM[k, i:], b, c, d, e, f, means, alphas)
-        state_KS[k : k + used, 0] = means[:used]
-
-
-@njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _next_mean(mean, alpha, x):
-    return mean + alpha * (x - mean) if x == x else mean
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _six_means(x_a, x_b, x_c, x_d, x_e, x_f, means, alphas):
-    """Exponential means of six series in place; they stay in registers from row to row."""
-    a, b, c, d, e, f = means[0], means[1], means[2], means[3], means[4], means[5]
-    by_a, by_b, by_c, by_d, by_e, by_f = alphas[0], alphas[1], alphas[2], alphas[3], alphas[4], alphas[5]
-    for i in range(len(x_a)):
-        a, b, c = _next_mean(a, by_a, x_a[i]), _next_mean(b, by_b, x_b[i]), _next_mean(c, by_c, x_c[i])
-        d, e, f = _next_mean(d, by_d, x_d[i]), _next_mean(e, by_e, x_e[i]), _next_mean(f, by_f, x_f[i])
-        x_a[i], x_b[i], x_c[i], x_d[i], x_e[i], x_f[i] = a, b, c, d, e, f
-    means[0], means[1], means[2], means[3], means[4], means[5] = a, b, c, d, e, f
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def _slow_step(x, n, alpha, state):
-    if math.isnan(x):
-        pass
-    elif state[1] < n:
-        state[0] += x / n
-        state[1] += 1.0
-    else:
-        state[0] += alpha * (x - state[0])
-    return state[0] if state[1] == n else math.nan

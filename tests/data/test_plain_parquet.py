@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from ml_factory.data import plain_parquet
 from ml_factory.data.plain_parquet import ALIGNED, ColumnBlocks, ColumnWriter
 from ml_factory.errors import FactoryError, SettingsError
 
@@ -63,6 +64,11 @@ def test_rows_before_one(file, blocks, stop):
     assert all(block.shape[1] for block in cut)
     want = np.concatenate(blocks, axis=1)[:, :stop]
     np.testing.assert_array_equal(bits(np.concatenate(cut, axis=1)), bits(want))
+
+
+def test_places_of_pages_are_written_as_one_by_one():
+    numbers = [0, 1, 63, 64, 8191, 8192, 2**31, 2**40 + 5, 2**55]
+    assert plain_parquet._wholes(np.array(numbers, np.uint64)) == [plain_parquet._whole(n) for n in numbers]
 
 
 @pytest.mark.parametrize(("part", "stop"), [(slice(0, 301), 10**9), (slice(7, 20), 4097), (slice(300, 301), 8500)])

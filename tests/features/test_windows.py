@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features import windows
+from ml_factory.features.recursions import recursive_means
 from ml_factory.features.windows import HISTORY
 
 RNG = np.random.default_rng(5)
@@ -107,11 +108,33 @@ def test_recursive_means_start_at_a_plain_mean_and_survive_a_missing_value(alpha
     state, got = np.zeros((2, 4)), []
     for begin, stop in pairwise(cuts):
         both = np.stack([block(x, begin, stop), block(OTHER, begin, stop)])
-        windows.recursive_means(both, np.array([10.0, 5.0]), np.array([alpha, 0.5]), state)
+        recursive_means(both, np.array([10.0, 5.0]), np.array([alpha, 0.5]), state)
         got.append(both[:, HISTORY:])
     got = np.concatenate(got, axis=1)
     np.testing.assert_allclose(got[0], want, rtol=1e-12)
     assert got[1, 4] == pytest.approx(OTHER[:5].mean())
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 7, 10, 13])
+def test_a_recursive_mean_has_the_same_bits_in_any_company(count):
+    """Alone, with others, wherever blocks begin, and beside a series that lacks a value."""
+    x = np.random.default_rng(count).standard_normal((count, COUNT))
+    n, alpha = np.arange(3.0, 3.0 + count), 1.0 / np.arange(2, 2 + count)
+
+    def means(x_KN, n, alpha, cuts=(0, COUNT)) -> np.ndarray:
+        state, got = np.zeros((len(x_KN), 4)), []
+        for begin, stop in pairwise(cuts):
+            part = np.stack([block(series, begin, stop) for series in x_KN])
+            recursive_means(part, n, alpha, state)
+            got.append(part[:, HISTORY:])
+        return np.concatenate(got, axis=1)
+
+    alone = np.concatenate([means(x[k : k + 1], n[k : k + 1], alpha[k : k + 1]) for k in range(count)])
+    np.testing.assert_array_equal(means(x, n, alpha), alone)
+    np.testing.assert_array_equal(means(x, n, alpha, (0, 1, 9, 30, 31, 400, COUNT)), alone)
+    x[0, 200] = np.nan
+    np.testing.assert_array_equal(means(x, n, alpha)[1:], alone[1:])
+    assert np.isfinite(means(x, n, alpha)[0, 200:]).all()
 
 
 def test_ratio_of_nothing_to_nothing_is_the_named_value_and_leaves_no_trace():
