@@ -83,21 +83,23 @@ def of_counts(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
     kept : column -> its values inside any bracket, None where there was no room.  column : one that must be selected,
     since a bracket missed or overflowed.
     """
-    features = low_QF.shape[1]
-    finite = counts[:, 0, 0]
+    features, finite = low_QF.shape[1], counts[:, 0, 0].tolist()
     counts[:, 1::2, 0] -= counts[:, :1, 1]  # -inf is below every bracket, and counts for nothing
-    found = np.empty((features, len(shares)))
+    ends_3FQ, selected = np.zeros((3, features, len(shares))), {}
     for f in range(features):
         held = kept(f)
         ordered = None if held is None else np.sort(held)
         for q, share in enumerate(shares):
+            around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel().tolist()
             edges = low_QF[q, f], high_QF[q, f]
-            around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel()[:3]
-            value = None if ordered is None else _ranked(finite[f], share, around, *edges, ordered)
-            if value is None:
-                found[f] = _by_numpy(column(f), shares)
+            ends = None if ordered is None else _ranked(finite[f], share, around[:3], *edges, ordered)
+            if ends is None:
+                selected[f] = _by_numpy(column(f), shares)
                 break
-            found[f, q] = value
+            ends_3FQ[:, f, q] = ends
+    found = between(*ends_3FQ)
+    for f, values in selected.items():
+        found[f] = values
     return found
 
 
@@ -134,26 +136,26 @@ def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(edges.reshape(2 * shares, blocks, LANES).swapaxes(0, 1))
 
 
-def _ranked(finite, share, counts, low, high, ordered) -> float | None:
-    """The quantile, where both of its ranks lie in the bracket; else None.
+def _ranked(finite, share, counts, low, high, ordered) -> tuple[float, float, float] | None:
+    """The two values around the quantile and its way from one to the other, where both lie in the bracket; else None.
 
     counts : how many values are below the bracket, at its low edge, at its high edge.
     ordered : what lies strictly inside this bracket or another, rising.
     """
     if not finite:
-        return np.nan
-    below, at_low, at_high = counts.tolist()
-    start = int(np.searchsorted(ordered, low, side="right"))
-    inside = max(int(np.searchsorted(ordered, high, side="left")) - start, 0)
-    place = (int(finite) - 1) * share
-    ranks = int(place), min(int(place) + 1, int(finite) - 1)
+        return np.nan, np.nan, 0.0
+    below, at_low, at_high = counts
+    start = int(ordered.searchsorted(low, side="right"))
+    inside = max(int(ordered.searchsorted(high, side="left")) - start, 0)
+    place = (finite - 1) * share
+    ranks = int(place), min(int(place) + 1, finite - 1)
     if not below <= ranks[0] <= ranks[1] < below + at_low + inside + at_high:
         return None
     ends = []
     for rank in ranks:
         rank -= below + at_low
         ends.append(low if rank < 0 else high if rank >= inside else ordered[start + rank])
-    return float(between(*np.array(ends, np.float64), np.float64(place - ranks[0])))
+    return *ends, place - ranks[0]
 
 
 @njit(cache=True, nogil=True)

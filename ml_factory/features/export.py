@@ -25,6 +25,7 @@ from ml_factory.progress import phase
 from ml_factory.runs import storage
 
 BLOCK_ROWS = 4 * CHUNK
+BLOCKS = 16  # a short file has as many, so that both threads have work to its end and its blocks take few fresh pages
 BUFFERS = 3  # blocks in memory: one being written, and those in which columns are made
 KNOWN_AT = "known_at"
 
@@ -69,7 +70,8 @@ def export_features(
     lanes = _lanes(made, market, spec)
     names = made.names
     rows = len(made.base) - made.first
-    sizes = [min(BLOCK_ROWS, rows - begin) for begin in range(0, rows, BLOCK_ROWS)]
+    size = min(BLOCK_ROWS, max(rows // BLOCKS // CHUNK, 1) * CHUNK)
+    sizes = [min(size, rows - begin) for begin in range(0, rows, size)]
 
     def fill(aside: os.PathLike) -> None:
         with phase("features", rows) as done, ColumnWriter(aside, names) as writer:
@@ -227,8 +229,8 @@ class _Belt:
     def _fill(self, number: int) -> str:
         lane, block = self.lanes[number], self._next[number]
         out = self._buffers[block % len(self._buffers)][lane.begin : lane.stop, : self.sizes[block]]
-        lane.fill(block * BLOCK_ROWS, out)
-        self._keep(block * BLOCK_ROWS, lane, out)
+        lane.fill(block * self.sizes[0], out)
+        self._keep(block * self.sizes[0], lane, out)
         with self._turn:
             self._next[number], self._busy[number] = block + 1, False
             self._turn.notify_all()
