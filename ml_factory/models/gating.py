@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.products import Linear, linear
+from ml_factory.models.products import Linear, linear, onednn_takes, stacked
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
@@ -91,14 +91,27 @@ class VariableSelection(nn.Module):
         weight_BTV = self._weights(x_BTV, context_B1D)
         x_VN1 = x_BTV.flatten(0, 1).T.contiguous().unsqueeze(-1)
         share_VN1 = weight_BTV.flatten(0, 1).T.unsqueeze(-1)
-        rows, maps = x_VN1.shape[1], self._maps()
-        if x_BTV.device.type == "cpu":
-            rows = max(1, PIECE // self.scale_VD.numel())
+        chosen_ND = self._chosen(x_VN1, share_VN1, self.norm_VD[:, None], *self._maps())
+        return chosen_ND.view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD, weight_BTV
+
+    def _chosen(self, x_VN1: Tensor, *parts: Tensor) -> Tensor:
+        """The weighted sum of all networks' answers (N, D), on a CPU in pieces."""
+        (V, N, _), D = x_VN1.shape, self.scale_VD.shape[1]
+        if x_VN1.device.type != "cpu":
+            return self._in_rows(N, x_VN1, *parts)
+        if not onednn_takes(min(N, PIECE // D) * D * 2 * D):
+            return self._in_rows(PIECE // (V * D), x_VN1, *parts)
+        # One variable after the other: each is a product that is large enough by itself.
+        each = zip(*(part.split(1) for part in (x_VN1, *parts)), strict=True)
+        return sum(self._in_rows(PIECE // D, *one) for one in each)
+
+    def _in_rows(self, rows: int, x_VN1: Tensor, share_VN1: Tensor, norm_V1D: Tensor, *maps: Tensor) -> Tensor:
+        """The sum over these variables, so many rows at a time."""
         pieces = [
-            (share_VN1 * self._networks(x_VN1, *maps) * self.norm_VD[:, None]).sum(0)
-            for x_VN1, share_VN1 in zip(x_VN1.split(rows, 1), share_VN1.split(rows, 1), strict=True)
+            (share_VN1 * self._networks(x_VN1, *maps) * norm_V1D).sum(0)
+            for x_VN1, share_VN1 in zip(x_VN1.split(max(rows, 1), 1), share_VN1.split(max(rows, 1), 1), strict=True)
         ]
-        return torch.cat(pieces).view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD, weight_BTV
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
         if self.joint is None:
@@ -113,25 +126,29 @@ class VariableSelection(nn.Module):
         return weight_OV, part.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
 
     def _maps(self) -> tuple[Tensor, ...]:
-        """The V networks' linear maps as they are run: (slope, start) of the first, then one or two (weight, bias)."""
+        """The V networks as they are run: (scale, shift) of the embedding, (slope, start) of the first linear map, then
+        one or two (weight, bias)."""
+        scale_V1D, shift_V1D = self.scale_VD[:, None], self.shift_VD[:, None]
         slope_V1D = (self.outer_VDD @ self.scale_VD[..., None]).mT
         start_V1D = (self.outer_VDD @ self.shift_VD[..., None]).mT + self.outer_VD[:, None]
         inner_VDD, inner_V1D = self.inner_VDD.mT, self.inner_VD[:, None]
         gate_VDG, gate_V1G = self.gate_VGD.mT, self.gate_VG[:, None]
         if self.training and self.each_dropout:
-            return slope_V1D, start_V1D, inner_VDD, inner_V1D, gate_VDG, gate_V1G
+            return scale_V1D, shift_V1D, slope_V1D, start_V1D, inner_VDD, inner_V1D, gate_VDG, gate_V1G
         # Two linear maps with nothing between are one.
-        return slope_V1D, start_V1D, inner_VDD @ gate_VDG, inner_V1D @ gate_VDG + gate_V1G
+        return scale_V1D, shift_V1D, slope_V1D, start_V1D, inner_VDD @ gate_VDG, inner_V1D @ gate_VDG + gate_V1G
 
-    def _networks(self, x_VN1: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor) -> Tensor:
+    def _networks(
+        self, x_VN1: Tensor, scale_V1D: Tensor, shift_V1D: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor
+    ) -> Tensor:
         """Each variable's gated residual network, up to the scale and bias of its norm."""
         inner_VNX = elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
         for weight, bias in zip(maps[::2], maps[1::2], strict=True):
             if weight is not maps[0]:
                 inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
-            inner_VNX = torch.baddbmm(bias, inner_VNX, weight)
-        embedded_VND = torch.addcmul(self.shift_VD[:, None], x_VN1, self.scale_VD[:, None])
-        return functional.layer_norm(embedded_VND + glu(inner_VNX), self.scale_VD.shape[1:], eps=EPS)
+            inner_VNX = stacked(inner_VNX, weight, bias)
+        embedded_VND = torch.addcmul(shift_V1D, x_VN1, scale_V1D)
+        return functional.layer_norm(embedded_VND + glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
 
 
 class InterpretableAttention(nn.Module):

@@ -33,13 +33,28 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`functional.linear`, x (..., I) -> (..., O), by whichever library is faster at it where it runs."""
-    large = x.numel() * len(weight_OI) >= LEAST
-    if ONEDNN is None or not large or x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32:
+    if (
+        not onednn_takes(x.numel() * len(weight_OI))
+        or x.device.type != "cpu"
+        or not x.dtype == weight_OI.dtype == torch.float32
+    ):
         return functional.linear(x, weight_OI, bias_O)
     # bf16 is oneDNN's anyway, and a compiler has its own choice.
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return functional.linear(x, weight_OI, bias_O)
     return _Linear.apply(x, weight_OI, bias_O)
+
+
+def stacked(x_VMI: Tensor, weight_VIO: Tensor, bias_V1O: Tensor) -> Tensor:
+    """V linear maps at once, (V, M, O); a single one by `linear`."""
+    if len(x_VMI) == 1:
+        return linear(x_VMI[0], weight_VIO[0].mT, bias_V1O[0, 0])[None]
+    return torch.baddbmm(bias_V1O, x_VMI, weight_VIO)
+
+
+def onednn_takes(multiplications: int) -> bool:
+    """Whether a linear map of so many float32 multiplications on a CPU is oneDNN's."""
+    return ONEDNN is not None and multiplications >= LEAST
 
 
 class _Linear(torch.autograd.Function):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ml_factory.models import products
-from ml_factory.models.products import LEAST, NARROW, Linear, linear
+from ml_factory.models.products import LEAST, NARROW, Linear, linear, stacked
 
 pytestmark = pytest.mark.skipif(products.ONEDNN is None, reason="this torch has no MKL to be faster than, or no oneDNN")
 
@@ -54,6 +54,21 @@ def test_inputs_may_lie_in_any_order_and_want_no_slope(calls):
     torch.testing.assert_close(y, functional.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(layer.weight.grad, x.sum((0, 1)).expand(128, -1), atol=1e-3, rtol=1e-4)
     assert calls == [(64, 32, 96), (96, 2048)]
+
+
+@pytest.mark.parametrize("maps", [1, 3])
+def test_stacked_maps_are_one_after_the_other(maps, calls):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(maps, 512, 64), torch.randn(maps, 64, 96), torch.randn(maps, 1, 96)
+    found = {}
+    for name, dtype in (("ours", torch.float32), ("exact", torch.float64)):
+        given = [part.to(dtype, copy=True).requires_grad_() for part in (x, weight, bias)]
+        y = stacked(*given) if name == "ours" else given[0] @ given[1] + given[2]
+        y.square().sum().backward()
+        found[name] = [y, *(part.grad for part in given)]
+    for one, other in zip(found["ours"], found["exact"], strict=True):
+        assert one.shape == other.shape and (one - other).norm() <= 2e-6 * other.norm()
+    assert len(calls) == (3 if maps == 1 else 0)
 
 
 def test_the_same_bits_every_time():

@@ -45,10 +45,16 @@ def selection(context=0):
 
 
 @pytest.mark.parametrize("context", [0, D])
-@pytest.mark.parametrize("piece", [10**6, 3 * V * D])
-def test_batched_variables_are_one_network_a_variable(context, piece, monkeypatch):
-    """Outputs and gradients; also when a CPU takes the rows in pieces."""
+@pytest.mark.parametrize("piece", [10**6, 3 * V * D, 3 * D])
+@pytest.mark.parametrize("alone", [False, True])
+def test_batched_variables_are_one_network_a_variable(context, piece, alone, monkeypatch):
+    """Outputs and gradients; also when a CPU takes the rows in pieces, and one variable after the other."""
     monkeypatch.setattr(gating, "PIECE", piece)
+    monkeypatch.setattr(gating, "onednn_takes", lambda multiplications: alone)
+    taken, in_rows = [], VariableSelection._in_rows
+    monkeypatch.setattr(
+        VariableSelection, "_in_rows", lambda self, *given: taken.append(len(given[1])) or in_rows(self, *given)
+    )
     ours, x_BTV = selection(context), torch.randn(B, T, V)
     context_B1D = torch.randn(B, 1, D) if context else None
     direction_BTD, gradients = torch.randn(B, T, D), []
@@ -60,6 +66,7 @@ def test_batched_variables_are_one_network_a_variable(context, piece, monkeypatc
     torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
     assert torch.allclose(outputs[0][1].sum(-1), torch.ones(B, T))
+    assert taken == ([1] * V if alone else [V])
 
 
 def test_dropout_inside_the_variables_leaves_the_mean_and_is_off_in_evaluation():
