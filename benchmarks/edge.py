@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.measure import digits, tell, timed
+from benchmarks.measure import digits, setting, tell, timed
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.datasets.rows import rows_with_window
@@ -111,17 +111,12 @@ def code_behind(name: str) -> str:
 
 def cells(chosen: argparse.Namespace) -> Iterator[dict]:
     """What is asked for, in the order of the work: what a line says besides what was found."""
-    given = {"days": chosen.days, "split": chosen.split, "settings": settings_of(chosen.set)}
+    given = {"days": chosen.days, "split": chosen.split, "settings": dict(map(setting, chosen.set))}
     for kind in chosen.kinds:
         for seed in chosen.seeds:
             for name in chosen.models:
                 about = {"benchmark": "edge", "market": kind, "model": name, "seed": seed}
                 yield about | given | {"code": code_behind(name)}
-
-
-def settings_of(pairs: list[str]) -> dict[str, float]:
-    named = (pair.split("=") for pair in pairs)
-    return {name: float(value) if "." in value or "e" in value else int(value) for name, value in named}
 
 
 def finished(path: Path | None, cell: Mapping) -> bool:
@@ -149,7 +144,7 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=100)
     parser.add_argument("--split", choices=["validation", "test"], default="test", help="the rows that are judged")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER", help="settings over the defaults")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings over the defaults")
     parser.add_argument("--done", type=Path, help="file of finished lines: they are skipped, new ones are added")
     chosen = parser.parse_args()
     made = lru_cache(maxsize=1)(rows_of)

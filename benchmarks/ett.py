@@ -10,7 +10,6 @@ One JSON line a seed, then one with their mean and the published figure (None: n
 """
 
 import argparse
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.measure import digits, tell, timed
+from benchmarks.measure import digits, setting, tell, timed
 from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, TCN
 from ml_factory.models.tft import TFT
@@ -163,15 +162,6 @@ def judge(name: str, series: Series, steps: int, seeds: list[int], **settings) -
     tell(**about, seeds=len(seeds), windows=len(rows), **mean, published=published)
 
 
-def _setting(pair: str) -> tuple[str, object]:
-    """NAME=VALUE, the value as JSON, or else text."""
-    name, _, value = pair.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/data/ett"), help="folder with ETTh1.parquet")
@@ -185,7 +175,7 @@ def main() -> None:
     if not series.path.exists():
         tell(bench="ett", skipped=f"no {series.path}: get ETTh1 and name its folder with --data")
         return
-    settings = dict(map(_setting, chosen.set))
+    settings = dict(map(setting, chosen.set))
     if "repeat" in chosen.models:
         reproduce(series)
     for name in RECIPES:

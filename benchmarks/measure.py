@@ -78,6 +78,15 @@ def tell(**facts) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def setting(pair: str) -> tuple[str, object]:
+    """NAME=VALUE of a command line, the value as JSON, or else text."""
+    name, _, value = pair.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 @contextmanager
 def peak_memory():
     """Yields a dict; afterwards its "bytes" are the most resident memory the process was seen to hold inside."""

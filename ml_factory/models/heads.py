@@ -68,20 +68,26 @@ class VectorHead(nn.Module):
 class ChannelHead(nn.Module):
     """A code for each channel, code_BFX. A forecast reads each channel's alone, through the same weights; classes read
     all of them, and beside them what instance norm took out, where it is given.
+
+    read : numbers that one map, the same for all channels, makes of each code for the classes (None: the whole code).
+    The whole code is weights that no channel shares with another, more than overlapping labels have outcomes.
     """
 
-    def __init__(self, width: int, features: int, task: Task, levels: bool):
+    def __init__(self, width: int, features: int, task: Task, levels: bool, read: int | None = None):
         super().__init__()
         self.task, self.levels = task, levels
         if isinstance(task, Forecast):
             self.channels = task.count(features)
             self.linear = Linear(width, task.steps * task.width)
         else:
-            self.linear = Linear(features * (width + 2 * levels), task)
+            width += 2 * levels
+            self.read = nn.Identity() if read is None else Linear(width, read)
+            self.linear = Linear(features * (width if read is None else read), task)
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
         if isinstance(self.task, Forecast):
             y_BCSQ = self.linear(code_BFX[:, : self.channels]).unflatten(-1, (self.task.steps, self.task.width))
             y_BSCQ = y_BCSQ.transpose(1, 2)
             return y_BSCQ if self.task.quantiles else y_BSCQ.squeeze(-1)
-        return self.linear((torch.cat([code_BFX, level_BF2], dim=-1) if self.levels else code_BFX).flatten(1))
+        code_BFX = torch.cat([code_BFX, level_BF2], dim=-1) if self.levels else code_BFX
+        return self.linear(self.read(code_BFX).flatten(1))

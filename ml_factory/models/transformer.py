@@ -20,7 +20,9 @@ class PatchTSTSpec:
     """Patch, stride and width are the paper's for small data; few heads and layers, for 100 features on two cores.
 
     patch, stride : in time steps. pad : see `Patches`. inner : width of the feed-forward part. norm : "layer", or the
-    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`.
+    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`; None is the paper's in a forecast and none
+    in a classifier, whose features are free of scale: there a window's level is what it has to say. read : see
+    `ChannelHead`; None is the paper's.
     """
 
     patch: int = 16
@@ -32,10 +34,11 @@ class PatchTSTSpec:
     dropout: float = 0.3
     pad: bool = False
     norm: str = "layer"
-    instance_norm: bool = True
+    instance_norm: bool | None = None
+    read: int | None = 4
 
     def __post_init__(self):
-        check_sizes(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner"))
+        check_sizes(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner", *_given(self)))
         _check_heads(self, "a PatchTST")
         if self.norm not in NORMS:
             raise SettingsError(
@@ -52,8 +55,8 @@ class PatchTST(nn.Module):
 
     Channels are independent: each feature's patches pass alone through one shared encoder. A forecast reads the
     flattened tokens of its own channel; a classifier reads every channel's mean token, and the levels that instance
-    norm took out. The paper normalises over the batch, the default here over each token, so that a row's output
-    depends on that row alone; `norm="batch"` is the paper's.
+    norm took out where it is asked for. The paper normalises over the batch, the default here over each token, so that
+    a row's output depends on that row alone; `norm="batch"` is the paper's.
     """
 
     Spec = PatchTSTSpec
@@ -65,7 +68,7 @@ class PatchTST(nn.Module):
                 "The window is shorter than a patch", where="patch", got=spec.patch, wanted=f"<= {lookback}",
                 next_step="a longer lookback, or a shorter patch",
             )  # fmt: skip
-        self.norm = InstanceNorm() if spec.instance_norm else None
+        self.norm = _norm(task, spec)
         self.patches = Patches(spec.patch, spec.stride, spec.pad)
         count = self.patches.count(lookback)
         self.embed = Linear(spec.patch, spec.width)
@@ -76,7 +79,8 @@ class PatchTST(nn.Module):
         )
         self.head_drop = nn.Dropout(spec.dropout)
         self.forecasts = isinstance(task, Forecast)
-        self.head = ChannelHead(spec.width * (count if self.forecasts else 1), features, task, spec.instance_norm)
+        width = spec.width * (count if self.forecasts else 1)
+        self.head = ChannelHead(width, features, task, self.norm is not None, spec.read)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         B, _, F = x_BTF.shape
@@ -89,32 +93,33 @@ class PatchTST(nn.Module):
 
 @dataclass(frozen=True)
 class ITransformerSpec:
-    """width, heads, layers, inner : as in PatchTST. instance_norm : see `InstanceNorm`; the paper uses it."""
+    """width, heads, layers, inner, instance_norm, read : as in PatchTST."""
 
-    width: int = 32
+    width: int = 16
     heads: int = 2
     layers: int = 2
-    inner: int = 64
+    inner: int = 32
     dropout: float = 0.3
-    instance_norm: bool = True
+    instance_norm: bool | None = None
+    read: int | None = 4
 
     def __post_init__(self):
-        check_sizes(self, "an iTransformer", whole=("width", "heads", "layers", "inner"))
+        check_sizes(self, "an iTransformer", whole=("width", "heads", "layers", "inner", *_given(self)))
         _check_heads(self, "an iTransformer")
 
 
 class ITransformer(nn.Module):
     """iTransformer (Liu et al. 2024): a channel's whole window is one token, and attention runs over the channels.
 
-    A forecast is read off each channel's token; classes off all of them (as the authors' library does) and the levels
-    that instance norm took out.
+    A forecast is read off each channel's token; classes off all of them (the authors' library: `read=None`), and the
+    levels that instance norm took out where it is asked for.
     """
 
     Spec = ITransformerSpec
 
     def __init__(self, features: int, lookback: int, task: Task, spec: ITransformerSpec):
         super().__init__()
-        self.norm = InstanceNorm() if spec.instance_norm else None
+        self.norm = _norm(task, spec)
         self.embed = Linear(lookback, spec.width)
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
@@ -122,12 +127,18 @@ class ITransformer(nn.Module):
             nn.LayerNorm(spec.width),
         )
         self.head_drop = nn.Dropout(spec.dropout)
-        self.head = ChannelHead(spec.width, features, task, spec.instance_norm)
+        self.head = ChannelHead(spec.width, features, task, self.norm is not None, spec.read)
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
         code_BFD = self.encoder(self.drop(self.embed(x_BTF.transpose(1, 2))))
         return _answer(self.head, self.head_drop(code_BFD), taken)
+
+
+def _norm(task: Task, spec: PatchTSTSpec | ITransformerSpec) -> InstanceNorm | None:
+    """Instance norm where it is asked for, by the task where nothing is."""
+    asked = isinstance(task, Forecast) if spec.instance_norm is None else spec.instance_norm
+    return InstanceNorm() if asked else None
 
 
 def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
@@ -137,6 +148,11 @@ def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
     if isinstance(head.task, Forecast):
         return InstanceNorm.reverse(head(code_BFX, None), *taken)
     return head(code_BFX, InstanceNorm.levels(*taken))
+
+
+def _given(spec: PatchTSTSpec | ITransformerSpec) -> tuple[str, ...]:
+    """Sizes that may be left out, where they are not."""
+    return ("read",) if spec.read is not None else ()
 
 
 def _check_heads(spec: PatchTSTSpec | ITransformerSpec, what: str) -> None:

@@ -1,15 +1,17 @@
-"""PatchTST: shapes, independence of channels and rows, gradients."""
+"""PatchTST and iTransformer: shapes, independence of channels and rows, gradients, what classes are read off."""
 
 import pytest
 import torch
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, RecurrentSpec
-from ml_factory.models.transformer import PatchTST, PatchTSTSpec
+from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
 
 NETWORKS = [
     (PatchTST, PatchTSTSpec(patch=4, stride=2, pad=True)),
-    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=False)),
+    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=True, read=None)),
+    (ITransformer, ITransformerSpec()),
     (LSTM, RecurrentSpec(hidden=8, layers=2)),
 ]
 
@@ -52,12 +54,44 @@ def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
 
 def test_with_instance_norm_scale_and_level_reach_only_the_head():
     torch.manual_seed(0)
-    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4)).eval()
+    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=True)).eval()
     x_BTF = torch.randn(5, 16, 4)
     moved = 3 * x_BTF + 7
     assert (network(moved) - network(x_BTF)).abs().max() > 1e-3
-    network.head.linear.weight.data.view(3, 4, -1)[:, :, -2:] = 0
+    network.head.read.weight.data[:, -2:] = 0
     torch.testing.assert_close(network(moved), network(x_BTF), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "small"), [(PatchTST, {"patch": 4, "stride": 4}), (ITransformer, {})])
+def test_where_nothing_is_asked_a_forecast_has_instance_norm_and_a_classifier_none(kind, small):
+    x_BTF = torch.randn(5, 16, 4, generator=torch.Generator().manual_seed(1))
+
+    def said(task, **settings):
+        torch.manual_seed(0)
+        return kind(4, 16, task, kind.Spec(**small, **settings)).eval()(x_BTF)
+
+    for task, like, unlike in ((Forecast(2), True, False), (3, False, True)):
+        assert torch.equal(said(task), said(task, instance_norm=like))
+        assert not torch.equal(said(task), said(task, instance_norm=unlike))
+
+
+@pytest.mark.parametrize(("kind", "small"), [(PatchTST, {"patch": 4, "stride": 4}), (ITransformer, {})])
+@pytest.mark.parametrize("instance_norm", [True, False])
+def test_classes_read_a_few_numbers_of_each_code_through_one_map(kind, small, instance_norm):
+    """As a head that reads the whole code, and whose part for a channel is that channel's weights times the map."""
+    torch.manual_seed(0)
+    few = kind(4, 16, 3, kind.Spec(**small, instance_norm=instance_norm, read=2)).eval()
+    whole = kind(4, 16, 3, kind.Spec(**small, instance_norm=instance_norm, read=None)).eval()
+    assert not torch.equal(few.head.linear.weight[:, :2], few.head.linear.weight[:, 2:4])
+    head, apart_CFK = few.head, few.head.linear.weight.unflatten(1, (4, 2))
+    joint = {
+        "head.linear.weight": (apart_CFK @ head.read.weight).flatten(1),
+        "head.linear.bias": head.linear.bias + (apart_CFK @ head.read.bias).sum(1),
+    }
+    same = {name: value for name, value in few.state_dict().items() if not name.startswith("head.")}
+    whole.load_state_dict(same | joint)
+    x_BTF = torch.randn(5, 16, 4)
+    torch.testing.assert_close(few(x_BTF), whole(x_BTF), atol=1e-5, rtol=1e-5)
 
 
 def test_settings_check_themselves():
@@ -67,3 +101,6 @@ def test_settings_check_themselves():
         PatchTST(4, 8, 3, PatchTSTSpec())
     with pytest.raises(SettingsError, match=r"\[stride\]"):
         PatchTSTSpec(stride=0)
+    for kind in (PatchTSTSpec, ITransformerSpec):
+        with pytest.raises(SettingsError, match=r"\[read\].*>= 1"):
+            kind(read=0)
