@@ -33,14 +33,8 @@ class Linear(nn.Linear):
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """`functional.linear`, x (..., I) -> (..., O), by whichever library is faster at it where it runs."""
-    if (
-        not onednn_takes(x.numel() * len(weight_OI))
-        or x.device.type != "cpu"
-        or not x.dtype == weight_OI.dtype == torch.float32
-    ):
-        return functional.linear(x, weight_OI, bias_O)
-    # bf16 is oneDNN's anyway, and a compiler has its own choice.
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    here = x.device.type == "cpu" and x.dtype == weight_OI.dtype == torch.float32
+    if not here or not onednn_takes(x.numel() * len(weight_OI)):
         return functional.linear(x, weight_OI, bias_O)
     return _Linear.apply(x, weight_OI, bias_O)
 
@@ -53,8 +47,10 @@ def stacked(x_VMI: Tensor, weight_VIO: Tensor, bias_V1O: Tensor) -> Tensor:
 
 
 def onednn_takes(multiplications: int) -> bool:
-    """Whether a linear map of so many float32 multiplications on a CPU is oneDNN's."""
-    return ONEDNN is not None and multiplications >= LEAST
+    """Whether a linear map of so many float32 multiplications on a CPU is to be oneDNN's now."""
+    # bf16 is oneDNN's anyway, and a compiler has its own choice.
+    others = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
+    return ONEDNN is not None and multiplications >= LEAST and not others
 
 
 class _Linear(torch.autograd.Function):

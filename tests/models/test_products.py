@@ -94,6 +94,14 @@ def test_small_maps_other_formats_and_autocast_are_left_to_torch(calls):
     assert calls == [tuple(wide.shape)]
 
 
+def test_a_compiler_is_given_what_torch_has(calls):
+    wide, weight = torch.randn(LEAST // 64**2, 64), torch.randn(64, 64)
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(wide, weight), functional.linear(wide, weight), atol=1e-4, rtol=1e-4)
+    assert calls == []
+
+
 def test_a_slope_of_a_slope_is_refused_and_not_wrong():
     layer, x = Linear(128, 64), torch.randn(512, 128, requires_grad=True)
     (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
