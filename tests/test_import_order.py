@@ -34,7 +34,7 @@ targets.primary targets.kinds
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
 targets.splits targets.walk_forward targets.combinatorial
-datasets.quantiles datasets.block_quantiles datasets.scaling datasets.transforms datasets.selection
+datasets.quantiles datasets.ranks datasets.block_quantiles datasets.scaling datasets.transforms datasets.selection
 datasets.preprocessing datasets.rows datasets.parts datasets.mapped datasets.store datasets.writing datasets.beside
 datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted

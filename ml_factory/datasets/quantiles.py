@@ -7,6 +7,7 @@ slow. No copy of the matrix is made.
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -34,11 +35,15 @@ def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | No
     if count < min(2 * SAMPLE_ROWS, FEW_ROWS) or not features or x_NF.strides[1] != x_NF.itemsize:
         return _of_few(x_NF if rows is None else x_NF[rows], shares)
     rows = np.arange(0) if rows is None else np.ascontiguousarray(rows, np.int64)
-    threads = min(cores(), features)
-    edges = np.linspace(0, features, threads + 1).astype(int)
+    return np.concatenate(over_columns(x_NF, lambda columns: _of_columns(columns, rows, shares)))
+
+
+def over_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
+    """What `work` gives of some neighbouring columns, of the next ones, and so on: shared out over the cores."""
+    threads = min(cores(), x_NF.shape[1])
+    edges = np.linspace(0, x_NF.shape[1], threads + 1).astype(int)
     with ThreadPoolExecutor(threads) as pool:
-        parts = pool.map(lambda first, stop: _of_columns(x_NF[:, first:stop], rows, shares), edges[:-1], edges[1:])
-        return np.concatenate(list(parts))
+        return list(pool.map(lambda first, stop: work(x_NF[:, first:stop]), edges[:-1], edges[1:]))
 
 
 def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -59,13 +64,26 @@ def _of_columns(x_NF, rows, shares) -> np.ndarray:
     count = len(rows) or len(x_NF)
     chosen = evenly(count, min(SAMPLE_ROWS, count // 4))
     low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, room_for(count, len(chosen), shares)), np.float32)
+    counts, kept = counted(x_NF, rows, low_QF, high_QF, room_for(count, len(chosen), shares))
+    return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
+
+
+def counted(
+    x_NF: np.ndarray, rows: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray, room: int
+) -> tuple[np.ndarray, Callable[[int], np.ndarray | None]]:
+    """What one pass over the rows counts around these brackets, and keeps.
+
+    Gives int64 (F, 1 + 2 Q, 2), pairs: finite values and -inf; then of each bracket the values below it, -inf too, and
+    at its low edge, and those at its high edge (0 where that is the low edge too) beside nothing. And column -> its
+    values strictly inside any bracket, None where they are more than there is `room` for.
+    """
+    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, room), np.float32)
     counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
 
     def kept(f: int) -> np.ndarray | None:
-        return held[f, : many[f]] if many[f] < held.shape[1] - 1 else None
+        return held[f, : many[f]] if many[f] < room - 1 else None
 
-    return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
+    return counts[: x_NF.shape[1]], kept
 
 
 def evenly(count: int, wanted: int) -> np.ndarray:
@@ -160,11 +178,9 @@ def _ranked(finite, share, counts, low, high, ordered) -> tuple[float, float, fl
 
 @njit(cache=True, nogil=True)
 def _count(x_NF, rows, edges, kept):
-    """int64 (F, 1 + 2 Q, 2), and how many values of each column were kept: those strictly inside any bracket.
+    """As `counted`, and how many values of each column were kept.
 
-    Pairs of counts: finite values and -inf; then of each bracket the values below it and at its low edge, and those at
-    its high edge (0 where that is the low edge too) beside nothing. A column with more than there is room for in `kept`
-    stops one short of it.
+    A column with more than there is room for in `kept` stops one short of it.
     """
     features, room = x_NF.shape[1], kept.shape[1]
     blocks, sides, _ = edges.shape

@@ -92,7 +92,14 @@ class RobustScaler(LinearScaler):
     def fit_blocks(cls, blocks: Sequence[np.ndarray], clip: float = 8.0) -> "RobustScaler":
         """`fit` on all rows of blocks of float32 (F, n), every column contiguous: as `ExportedFeatures.blocks` are."""
         quartiles = quantiles_of_blocks(blocks, QUARTILES)
-        return cls._of(*_of_quartiles(quartiles, lambda f: np.concatenate([block[f] for block in blocks])), clip)
+        return cls.of_quartiles(quartiles, lambda f: np.concatenate([block[f] for block in blocks]), clip)
+
+    @classmethod
+    def of_quartiles(
+        cls, quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray], clip: float = 8.0
+    ) -> "RobustScaler":
+        """`fit` on columns with these quartiles; `column` gives the values of one whose quartiles are equal."""
+        return cls._of(*_of_quartiles(quartiles_F3, column), clip)
 
     @staticmethod
     def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ processed/{SYMBOL}/current.json                    which fingerprint the next st
 processed/{SYMBOL}/parts/{made by}-{first}-{stop}-features.npy    float32 (rows, features), before scaling
                          {made by}-{first}-{stop}-rows.npy        known_at, session, segment, close of each row
 processed/{SYMBOL}/{fingerprint12}/labels_h20.parquet  splits_h20.json  scaler_h20.json
+                                   ranks_h20.state     of many training rows: what a scaler of more goes on from
                                    stream.state        where bars were appended: what the next rows are made from
                                    manifest.json       hash and size of every file above, and its own hash
 
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted, from_dict
+from ml_factory.datasets.ranks import Ranks
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs import mounts, storage
 from ml_factory.runs.state import decode_state
@@ -170,6 +172,11 @@ class Store:
     def load_scaler(self, horizon: int) -> Fitted:
         """The scaler, or all steps up to it, fitted on this horizon's training rows."""
         return from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+
+    def load_ranks(self, horizon: int) -> Ranks | None:
+        """What was counted of this horizon's training rows for its scaler; None where nothing was kept."""
+        name = f"ranks_h{horizon}.state"
+        return Ranks.from_state(decode_state(self._checked(name).read_bytes())) if name in self.files else None
 
     def load_state(self) -> dict | None:
         """What the rows after these are made from, None where this data set was written without."""

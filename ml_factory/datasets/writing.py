@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted
+from ml_factory.datasets.ranks import Ranks
 from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import FeatureRows
@@ -92,10 +93,14 @@ class StoreWriter(Store):
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: parts.write_plain(scaler.to_dict(), aside))
 
+    def write_ranks(self, horizon: int, ranks: Ranks) -> None:
+        """ranks_h{horizon}.state: what a scaler of more training rows goes on from."""
+        self._write(f"ranks_h{horizon}.state", lambda aside: aside.write_bytes(encode_state(ranks.to_state())))
+
     def reopen(self, horizon: int) -> None:
         """Let the files of a horizon that is not whole be written once more."""
-        for name in (f"labels_h{horizon}.parquet", f"splits_h{horizon}.json", f"scaler_h{horizon}.json"):
-            self.files.pop(name, None)
+        for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
+            self.files.pop(name.format(horizon), None)
 
     def commit(self, facts: dict, *, current: bool = True) -> None:
         """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.

@@ -1,5 +1,6 @@
 """Bars that only grew: what was made of the first of them is kept, and the new ones cost what they are."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,11 @@ from ml_factory.data.resample import Frame, asof_rows
 from ml_factory.data.sampling import base_and_frames
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.sources import raw_bars_of, read_table
+from ml_factory.datasets.preprocessing import Fitted, fit_steps
+from ml_factory.datasets.ranks import Ranks, quantiles_of_grown
+from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import NotPreparedError
 from ml_factory.experiment import DATA_ROOMS, DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
@@ -115,6 +120,20 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
     names = ("values", "known_at", "session", "segment", "close")
     columns = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
     return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
+
+
+def fitted_on(
+    sample: Sample, steps: Sequence[str | Mapping], before: Ranks | None = None
+) -> tuple[Fitted, Ranks | None]:
+    """`fit_steps`, and what to give as `before` when the training rows have grown; None where nothing is kept of them.
+
+    before : of training rows among the first rows of `sample`. A robust scaler alone goes on from there: what else is
+    fitted looks at every row again.
+    """
+    if tuple(steps) != (RobustScaler.kind,):
+        return fit_steps(steps, sample), None
+    quartiles, ranks = quantiles_of_grown(sample.x_NF, sample.rows, QUARTILES, before)
+    return RobustScaler.of_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
 
 
 def frames_and_ages(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:

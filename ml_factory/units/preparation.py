@@ -16,7 +16,6 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
 from ml_factory.data.synthetic import ensure_demo_market
-from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.datasets.writing import StoreWriter
@@ -37,6 +36,7 @@ from ml_factory.units.appending import (
     CheckedBars,
     append_rows,
     bars_after,
+    fitted_on,
     frames_and_ages,
     grown_from,
     known_store,
@@ -306,7 +306,7 @@ def _write(
     for horizon in horizons:
         if horizon not in store.horizons:  # sound ones stay where only the features were damaged
             store.reopen(horizon)
-            facts = {str(horizon): _write_horizon(store, base, fine, rows, settings, market, horizon)}
+            facts = {str(horizon): _write_horizon(store, before, base, fine, rows, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
     _certify(store, workspace, horizons, checked.prefixes, seen)
     return store
@@ -322,8 +322,9 @@ class _Rows:
 
 
 def _write_horizon(
-    store: StoreWriter, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec, horizon: int
-) -> dict:
+    store: StoreWriter, before: Store | None, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec,
+    horizon: int,
+) -> dict:  # fmt: skip
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     if found := settings.searched_for(horizon):
         check_same_bars(found, base, fine, market)
@@ -339,7 +340,10 @@ def _write_horizon(
     close = base.close[rows.first : rows.first + len(rows.values)]
     sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
     with phase(f"scaler {horizon}", len(teachers)):
-        store.write_scaler(horizon, fit_steps(settings.preprocess, sample))
+        scaler, ranks = fitted_on(sample, settings.preprocess, before and before.load_ranks(horizon))
+        store.write_scaler(horizon, scaler)
+        if ranks is not None:
+            store.write_ranks(horizon, ranks)
     clear = labels["barrier"] != "ambiguous"
     classes = classes_of(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
