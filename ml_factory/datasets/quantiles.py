@@ -128,21 +128,17 @@ def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarr
     """
     sample_FS[~np.isfinite(sample_FS)] = np.nan
     sample_FS.sort(axis=1)  # NaN goes to the end
-    finite = np.count_nonzero(~np.isnan(sample_FS), axis=1)
-    low_QF, high_QF = np.full((2, len(shares), len(sample_FS)), [[[-LARGEST]], [[LARGEST]]], np.float32)
-    tied_F = np.zeros(len(sample_FS), bool)
-    for q, share in enumerate(shares):
-        place = (finite - 1) * share
-        reach = BRACKET * np.sqrt(np.maximum(finite * share * (1 - share), 4.0))
-        for edge_F, wanted in ((low_QF[q], np.floor(place - reach)), (high_QF[q], np.ceil(place + reach))):
-            inside = (wanted >= 0) & (wanted < finite)  # beyond the sample anything may come
-            there = np.flatnonzero(inside)
-            at = wanted[there].astype(np.int64)
-            edge_F[there] = sample_FS[there, at]
-            near = np.minimum(at + FEW_TIES, finite[there] - 1), np.maximum(at - FEW_TIES, 0)
-            tied_F[there] |= (sample_FS[there, near[0]] == edge_F[there]) | (sample_FS[there, near[1]] == edge_F[there])
-            tied_F |= ~inside
-    return low_QF, high_QF, tied_F
+    finite, columns, share = np.count_nonzero(~np.isnan(sample_FS), axis=1), np.arange(len(sample_FS)), np.array(shares)
+    place_QF, spread = np.multiply.outer(share, finite - 1), np.multiply.outer(share * (1 - share), finite)
+    reach_QF = BRACKET * np.sqrt(np.maximum(spread, 4.0))
+    wanted_2QF = np.stack([np.floor(place_QF - reach_QF), np.ceil(place_QF + reach_QF)])
+    inside = (wanted_2QF >= 0) & (wanted_2QF < finite)  # beyond the sample anything may come
+    at = np.where(inside, wanted_2QF, 0).astype(np.int64)
+    edges = sample_FS[columns, at]
+    after, before = np.minimum(at + FEW_TIES, np.maximum(finite - 1, 0)), np.maximum(at - FEW_TIES, 0)
+    tied = ~inside | (sample_FS[columns, after] == edges) | (sample_FS[columns, before] == edges)
+    low_QF, high_QF = np.where(inside, edges, np.float32([[[-LARGEST]], [[LARGEST]]]))
+    return low_QF, high_QF, tied.any(axis=(0, 1))
 
 
 def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
