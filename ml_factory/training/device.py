@@ -85,7 +85,12 @@ class Device:
         """The network as a step calls it: by `torch.compile` if asked, and its gradients averaged over the processes,
         if there are several."""
         network = torch.compile(network) if compiled else network
-        return network if self.processes.world == 1 else nn.parallel.DistributedDataParallel(network)
+        if self.processes.world == 1:
+            return network
+        return nn.parallel.DistributedDataParallel(network, device_ids=self._own_chips())
+
+    def _own_chips(self) -> list[int] | None:
+        """Those of this process, by number; None where they have none."""
 
     def recompute(self, function: Callable, *args: Any) -> Any:
         """function(*args), whose inner results are computed again for the backward pass instead of kept."""
@@ -174,10 +179,8 @@ class Cuda(Device):
         super().seed_step(seed)
         torch.cuda.manual_seed_all(seed)
 
-    def wrap(self, network: nn.Module) -> nn.Module:
-        if self.processes.world == 1:
-            return network
-        return nn.parallel.DistributedDataParallel(network, device_ids=[self.processes.local])
+    def _own_chips(self) -> list[int]:
+        return [self.processes.local]
 
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.processes.local)[0]

@@ -1,0 +1,89 @@
+"""A training on a GPU is the CPU's: on a real one where there is one, and through the adapter's every call without one.
+
+The stand-in computes on the CPU what it is asked to compute on a GPU. It shows that the adapter is asked rightly and
+answers, not that a GPU computes rightly: that is for the real one, which runs the same tests.
+"""
+
+from contextlib import nullcontext
+from inspect import getmembers, isfunction, signature
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.models.registry import build_model
+from ml_factory.training.device import Cuda, Device, Xla
+
+GPU = torch.cuda.is_available()
+SETTINGS = {"epochs": 2, "batch": 32, "lookback": 16, "threads": 1, "precision": "fp32"}
+NETWORKS = ("lstm", "gru", "tcn", "patchtst", "itransformer", "tft")
+
+
+def stand_in(monkeypatch) -> list[str]:
+    """torch.cuda as far as the adapter asks it, and what it was asked."""
+    asked = []
+    event = SimpleNamespace(wait_event=lambda done: asked.append("waited"))
+    stream = SimpleNamespace(record_event=lambda: asked.append("copied"))
+    answers = {
+        "is_available": True, "set_device": None, "manual_seed_all": None, "mem_get_info": (1 << 33, 1 << 34),
+        "max_memory_allocated": 1 << 20, "reset_peak_memory_stats": None, "get_device_name": "a stand-in",
+        "get_rng_state_all": [], "empty_cache": None, "current_stream": event, "Stream": stream,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: asked.append("held"))
+    monkeypatch.setattr(Cuda, "target", property(lambda self: "cpu"))
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return asked
+
+
+@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.skipif(not GPU, reason="no GPU here"))])
+def gpu(request, monkeypatch):
+    """(how far from the CPU's losses a training may end, what the stand-in was asked)"""
+    return (0.0, stand_in(monkeypatch)) if request.param == "stand-in" else (1e-4, None)
+
+
+@pytest.fixture(scope="module")
+def market():
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(200, 5)).astype(np.float32)
+    rows = np.arange(15, 200)
+    return Windows(x_NF, rows, 16), rng.integers(-1, 2, len(rows))
+
+
+def losses(name: str, market: tuple, **settings) -> np.ndarray:
+    windows, y = market
+    result = build_model(name, **SETTINGS | settings).fit(windows, y, validation=(windows, y))
+    return np.array([(epoch["train_loss"], epoch["val_loss"]) for epoch in result.history])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_learns_as_on_a_cpu(name, gpu, market):
+    np.testing.assert_allclose(
+        losses(name, market, device="cuda", dropout=0.0), losses(name, market, device="cpu", dropout=0.0), rtol=gpu[0]
+    )
+
+
+def test_rows_that_do_not_fit_are_sent_a_batch_ahead(gpu, market, monkeypatch):
+    there = losses("tcn", market, device="cuda")
+    monkeypatch.setattr(Cuda, "free_bytes", lambda self: 0)
+    np.testing.assert_array_equal(losses("tcn", market, device="cuda"), there)
+    if gpu[1] is not None:
+        assert {*gpu[1]} == {"copied", "waited", "held"}
+
+
+def test_a_compiler_may_be_asked_for(gpu, market, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda network: asked.append(network) or network)
+    assert np.isfinite(losses("lstm", market, device="cuda", compile=True)).all() and len(asked) == 1
+
+
+@pytest.mark.parametrize("kind", [Cuda, Xla])
+def test_every_device_is_asked_as_every_other(kind):
+    for name, of_all in getmembers(Device, isfunction):
+        if not name.startswith("__"):
+            assert [*signature(getattr(kind, name)).parameters] == [*signature(of_all).parameters], name
