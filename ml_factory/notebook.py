@@ -1,6 +1,6 @@
 """What notebooks show: tables and pictures, a fit while it runs, what was found and written.
 
-Light on purpose: the validation cell imports this file before anything is installed on a fresh Colab machine.
+The validation cell imports this file before anything is installed on a fresh Colab machine: it needs what is there.
 """
 
 import importlib

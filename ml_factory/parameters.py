@@ -1,6 +1,6 @@
 """A notebook's parameters cell: read without running it, and checked once papermill has put its values in.
 
-Light on purpose: the validation cell imports this file before anything is installed on a fresh Colab machine.
+The validation cell imports this file before anything is installed on a fresh Colab machine: it needs what is there.
 """
 
 import ast

@@ -9,15 +9,15 @@ import logging
 import os
 import platform
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import numba
 import numpy as np
 from llvmlite.binding import get_host_cpu_name
+from numba.core import caching
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import market_for
@@ -51,13 +51,7 @@ def compile_ahead(families: Iterable[str]) -> None:
     with exclusive(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
         lacking = _lacking(folder, wanted)
         with phase("kernels", len(lacking), of="kinds") as done:
-            queue = SimpleQueue()
-            for share in lacking:
-                queue.put(share)
-            workers = min(cores(), len(lacking))
-            with ThreadPoolExecutor(max(workers, 1)) as pool:
-                for work in [pool.submit(_compile_shares, queue, folder, done) for _ in range(workers)]:
-                    work.result()
+            _by_children(deque(lacking), folder, done)
 
 
 def _lacking(folder: Path, wanted: Iterable[str]) -> list[str]:
@@ -72,33 +66,59 @@ def _mark(folder: Path, share: str) -> Path:
     return folder / f"{share}-{fingerprint(whose)[:12]}.whole"
 
 
-def _compile_shares(queue: SimpleQueue, folder: Path, done: Callable[[int], None]) -> None:
-    """Have a child compile shares until none is left."""
-    with closing(Child(__name__, [], "compiling", PATIENCE, paths=[Path(path) for path in sys.path if path])) as child:
-        while True:
-            try:
-                share = queue.get_nowait()
-                child.ask({"share": share})
-            except Empty:
-                return
-            except NoAnswer as error:
-                _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
-            else:
-                _mark(folder, share).touch()
-            done(1)
+def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+    """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
+    where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
+    children = [Child(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
+    with ThreadPoolExecutor(max(workers, 1)) as pool:
+        try:
+            for work in [pool.submit(_compile, child, shares, folder, done) for child in children]:
+                work.result()
+        finally:
+            shares.clear()
+            for child in children:
+                child.close()
+
+
+def _compile(child: Child, shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+    while True:
+        try:
+            share = shares.popleft()
+        except IndexError:
+            return
+        try:
+            child.ask({"share": share})
+        except NoAnswer as error:
+            _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
+        else:
+            _mark(folder, share).touch()
+        done(1)
 
 
 # ---------------------------------------------------------------------- in the child
 
 
-def serve(channel: str, parent: str) -> None:
+def serve(channel: str, parent: str, folder: str) -> None:
     """Compile what is asked for until the parent is gone."""
+    _save_one_at_a_time(Path(folder) / "save.lock")
 
     def answer(request: dict) -> tuple[dict, bytes]:
         compile_share(request["share"])
         return {}, b""
 
     Link(channel, parent).answer_with(answer)
+
+
+def _save_one_at_a_time(lock: Path) -> None:
+    """Numba reads a function's index, picks a file for what is new and writes both, all without a lock: of two
+    processes that do so at once, one's code could be taken for the other's."""
+    save = caching.IndexDataCacheFile.save
+
+    def alone(files: caching.IndexDataCacheFile, key: object, data: object) -> None:
+        with exclusive(lock):
+            save(files, key, data)
+
+    caching.IndexDataCacheFile.save = alone
 
 
 def compile_share(share: str) -> None:

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from numba.core import caching
 
 from ml_factory import progress
 from ml_factory.runs.children import NoAnswer
@@ -36,8 +39,8 @@ def fresh(tmp_path, monkeypatch):
 class Children:
     """In the place of real ones: what they were asked, and one share that none of them manages."""
 
-    def __init__(self, fails: str = ""):
-        self.fails, self.started, self.asked = fails, 0, []
+    def __init__(self, fails: str = "", seconds: float = 0.0):
+        self.fails, self.seconds, self.started, self.asked = fails, seconds, 0, []
 
     def __call__(self, *_, **__):
         self.started += 1
@@ -45,6 +48,7 @@ class Children:
 
     def ask(self, request):
         self.asked.append(request["share"])
+        time.sleep(self.seconds)
         if request["share"] == self.fails:
             raise NoAnswer("the child process died")
         return {}, b""
@@ -95,3 +99,30 @@ def test_a_mark_is_of_one_numba_and_one_processor(fresh, monkeypatch):
     monkeypatch.setattr(kernels, "get_host_cpu_name", lambda: "another")
     compile_ahead(("calendar",))
     assert len(kernels.Child.asked) == 4
+
+
+def test_who_stops_it_does_not_wait_for_what_is_left(monkeypatch):
+    def stop(one: progress.Phase) -> None:
+        if one.done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(kernels, "Child", Children(seconds=0.05))
+    with pytest.raises(KeyboardInterrupt), progress.watch(stop):
+        compile_ahead(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
+    assert len(kernels.Child.asked) <= 4  # two had begun when the first was done, and may have taken one more
+
+
+def test_two_children_do_not_save_at_once(fresh, monkeypatch):
+    """Numba's own way, index first and then the code, takes no lock."""
+    told = []
+
+    def save(files, key, data):
+        told.append("begins")
+        time.sleep(0.05)
+        told.append("ends")
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", save)
+    kernels._save_one_at_a_time(fresh / "save.lock")
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda key: caching.IndexDataCacheFile.save(None, key, b""), range(2)))
+    assert told == ["begins", "ends"] * 2
