@@ -5,10 +5,35 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pandas as pd
 
+from ml_factory.errors import SettingsError
 from ml_factory.leakage.subject import Fitted, Pipeline, Split
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.tables import Leak, Table
 from ml_factory.runs.state import encode_state
 from ml_factory.seeding import generator
+
+
+def rows_to_fit(labels: pd.DataFrame, features: Table) -> tuple[pd.DataFrame, np.ndarray]:
+    """The labels that have a row of features, and the positions of those rows."""
+    at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
+    row = np.searchsorted(features.at, at)
+    there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
+    return labels[there], row[there]
+
+
+def labels_to_divide(pipeline: Pipeline, labels: pd.DataFrame, wanted: int) -> int:
+    """How many of the last labels it takes, `wanted` or more, to have rows of every part; 0 where there are too few.
+
+    Long horizons take more rows than are tried. What is stored of the splits is held to the rule in any case.
+    """
+    count = min(wanted, len(labels))
+    while True:
+        try:
+            pipeline.splits(labels.iloc[len(labels) - count :])
+            return count
+        except SettingsError:
+            if count == len(labels):
+                return 0
+            count = min(2 * count, len(labels))
 
 
 def rows_that_break_the_rule(labels: pd.DataFrame, split: Split) -> Iterator[tuple[str, np.ndarray]]:

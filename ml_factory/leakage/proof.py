@@ -7,19 +7,17 @@ from its first bar as well, and the facts of the market are asked of every short
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError
 from ml_factory.leakage.cuts import Cut, choose_cuts
 from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, disturb
 from ml_factory.leakage.effort import ProofSpec
 from ml_factory.leakage.feed import shared
 from ml_factory.leakage.first_sight import FirstSight, first_sights
-from ml_factory.leakage.fitted import leaks_of_fitted, leaks_of_splits
+from ml_factory.leakage.fitted import labels_to_divide, leaks_of_fitted, leaks_of_splits, rows_to_fit
 from ml_factory.leakage.subject import Pipeline, Split, tables_of
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
 from ml_factory.leakage.tried import Tried
@@ -152,14 +150,13 @@ class _Attempt:
                     self.record.save(self.so_far())
 
     def once(self, name: str, build: Callable):
-        """What `build` gives, or None: a step that later ones need, so it is built again where it was tried before.
-
-        What it raises was told then.
-        """
+        """What `build` gives, or None: a step that later ones need, so it is built again where it was tried before."""
         if name in self.did:
-            with suppress(Exception):
-                return build()
-            return None
+            before = self.builds, dict(self.leaks)
+            made = self.tried(build)
+            if self.leaks.keys() == before[1].keys():  # what it may raise was told then
+                self.builds, self.leaks = before
+            return made
         made = []
         self.each([(name, lambda: made.append(self.tried(build)))])
         return made[0]
@@ -173,7 +170,7 @@ class _Attempt:
         told = self.record.load() if self.record else None
         if told and told["cuts"] == [cut.at for cut in self.cuts]:
             self.did, self.compared, self.builds = told["did"], told["compared"], told["builds"]
-            self.leaks = {(leak.part, leak.column): leak for leak in (Leak(**one) for one in told["leaks"])}
+            self.leaks |= {(leak.part, leak.column): leak for leak in (Leak(**one) for one in told["leaks"])}
 
     # -- one step each ---------------------------------------------------------------------------------------------
 
@@ -261,20 +258,13 @@ class _Attempt:
         ones where only those are new."""
         made = self.once("labels", lambda: self.pipeline.labels(self.bars, facts))
         for horizon, labels in (made or {}).items():
-            labels, row = self.rows_to_fit(labels, whole["features"], since)
+            labels, row = rows_to_fit(labels, whole["features"])
+            first = len(labels) - labels_to_divide(self.pipeline, labels, self.spec.fit_rows) if since else 0
+            labels, row = labels.iloc[first:], row[first:]
             if len(labels):
                 self.each([(f"rule {horizon}", lambda x=labels, h=horizon: self.tried(lambda: self.try_rule(x, h)))])
                 some = slice(None if since else self.spec.fit_rows)
                 self.each(self.fits_to_try(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
-
-    def rows_to_fit(self, labels: pd.DataFrame, features: Table, since: int) -> tuple[pd.DataFrame, np.ndarray]:
-        """The labels that have a row of features, and the positions of those rows."""
-        at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
-        row = np.searchsorted(features.at, at)
-        there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
-        labels, row = labels[there], row[there]
-        first = len(labels) - self.labels_to_divide(labels) if since else 0
-        return labels.iloc[first:], row[first:]
 
     def try_rule(self, labels: pd.DataFrame, horizon: str) -> None:
         self.take(leaks_of_splits(labels, self.pipeline.splits(labels), horizon))
@@ -294,21 +284,6 @@ class _Attempt:
 
     def ways_at(self, number: int) -> tuple[str, ...]:
         return self.spec.ways_at(number + self.turn)
-
-    def labels_to_divide(self, labels: pd.DataFrame) -> int:
-        """How many of the last labels it takes to have rows of every part; 0 where there are too few of them.
-
-        Long horizons take more rows than are tried. What is stored of the splits is held to the rule in any case.
-        """
-        count = min(self.spec.fit_rows, len(labels))
-        while True:
-            try:
-                self.pipeline.splits(labels.iloc[len(labels) - count :])
-                return count
-            except SettingsError:
-                if count == len(labels):
-                    return 0
-                count = min(2 * count, len(labels))
 
     @property
     def small(self) -> bool:

@@ -7,7 +7,9 @@ import pytest
 
 from ml_factory.leakage import proof as proving
 from ml_factory.leakage.effort import ProofSpec
+from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.leakage.proof import prove
+from ml_factory.leakage.tables import RAISED
 from ml_factory.leakage.tried import Tried, horizons_tried
 from tests.leakage.catalogue import Learning, remade
 from tests.leakage.leaks import CATALOGUE, bars_with_events, clean_pipeline
@@ -124,3 +126,36 @@ def test_a_leak_of_fits_is_found_once_however_often_the_proof_dies(bars, tmp_pat
                 continue
             break
         assert outcome(found) == wanted
+
+
+@pytest.mark.parametrize("step", ["labels", "splits"])
+def test_what_could_be_built_before_and_no_more_is_a_failure(bars, tmp_path, monkeypatch, step):
+    """Killed by a lack of memory, it may lack it again: fits that cannot be tried are not passed."""
+    pipeline = next(leak for leak in CATALOGUE if leak.name == "ScalerOfAll").spoil(clean_pipeline())
+    spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+    steps = ["facts", "window 0", "feed", "labels", "rule h10", "parts h10"]
+    Dying.left = steps.index("labels" if step == "labels" else "parts h10") + 1
+    with pytest.raises(Killed):
+        prove(pipeline, bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+
+    def lacks_memory(self, *asked):
+        raise MemoryError("no room")
+
+    def try_fitted(attempt, *asked, real=proving._Attempt.try_fitted):
+        monkeypatch.setattr(type(pipeline), step, lacks_memory)  # what stands before the fits needs it too
+        real(attempt, *asked)
+
+    monkeypatch.setattr(proving._Attempt, "try_fitted", try_fitted)
+    found = prove(pipeline, bars, spec, tried=Tried(tmp_path / "kept.json", "this"))
+    assert any("MemoryError" in leak.column for leak in found.leaks), found.leaks
+
+
+def test_what_goes_on_finds_is_kept_beside_what_was_found_before(bars, tmp_path):
+    """A feature that remembers what it has met is caught by a first sight, perhaps only the second time."""
+    spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+    Dying.left = 2
+    with pytest.raises(Killed):
+        prove(clean_pipeline(), bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+    sight = FirstSight(2_000, None, "it has met these bars")
+    found = prove(clean_pipeline(), bars, spec, seen=[sight], tried=Tried(tmp_path / "kept.json", "this"))
+    assert [leak.column for leak in found.leaks] == [f"{RAISED} it has met these bars"]
