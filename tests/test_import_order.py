@@ -44,8 +44,8 @@ models.tabular_lightgbm models.tabular_catboost models.linear models.importances
 models.products models.heads models.layers models.recurrent models.sequence models.transformer models.gating
 models.tft models.frames models.checks models.signature models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
-training.watchdog training.device training.recompute training.feed training.run training.step training.judging
-training.meter training.loop training.neural training.estimator training.forecaster
+training.pages training.watchdog training.device training.recompute training.feed training.run training.step
+training.judging training.meter training.loop training.neural training.estimator training.forecaster
 evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.explained evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment

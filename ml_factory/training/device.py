@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.errors import SettingsError
 from ml_factory.models.contract import cores, environment
 from ml_factory.runs.programs import programs_folder
+from ml_factory.training.pages import kept_pages
 from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.processes import Processes, join
 from ml_factory.training.spec import TrainSpec
@@ -130,6 +131,10 @@ class Device:
     def release(self) -> None:
         """Give freed memory back."""
 
+    def training(self) -> AbstractContextManager:
+        """What holds while a network is trained: the memory of one step is there for the next."""
+        return kept_pages()
+
     def keep_programs(self, folder: Path) -> None:
         """Keep what is compiled under `folder`, for the next session."""
 
@@ -194,6 +199,9 @@ class Cuda(Device):
     def release(self) -> None:
         torch.cuda.empty_cache()
 
+    def training(self) -> AbstractContextManager:
+        return nullcontext()
+
     def keep_programs(self, folder: Path) -> None:
         # Read when the first kernel is compiled.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
@@ -228,6 +236,9 @@ class Xla(Device):
     def recompute(self, function: Callable, *args: Any) -> Any:
         # XLA would find the second computation equal to the first and drop it: theirs has a barrier.
         return _xla("utils.checkpoint").checkpoint(function, *args, use_reentrant=True)
+
+    def training(self) -> AbstractContextManager:
+        return nullcontext()
 
     def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
         self.watchdog.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))

@@ -41,7 +41,7 @@ def fit(
     parts. validate : -> mean loss on the validation rows. identity : what a checkpoint must agree with to be gone on
     from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice.
     """
-    with pinned(device):
+    with pinned(device), device.training():
         # ------------------------------------------------------------------ start or resume
         network.train()
         run, result = Run(device.place(network), rows, spec, device, identity), FitResult()

@@ -1,0 +1,49 @@
+"""Memory that a step gives back stays with the process until the training ends.
+
+A step asks for the same blocks as the one before. glibc gives those of more than 32 MB back to the system each time,
+and the top of its heap when much is free; the next step then takes fresh pages, and each costs more than writing it.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+# mallopt(3): the free top from which memory goes back; the size from which a block is the system's own; how many are.
+_TRIM, _LARGE, _MOST = -1, -3, -4
+_KEEP = {_TRIM: 2**31 - 1, _MOST: 0}
+# What glibc arrives at by itself, once a process has freed blocks of that size; and its own number of them.
+_USUAL = {_TRIM: 64 << 20, _LARGE: 32 << 20, _MOST: 65_536}
+
+_lock, _inside = Lock(), 0
+
+
+def _libc() -> ctypes.CDLL | None:
+    """None where malloc is another's, or somebody has set it up."""
+    chosen = "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ)
+    return None if chosen or platform.libc_ver()[0] != "glibc" else ctypes.CDLL(None)
+
+
+@contextmanager
+def kept_pages() -> Iterator[None]:
+    """Inside, freed memory is kept for the next block; at the end of the outermost, all that is free is given back."""
+    libc = _libc()
+    _count(libc, 1)
+    try:
+        yield
+    finally:
+        _count(libc, -1)
+
+
+def _count(libc: ctypes.CDLL | None, change: int) -> None:
+    global _inside
+    with _lock:
+        before, _inside = _inside, _inside + change
+        if libc is None or (before and _inside):
+            return
+        for name, value in (_KEEP if _inside else _USUAL).items():
+            libc.mallopt(name, value)
+        if not _inside:
+            libc.malloc_trim(0)
