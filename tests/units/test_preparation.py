@@ -275,11 +275,12 @@ def certificates(place: Workspace) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place.processed("MES") / "certificates" / folder).iterdir()}
 
 
-@pytest.mark.parametrize(("grown", "steps"), [(False, 7), (True, 2)])
+@pytest.mark.parametrize(("grown", "steps"), [(False, 16), (True, 2)])
 def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
     place, tmp_path, monkeypatch, grown, steps
 ):
-    """The whole proof, and that of appended bars; killed for good, and then between the two certificates as well."""
+    """The whole proof inside its fits, and that of appended bars; killed for good, and then between the two
+    certificates as well."""
     elsewhere = Workspace(tmp_path / "there")
     for one in (place, elsewhere):
         if grown:
@@ -303,8 +304,9 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(proving, "write_certificate", die_after_one)
         pipeline.prepare(place, "MES", (5, 20))
-    every = [f"window {number}" for number in range(2 if grown else 10)]
-    assert "feed" in steps_now and steps_now[0] == ("facts", *every)[steps] and "facts" not in steps_now
+    every = ["facts", *(f"window {number}" for number in range(4 if grown else 10)), "feed", "labels"]
+    every += [f"{step} {horizon}" for horizon in ("h5", "h20") for step in ("rule", "parts", "fitted")]
+    assert [name.removesuffix(" 0") if "fitted" in name else name for name in steps_now] == every[steps:]
     pipeline.prepare(place, "MES", (5, 20))
     assert certificates(place) == certificates(elsewhere)
     assert sorted(certificates(place)) == ["h20.json", "h5.json"]
