@@ -22,9 +22,10 @@ from ml_factory.leakage.fitted import leaks_of_fitted
 from ml_factory.leakage.subject import Fitted, Split
 from ml_factory.leakage.tables import Leak
 from ml_factory.leakage.tried import Tried
+from ml_factory.models.contract import environment
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
-from ml_factory.provenance import closure, source_hashes
+from ml_factory.provenance import closure, source_hash, source_hashes
 from ml_factory.runs.storage import fingerprint
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset
@@ -74,7 +75,8 @@ def audit_data(
 
 def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> Tried:
     """Where an audit keeps what its trainings have shown, until its certificates are written."""
-    decided = {"code": source_hashes(closure(["units/auditing.py"])), "rows": TRAINING_ROWS}
+    code = {"trainings": source_hashes(closure(["units/auditing.py"])), "proof": source_hash(("leakage",))}
+    decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}
     return Tried(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
 
@@ -86,7 +88,7 @@ def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: Tried) -> l
         if model not in told:
             with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
                 told[model] = [leak.to_dict() for leak in leaks_of_training(data, model)]
-            tried.save(told)
+                tried.save(told)
     return [Leak(**one) for model in models for one in told[model]]
 
 

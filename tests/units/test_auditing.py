@@ -170,7 +170,12 @@ def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeyp
     assert not list((prepared.processed("DEMO") / "certificates").rglob("*n*.json"))  # unfinished, trainings
     killed_at("xgboost")
     pipeline.audit(prepared, "DEMO", fresh=True, **asked)
-    assert trained == ["linear", "xgboost", "linear", "xgboost", "linear", "xgboost"]
+    assert trained == 3 * ["linear", "xgboost"]
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    killed_at("xgboost")
+    monkeypatch.setattr(auditing, "source_hash", lambda rooms: f"{rooms} by another rule")
+    pipeline.audit(prepared, "DEMO", **asked)
+    assert trained == 5 * ["linear", "xgboost"]
 
 
 @pytest.mark.parametrize("model", ["linear", "tcn"])
