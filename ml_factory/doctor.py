@@ -1,9 +1,9 @@
 """What this machine, this installation and this workspace have, and what is amiss."""
 
 import importlib
-import os
 from dataclasses import dataclass
 
+from ml_factory.cores import cores
 from ml_factory.inference.bundle import library_versions
 from ml_factory.runs.mounts import SilentMount, free_bytes, names
 from ml_factory.runs.session import hours_remaining
@@ -45,7 +45,7 @@ def examine(workspace: Workspace) -> list[Check]:
         checks.append(Check(name, versions.get(name, "absent"), not advice, advice))
     if "torch" in versions:
         checks.append(Check("device", _device()))
-    checks.append(Check("cores", str(os.cpu_count())))
+    checks.append(Check("cores", str(cores())))
     if on_colab():
         checks.append(Check("hours left", f"{hours_remaining():.1f}"))
     try:

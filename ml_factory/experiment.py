@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ml_factory.cores import cores
 from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.contract import cores, environment
+from ml_factory.models.contract import environment
 from ml_factory.models.registry import signature_of, spec_of
 from ml_factory.provenance import closure, commit, rooms_files, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager

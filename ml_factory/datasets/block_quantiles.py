@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit
 
+from ml_factory.cores import cores
 from ml_factory.data.plain_parquet import ColumnBlocks, sample_rows
-from ml_factory.datasets.quantiles import LARGEST, between, brackets, cores, evenly, of_counts, room_for
+from ml_factory.datasets.quantiles import LARGEST, between, brackets, evenly, of_counts, room_for
 
 WHOLE_ROWS = 16_384  # columns of fewer are sorted as they are
 AT_ONCE = 8  # columns; as many rows as are written to a file at once make a megabyte

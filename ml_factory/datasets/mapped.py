@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ml_factory.cores import cores
 from ml_factory.runs import mounts, storage
 
 BLOCK_BYTES = 8 << 20
@@ -33,7 +34,7 @@ def content_hash(array: np.ndarray) -> str:
     array : C-contiguous. The blocks are hashed side by side on the processor's cores.
     """
     digest = hashlib.sha256(_header(array))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for block in pool.map(lambda block: hashlib.sha256(block).digest(), _blocks(array)):
             digest.update(block)
     return digest.hexdigest()

@@ -6,12 +6,13 @@ column whose rank fell outside its bracket, or whose bracket held too much, is s
 slow. No copy of the matrix is made.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numba import njit
+
+from ml_factory.cores import cores
 
 SAMPLE_ROWS = 65_536
 FEW_ROWS = 16_384  # fewer than this are sorted as they are
@@ -257,7 +258,3 @@ def _column(x_NF: np.ndarray, f: int, rows: np.ndarray | None) -> np.ndarray:
 def _by_numpy(column: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     values = column[np.isfinite(column)].astype(np.float64)
     return np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,6 +1,5 @@
 """Bars in, one matrix out: every family on the base frame and on coarse frames, joined on `known_at`."""
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from ml_factory.cores import cores
 from ml_factory.data.resample import Frame, asof_rows, chained, stretches_between_rolls
 from ml_factory.data.sampling import KINDS, base_and_frames, sized
 from ml_factory.data.sessions import MarketSpec
@@ -203,7 +203,7 @@ def build_features(
     not depend on it. Raises BarsError where too few bars are left after warm-up.
     """
     spec = spec or FeatureSpec()
-    threads = threads or min(2, os.cpu_count() or 1)
+    threads = threads or min(2, cores())
     made = joined_frames(bars, market, spec, threads)
     base, first, joins, names = made.base, made.first, made.joins, made.names
     values = np.empty((len(base) - first, len(names)), dtype=dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
+from ml_factory.cores import cores
 from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter, sample_rows
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
@@ -63,7 +64,7 @@ def export_features(
     Raises BarsError as `build_features` does, WorkspaceError when the disk is full.
     """
     spec = spec or FeatureSpec()
-    threads = threads or min(2, os.cpu_count() or 1)
+    threads = threads or min(2, cores())
     began = time.process_time()
     made = joined_frames(bars, market, spec, threads)
     cpu_s = {"frames": time.process_time() - began}

@@ -4,7 +4,6 @@ Boosters and networks share nothing else. Labels are -1, 0, +1 outside and 0, 1,
 """
 
 import dataclasses
-import os
 import platform
 import zlib
 from collections.abc import Iterable, Mapping
@@ -194,11 +193,6 @@ def remind(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     for callback in callbacks if past else ():
         if hasattr(callback, "remember"):
             callback.remember(past)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(**facts: Any) -> dict:

@@ -66,10 +66,10 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, slope: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight_OI), (wants_x, wants_weight, wants_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        slope_MO = slope.flatten(0, -2)
+        slope_MO = slope.reshape(-1, slope.shape[-1])
         return (
             _product(slope, weight_OI.t()) if wants_x else None,
-            _turned(slope_MO, x.flatten(0, -2)) if wants_weight else None,
+            _turned(slope_MO, x.reshape(-1, x.shape[-1])) if wants_weight else None,
             slope_MO.sum(0) if wants_bias else None,
         )
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from ml_factory.cores import cores
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.contract import (
     Estimator,
     FitResult,
     apply_limits,
     check_same_run,
-    cores,
     data_signature,
     differences,
     environment,

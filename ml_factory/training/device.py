@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ml_factory.cores import cores
 from ml_factory.errors import SettingsError
-from ml_factory.models.contract import cores, environment
+from ml_factory.models.contract import environment
 from ml_factory.runs.programs import programs_folder
 from ml_factory.training.pages import kept_pages
 from ml_factory.training.precision import DTYPES, native_precision

@@ -19,12 +19,12 @@ import numpy as np
 from llvmlite.binding import get_host_cpu_name
 from numba.core import caching
 
+from ml_factory.cores import cores
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
-from ml_factory.models.contract import cores
 from ml_factory.progress import phase
 from ml_factory.runs.children import Child, Link, NoAnswer
 from ml_factory.runs.ownership import exclusive
