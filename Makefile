@@ -70,7 +70,7 @@ peers:  ## the networks beside public implementations with the same weights, in 
 faults: setup  ## every fault at every file operation of checkpoints, with the table of survivors; ARGS='--every 10'
 	@$(PY) -m tests.faults $(ARGS)
 
-matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 and 3.12
+matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13
 	@ROWS="$(ROWS)" sh .ci/matrix
 
 badges: setup  ## OWNER=name: write the repository's owner into the badges and the bootstrap cells
