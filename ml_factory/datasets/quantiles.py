@@ -48,15 +48,15 @@ def over_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list
 
 
 def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Linear interpolation with the rounding of np.quantile: from the nearer end."""
+    """Linear interpolation with the rounding of np.quantile: from the nearer end. A zero has no sign."""
     step = high - low
-    return np.where(share < 0.5, low + step * share, high - step * (1 - share))
+    return np.where(share < 0.5, low + step * share, high - step * (1 - share)) + 0.0
 
 
 def _of_few(x_NF: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     """Quantiles (F, Q) by NumPy; of all columns at once where they are few rows and every value is finite."""
     if x_NF.size and len(x_NF) < FEW_ROWS and np.isfinite(x_NF).all():
-        return np.ascontiguousarray(np.quantile(np.ascontiguousarray(x_NF.T, np.float64), shares, axis=1).T)
+        return np.ascontiguousarray(np.quantile(np.ascontiguousarray(x_NF.T, np.float64), shares, axis=1).T) + 0.0
     return np.array([_by_numpy(column, shares) for column in x_NF.T]).reshape(-1, len(shares))
 
 
@@ -257,4 +257,4 @@ def _column(x_NF: np.ndarray, f: int, rows: np.ndarray | None) -> np.ndarray:
 
 def _by_numpy(column: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
     values = column[np.isfinite(column)].astype(np.float64)
-    return np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
+    return np.quantile(values, shares) + 0.0 if len(values) else np.full(len(shares), np.nan)

@@ -12,6 +12,7 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.export import export_features
 
 SPEC = FeatureSpec(base_minutes=5, frames=(15, 60), families=("momentum", "volume", "calendar"))
+ALONE = FeatureSpec(base_minutes=5, frames=(), families=SPEC.families)  # two engines share the base frame's families
 
 
 def close_over_open(bars):
@@ -24,17 +25,21 @@ def stored(path, names) -> np.ndarray:
     return np.column_stack([table[name].to_numpy() for name in names])
 
 
-@pytest.mark.parametrize(("block", "threads"), [(export.BLOCK_ROWS, 2), (1000, 2), (4097, 1), (257, 3)])
-def test_the_file_holds_the_bits_of_the_matrix(real_bars, tmp_path, monkeypatch, block, threads):
+@pytest.mark.parametrize(
+    ("spec", "block", "threads"),
+    [(SPEC, export.BLOCK_ROWS, 2), (SPEC, 1000, 2), (SPEC, 4097, 1), (SPEC, 257, 3), (ALONE, 1000, 2)],
+)
+def test_the_file_holds_the_bits_of_the_matrix(real_bars, tmp_path, monkeypatch, spec, block, threads):
     monkeypatch.setattr(export, "BLOCK_ROWS", block)
     bars, market = real_bars("XAUUSD")
-    matrix = build_features(bars, market, SPEC)
-    made = export_features(bars, market, tmp_path / "x.parquet", SPEC, threads=threads)
+    assert len(export._groups(market, spec)) == (2 if spec is ALONE else 1)
+    matrix = build_features(bars, market, spec)
+    made = export_features(bars, market, tmp_path / "x.parquet", spec, threads=threads)
     got = stored(tmp_path / "x.parquet", matrix.names)
     np.testing.assert_array_equal(got.view(np.int32), matrix.values.view(np.int32))
     assert (made.names, made.first, len(made)) == (matrix.names, matrix.first, len(matrix))
     np.testing.assert_array_equal(made.known_at, matrix.known_at)
-    assert set(made.cpu_s) == {"frames", "columns", "joins", "file"}
+    assert {*made.cpu_s} == {"frames", "columns", "file", *(["joins"] if spec.frames else [])}
     chosen, sample = made.blocks.sample
     assert len(chosen) >= sample_rows(len(matrix))
     np.testing.assert_array_equal(sample.T, matrix.values[chosen])
