@@ -96,3 +96,15 @@ def test_few_rows_leave_nothing():
     found, kept = quantiles_of_grown(x, np.arange(900), SHARES)
     np.testing.assert_array_equal(found, wanted(x, np.arange(900)))
     assert kept is None
+
+
+def test_a_bracket_that_is_one_value_counts_it_once():
+    """Zeros reach from rank 2,000 to 4,080 of 8,000; of 8,700, with 200 more of them, to 4,280, below the median."""
+    rng = np.random.default_rng(0)
+    first = np.concatenate([-1 - rng.random(2_000), np.zeros(2_080), 1 + rng.random(3_920)])
+    later = np.concatenate([np.zeros(200), 1 + rng.random(500)])
+    x = np.concatenate([rng.permutation(first), rng.permutation(later)]).astype(np.float32)[:, None]
+    found, kept = quantiles_of_grown(x, np.arange(8_000), (0.5,))
+    assert found[0, 0] == 0 == kept.low[0, 0] == kept.high[0, 0]
+    found, _ = quantiles_of_grown(x, np.arange(8_700), (0.5,), kept)
+    np.testing.assert_array_equal(found, wanted(x, np.arange(8_700))[:, 1:2])
