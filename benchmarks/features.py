@@ -8,8 +8,9 @@ One JSON line a measurement: wall and CPU seconds (the best of the repeats) and 
               first compared to 1e-6 of each one's deviation, and 1e-5 where TA-Lib's running sums lose digits
   families    ours, a family at a time: nanoseconds a row and a value, one thread
   windows     each window function at 20 to 256 rows: it should cost the same
-  compile     a child process with an empty kernel cache: seconds for each family; and one with a warm cache: the
-              imports and the first call on 5,000 bars
+  compile     a child process with an empty kernel cache: seconds for each family, for all one after the other and for
+              all by children on all cores, as `prepare` does; and one with a warm cache: the imports and the first call
+              on 5,000 bars
 """
 
 import argparse
@@ -31,8 +32,10 @@ from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import windows
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
 from ml_factory.features.engine import CHUNK, Family, FrameFeatures
+from ml_factory.units.kernels import compile_ahead
 
 PARTS = ("indicators", "families", "windows", "compile")
+AHEAD = "by children"
 LOOSER = ("std_10", "std_20", "std_50", "var_30", "bands_up_20", "bands_low_20", "correl_30")
 UNSTABLE = 2000  # rows after which every recursion has forgotten how it was started
 LENGTHS = (20, 32, 64, 128, 256)
@@ -144,12 +147,18 @@ def window_lengths(rows: int, repeats: int) -> None:
         )
 
 
-def compiling(family: str | None) -> None:
+def compiling(asked: str) -> None:
     """In a process of its own: the first call of one family, or of all of them with its imports, on 5,000 bars."""
     bars = market_bars(5000)
-    names = (family,) if family else tuple(FAMILIES)
+    names = (asked,) if asked in FAMILIES else tuple(FAMILIES)
     spec = FeatureSpec(base_minutes=1, frames=(15, 30), families=names)
-    _, taken = timed(partial(build_features, bars, MADE_UP, spec))
+
+    def first_call() -> None:
+        if asked == AHEAD:
+            compile_ahead(names)
+        build_features(bars, MADE_UP, spec)
+
+    _, taken = timed(first_call)
     print(json.dumps({"wall_s": digits(taken.wall, 3), "cpu_s": digits(taken.cpu, 3)}))
 
 
@@ -160,6 +169,9 @@ def compile_times() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for what in ("all families, empty cache", "all families, warm cache"):
             tell(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, "all"))
+    with tempfile.TemporaryDirectory() as cache:
+        what = "all families, labels and a scaler by children, empty cache"
+        tell(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, AHEAD))
 
 
 def _first_call(cache: str, families: str) -> dict[str, float]:
@@ -177,10 +189,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=3_500_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--compiling", choices=("all", *FAMILIES), help=argparse.SUPPRESS)
+    parser.add_argument("--compiling", choices=("all", AHEAD, *FAMILIES), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.compiling:
-        compiling(None if asked.compiling == "all" else asked.compiling)
+        compiling(asked.compiling)
         return
     if {"indicators", "families"} & set(asked.only):
         frame = base_frame(market_bars(asked.rows), MADE_UP, 1)
