@@ -165,12 +165,13 @@ def loop(repeats: int, steps: int = 12) -> None:
         optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
 
         def bare(network=bare_network, optimizer=optimizer) -> None:
-            for batch in ready:
-                total, weight = loss(network, batch)
-                (total / weight).backward()
-                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
+            with device.training():  # both sides keep their pages: what is compared is the loop
+                for batch in ready:
+                    total, weight = loss(network, batch)
+                    (total / weight).backward()
+                    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
 
         def whole(rows=rows, kind=kind, timed=timed) -> None:
             fit(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)

@@ -49,9 +49,9 @@ def compile_ahead(families: Iterable[str]) -> None:
     if cores() < 2 or len(_lacking(folder, wanted)) < 2:
         return
     with exclusive(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
-        lacking = _lacking(folder, wanted)
-        with phase("kernels", len(lacking), of="kinds") as done:
-            _by_children(deque(lacking), folder, done)
+        if lacking := _lacking(folder, wanted):
+            with phase("kernels", len(lacking), of="kinds") as done:
+                _by_children(deque(lacking), folder, done)
 
 
 def _lacking(folder: Path, wanted: Iterable[str]) -> list[str]:
@@ -70,7 +70,7 @@ def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) 
     """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
     where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
     children = [Child(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
-    with ThreadPoolExecutor(max(workers, 1)) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         try:
             for work in [pool.submit(_compile, child, shares, folder, done) for child in children]:
                 work.result()

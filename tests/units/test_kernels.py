@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from numba.core import caching
@@ -75,6 +76,20 @@ def test_it_is_done_once(fresh, monkeypatch):
     assert children.asked.index("volatility") < children.asked.index("calendar"), "the longest is to begin first"
     compile_ahead(("calendar", "volatility"))
     assert len(children.asked) == 3
+
+
+def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
+    @contextmanager
+    def waited(lock):
+        for share in (*FAMILIES, TARGETS):
+            kernels._mark(fresh, share).touch()
+        yield
+
+    monkeypatch.setattr(kernels, "Child", Children())
+    monkeypatch.setattr(kernels, "exclusive", waited)
+    with progress.record() as phases:
+        compile_ahead(FAMILIES)
+    assert not kernels.Child.started and not phases
 
 
 def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatch, caplog):
