@@ -195,8 +195,7 @@ class _Saver:
             return
         if stop.asked is None and time.monotonic() - self.last < self.run.spec.save_seconds:
             return
-        # With the flag up nothing is saved: the run turns back instead.
-        if self.checkpoints.due() and not self.run.check_finite():
+        if self.checkpoints.due() and self.run.may_be_saved():
             self._save(self.run.state(), self.run.memory.verdict(), force=False)
 
     def unit(self, metrics: dict) -> None:

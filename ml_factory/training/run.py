@@ -186,6 +186,11 @@ class Run:
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
 
+    def may_be_saved(self) -> bool:
+        """False with the flag up. Alone, the run turns back at once; several processes, of which one asks, do so at the
+        next progress line, all together: another's step would wait in vain for one that went back before it."""
+        return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
+
     def shrink(self) -> bool:
         """After memory ran out: half the micro-batch, the same effective batch. False when it cannot be halved."""
         # Other processes would wait in vain for the step that this one left.
