@@ -1,8 +1,12 @@
 """Gradient checkpointing (Chen et al. 2016): the inner results of a network's blocks are computed twice, not kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ml_factory.training.device import Device
 
@@ -23,4 +27,29 @@ def recompute_blocks(network: nn.Module, device: Device) -> int:
 def _forward(block: nn.Module, forward, device: Device, *args):
     if not block.training:
         return forward(block, *args)
-    return device.recompute(partial(forward, block), *args)
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    computed = []
+
+    def inner(*args):
+        with _remembered(norms) if computed else nullcontext():
+            computed.append(True)
+            return forward(block, *args)
+
+    # A compiler cannot follow what is noted beside the arithmetic: only where it is needed.
+    return device.recompute(inner if norms else partial(forward, block), *args)
+
+
+@contextmanager
+def _remembered(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Inside, what batch norms see leaves no trace in them: they have seen it once."""
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None:
+                with torch.no_grad():
+                    norm.num_batches_tracked.sub_(1)
