@@ -65,7 +65,7 @@ def _descend(run: Run, numbers: Tensor, totals: Tensor) -> None:
     clip = (run.spec.clip / (norm + 1e-6)).clamp(max=1.0)
     run.optimizer.update(numbers, torch.where(ok, to_mean * clip, torch.zeros_like(norm)), ok)
     if run.average is not None:
-        run.average.update(numbers[4])
+        run.average.update(torch.where(ok, numbers[4], torch.zeros_like(norm)))
     run.totals = run.totals + torch.where(ok, totals, torch.zeros_like(totals)).double()
     bad = ~ok
     if run.scale is not None:

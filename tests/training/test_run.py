@@ -11,6 +11,7 @@ from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import fit
+from ml_factory.training.optim import total_norm
 from ml_factory.training.run import Run
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.step import take_step
@@ -90,6 +91,23 @@ def test_the_loss_is_the_weighted_mean_of_the_whole_batch():
     for one, other in zip(seen, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
     assert (run.totals[0] / run.totals[1]).item() == pytest.approx((total / weight).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_what_is_clipped_is_the_gradient_of_that_mean(accumulate, share):
+    """Weights that sum to far less than the rows: the gradient that `backward` leaves is another one's size."""
+    network, batch, loss = small()
+    total, weight = loss(network, batch(np.arange(ROWS)))
+    assert weight < 0.4 * ROWS
+    gradients = torch.autograd.grad(total / weight, list(network.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
+    run, seen = Run(network, ROWS, spec, CPU, IDENTITY), []
+    run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
+    take_step(run, batch, loss)
+    found = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
+    assert found == pytest.approx(min(share, 1.0) * norm, rel=1e-4)
 
 
 def test_each_part_draws_its_own_random_numbers():
@@ -253,23 +271,57 @@ def test_averaged_weights_are_judged_and_kept():
     assert (flat(network) - flat(last)).abs().max() > 1e-3
 
 
+HALF = Device("cpu", 1, "fp16")
+
+
+def steep(net, batch):
+    """Its gradients overflow at the first scale of fp16."""
+    total, weight = weighted(net, batch)
+    return total * 64, weight
+
+
 def test_half_precision_scales_its_loss_and_passes_over_what_overflows():
     """fp16 on the CPU: the first scale overflows these gradients, is halved until it does not, and nothing is lost."""
-    device, scale = Device("cpu", 1, "fp16"), []
-
-    def steep(net, batch):
-        total, weight = weighted(net, batch)
-        scale.append(run.scale.scale.item())
-        return total * 64, weight
-
     network, batch, _ = small()
-    run = Run(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), device, IDENTITY)
+    run, scale = Run(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
     for _ in range(40):
+        scale.append(run.scale.scale.item())
         take_step(run, batch, steep)
     assert int(run.flag[0]) == -1 and scale[-1] < scale[0]
     assert torch.isfinite(flat(network)).all()
     first, last = (float(t[0] / t[1]) for t in (_loss_of(small()[0]), _loss_of(network)))
     assert last < 0.8 * first
+
+
+def test_the_scale_of_half_precision_is_taken_out_of_the_gradient():
+    """Adam would not notice: what is clipped and handed to it has the size that it has in fp32."""
+    norms = []
+    for device in (CPU, HALF):
+        network, batch, loss = small()
+        run = Run(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
+        run.optimizer.update = lambda numbers, factor, ok, run=run: norms.append(
+            float(factor * total_norm(run.optimizer.gradients()))
+        )
+        take_step(run, batch, loss)
+    assert norms[1] == pytest.approx(norms[0], rel=0.01) and norms[0] > 0
+
+
+def test_the_scale_of_half_precision_goes_on_with_the_run():
+    def after(steps, run):
+        batch = small()[1]
+        for _ in range(steps):
+            take_step(run, batch, steep)
+        return run
+
+    def fresh():
+        return Run(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
+
+    kept, whole, again = Kept(), after(14, fresh()), fresh()
+    kept.save(after(7, fresh()).state())
+    again.restore(kept.load()["state"])
+    assert again.scale.scale < fresh().scale.scale and again.scale.good > 0
+    assert torch.equal(flat(after(7, again).network), flat(whole.network))
+    assert again.scale.state() == whole.scale.state()
 
 
 def _loss_of(network):
