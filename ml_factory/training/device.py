@@ -235,8 +235,10 @@ class Xla(Device):
         return network
 
     def recompute(self, function: Callable, *args: Any) -> Any:
-        # XLA would find the second computation equal to the first and drop it: theirs has a barrier.
-        return _xla("utils.checkpoint").checkpoint(function, *args, use_reentrant=True)
+        # XLA would find the second computation equal to the first and drop it: theirs has a barrier. It gives what the
+        # function closes over a gradient only where an argument wants one too, and rows of data do not.
+        wanting = args[0].new_ones(1).requires_grad_()
+        return _xla("utils.checkpoint").checkpoint(lambda _, *args: function(*args), wanting, *args, use_reentrant=True)
 
     def training(self) -> AbstractContextManager:
         return nullcontext()
