@@ -92,31 +92,34 @@ class TCNSpec:
 
 
 class CausalConv(nn.Module):
-    """Convolution over x_BXT that sees its own step and `dilation`-spaced ones before it; weights of given norm.
+    """Convolution over x_BXT that sees its own step and those right before it, at every `stride`-th step up to the
+    last; weights of given norm.
 
     Weight normalisation (Salimans and Kingma 2016): a direction, and its length as a parameter of its own.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int):
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1):
         super().__init__()
         start = nn.Conv1d(inputs, outputs, kernel)
         self.direction = nn.Parameter(start.weight.detach().clone())
         self.length = nn.Parameter(start.weight.detach().norm(dim=(1, 2), keepdim=True))
         self.bias = nn.Parameter(start.bias.detach().clone())
-        self.before, self.dilation = (kernel - 1) * dilation, dilation
+        self.before, self.stride = kernel - 1, stride
 
     def forward(self, x_BXT: Tensor) -> Tensor:
         weight = self.direction * (self.length / self.direction.norm(dim=(1, 2), keepdim=True))
-        return functional.conv1d(functional.pad(x_BXT, (self.before, 0)), weight, self.bias, dilation=self.dilation)
+        padded = functional.pad(x_BXT, (self.before - _first(x_BXT, self.stride), 0))
+        return functional.conv1d(padded, weight, self.bias, self.stride)
 
 
 class ResidualBlock(nn.Module):
-    """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b)."""
+    """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b), at every
+    second step up to the last: x_BXT -> x_BXS with S = ceil(T / 2)."""
 
-    def __init__(self, inputs: int, width: int, kernel: int, dilation: int, dropout: float):
+    def __init__(self, inputs: int, width: int, kernel: int, dropout: float):
         super().__init__()
-        self.conv1 = CausalConv(inputs, width, kernel, dilation)
-        self.conv2 = CausalConv(width, width, kernel, dilation)
+        self.conv1 = CausalConv(inputs, width, kernel)
+        self.conv2 = CausalConv(width, width, kernel, stride=2)
         # Whole channels are dropped, as the paper says (its code drops single numbers). In place and before ReLU, which
         # comes to the same: what a convolution writes is asked for by nobody else, and fresh memory costs more.
         self.drop = nn.Dropout1d(dropout, inplace=True)
@@ -124,12 +127,21 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x_BXT: Tensor) -> Tensor:
         y_BXT = torch.relu_(self.drop(self.conv1(x_BXT)))
-        y_BXT = torch.relu_(self.drop(self.conv2(y_BXT)))
-        return torch.relu_(y_BXT + self.skip(x_BXT))
+        y_BXS = torch.relu_(self.drop(self.conv2(y_BXT)))
+        return torch.relu_(y_BXS + self.skip(x_BXT[:, :, _first(x_BXT, 2) :: 2]))
+
+
+def _first(x_BXT: Tensor, stride: int) -> int:
+    """The step from which every `stride`-th one ends with the last."""
+    return (x_BXT.shape[2] - 1) % stride
 
 
 class TCN(nn.Module):
-    """Temporal convolutional network (Bai, Kolter and Koltun 2018): x_BTF -> logits_BC or y_BSC from the last step."""
+    """Temporal convolutional network (Bai, Kolter and Koltun 2018): x_BTF -> logits_BC or y_BSC from the last step.
+
+    The last step reads a block that is dilated by d at every d-th step alone. Those are all that is computed: each
+    block leaves out every second step, so that neighbours are what the next one's dilation asks for.
+    """
 
     Spec = TCNSpec
 
@@ -137,10 +149,7 @@ class TCN(nn.Module):
         super().__init__()
         widths = [features] + [spec.width] * spec.depth(lookback)
         self.blocks = nn.Sequential(
-            *(
-                ResidualBlock(inputs, outputs, spec.kernel, 2**level, spec.dropout)
-                for level, (inputs, outputs) in enumerate(pairwise(widths))
-            )
+            *(ResidualBlock(inputs, outputs, spec.kernel, spec.dropout) for inputs, outputs in pairwise(widths))
         )
         self.head = VectorHead(spec.width, features, task)
 
