@@ -10,7 +10,7 @@ JOBS ?= 2
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
-.PHONY: browser help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
+.PHONY: browser peers help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
