@@ -205,6 +205,25 @@ def test_a_killed_run_goes_on_to_the_bit_also_in_mid_epoch(name, killed_at):
     assert [row["train_loss"] for row in again.history] == [row["train_loss"] for row in whole.history]
 
 
+def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
+    """Best after the first of four, killed in the third: patience and the best weights go on where they were."""
+    losses, spec = (1.0, 2.0, 3.0, 4.0), TrainSpec(epochs=4, batch=16, patience=3, save_seconds=0.0)
+    expected, whole = trained(spec, validate=iter(losses).__next__)
+    kept, calls = Kept(), []
+
+    def killing(net, batch):
+        calls.append(1)
+        if len(calls) > 7:
+            raise KeyboardInterrupt
+        return weighted(net, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(spec, loss=killing, validate=iter(losses).__next__, checkpoints=kept)
+    network, again = trained(spec, validate=iter(losses[2:]).__next__, checkpoints=kept)
+    assert again.resumed_step == 7 and again.best_epoch == whole.best_epoch == 1
+    assert torch.equal(flat(network), flat(expected)) and not torch.equal(flat(network), flat(trained(spec)[0]))
+
+
 def test_the_micro_batch_travels_with_the_run():
     """Halved before the kill, halved after it: a resumed run does not try the large one again."""
     kept = Kept()
