@@ -5,12 +5,14 @@ drawn on the device. So the state of a run is the step, the weights, the optimiz
 epoch and what early stopping remembers, and a run that goes on from it is the run that never stopped, to the bit.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from ml_factory.errors import FactoryError
 from ml_factory.models.contract import FitResult, remind
 from ml_factory.progress import phase
 from ml_factory.runs.signals import stop
@@ -39,7 +41,8 @@ def fit(
     batch : positions int64 -> what `loss` takes, on the device; where it has `prefetch(positions)`, it is told of
     each part of a step ahead. loss : (network, batch) -> (sum, weight), one step descends on their ratio over all its
     parts. validate : -> mean loss on the validation rows. identity : what a checkpoint must agree with to be gone on
-    from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice.
+    from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice, or an epoch's
+    loss on the validation rows is not.
     """
     with pinned(device), device.training():
         # ------------------------------------------------------------------ start or resume
@@ -102,6 +105,12 @@ def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> di
     epoch, spec = run.epoch, run.spec
     with run.judged():
         val_loss = validate() if validate is not None else None
+        if val_loss is not None and not math.isfinite(val_loss):
+            raise FactoryError(
+                "The loss on the validation rows is not finite", where=f"epoch {epoch}", got=val_loss,
+                wanted="a number: the epoch is chosen by it",
+                next_step="look for values that are not finite, or extreme, in the validation rows alone",
+            )  # fmt: skip
         best = val_loss is not None and val_loss < memory.best_loss
         if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
             memory.best_weights = run.weights()

@@ -38,6 +38,18 @@ def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
     assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
 
 
+def test_whatever_steps_are_computed_in_judging_is_float32():
+    network, found = nn.Linear(2, 1), []
+    for precision in ("fp32", "bf16"):
+        device = Device("cpu", 1, precision)
+        with torch.no_grad(), device.autocast():
+            step = network(torch.from_numpy(X))
+        mean = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, 4)
+        found.append((mean, outputs(network, Feed(device, [X]), device, 4), step))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][2], found[1][2].float())
+
+
 def test_while_a_batch_is_judged_the_next_is_fetched():
     device, log = Device("cpu", 1), []
     feed = Feed(device, [X, Y, np.abs(W)], resident=False)

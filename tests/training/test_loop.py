@@ -96,6 +96,14 @@ def test_the_best_epochs_weights_come_back():
     assert not network.training
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_an_epoch_that_cannot_be_judged_ends_the_run(loss):
+    saves = Memory()
+    with pytest.raises(FactoryError, match=rf"validation rows is not finite \[epoch 2\].*got {loss}"):
+        run(TrainSpec(epochs=3, batch=5), validate=iter([1.0, loss]).__next__, checkpoints=saves)
+    assert [step for step, _, _ in saves.saves] == [2]
+
+
 def test_saves_at_epochs_when_due_and_always_at_the_end():
     saves = Memory()
     run(TrainSpec(epochs=3, batch=5), checkpoints=saves)
