@@ -2,7 +2,7 @@
 
 Neither keeps a count of its own: on resume the step alone gives the rate and the corrections. All numbers that change
 from step to step reach the device as one vector, since a compiler that reads them as constants makes a new program
-wherever one of them becomes 0 or 1 (the end of a cosine, a correction after 36,300 steps).
+wherever one of them becomes 0 or 1 (the end of a cosine, a double's correction after 36,300 steps).
 """
 
 import math

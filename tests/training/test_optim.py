@@ -26,7 +26,7 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize("first", [0, 36_290])
 def test_it_is_torchs_adamw_over_a_whole_schedule(first):
-    """Also where the corrections become exactly 1 (step 36,300 of float32's own) and the rate nearly 0."""
+    """Also where the corrections are exactly 1 (from step 15,935 on in float32) and the rate nearly 0."""
     ours, theirs, spec = network(), network(), TrainSpec(weight_decay=0.1, lr=0.01)
     optimizer = AdamW(ours)
     groups = [[p for p in theirs.parameters() if (p.ndim >= 2) is many] for many in (True, False)]
