@@ -287,6 +287,11 @@ def pick(spec: TrainSpec) -> Device:
             next_step=f"choose a {'TPU' if spec.device == 'xla' else 'GPU'} runtime, or device='auto'",
         )
     kind = spec.device if spec.device != "auto" else "cuda" if cuda else "xla" if on_tpu else "cpu"
+    if kind == "xla" and spec.precision == "fp16":
+        raise SettingsError(
+            "A TPU has no fp16", where="precision", got="fp16", wanted="auto, bf16 or fp32",
+            next_step="precision='auto' takes what each device multiplies fast, also in a run that changes devices",
+        )  # fmt: skip
     processes = Processes() if kind == "xla" else join("nccl" if kind == "cuda" else "gloo")
     if kind == "cuda":
         # Read when cuBLAS starts: without it matrix products may add in another order each time.

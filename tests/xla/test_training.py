@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ml_factory.datasets.windows import Windows
+from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.training.device import pick, pinned
@@ -198,6 +199,11 @@ def test_the_watchdog_shows_a_number_that_became_part_of_the_program():
     first, *rest = device.watchdog.complaints
     assert "no shape changed, so a Python number is part of the program" in first
     assert rest and "the program train now holds:" in rest[0]
+
+
+def test_fp16_is_refused_since_a_tpu_has_none():
+    with pytest.raises(SettingsError, match=r"no fp16 \[precision\].*bf16 or fp32"):
+        pick(TrainSpec(device="xla", precision="fp16"))
 
 
 def test_bf16_is_what_xla_computes_in_unless_told():
