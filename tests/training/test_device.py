@@ -17,7 +17,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: facts["there"])
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     # A T4 says yes where it may emulate.
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: facts["bf16"])
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: facts["bf16"] or including_emulation
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: facts["capability"])
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is put back as it was
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
