@@ -14,7 +14,7 @@ PACKAGE = ROOT / "ml_factory"
 # The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
 MAP_TEXT = """
 compiled cores keys errors seeding progress
-runs.children runs.mounts
+runs.children runs.mount_table runs.placing runs.mounts
 runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.programs
 runs.timer
 runs.planner runs.session runs.containers runs.pool runs.leases runs.slots

@@ -18,7 +18,7 @@ from ml_factory.data.findings import BarReport, Finding, refuse
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError
 from ml_factory.progress import phase
-from ml_factory.runs import mounts
+from ml_factory.runs import mount_table, mounts
 from ml_factory.runs.storage import (
     at_hand,
     disk_errors,
@@ -201,7 +201,7 @@ def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
 
 def _is_at(source: Path, path: Path) -> bool:
     """Whether the source is that very file; on two mounts, or on one alone, it is not."""
-    if mounts.mount_of(source) != mounts.mount_of(path):
+    if mount_table.mount_of(source) != mount_table.mount_of(path):
         return False
     with disk_errors(path):
         return mounts.same_file(path, os.path.abspath(source))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory.cores import cores
-from ml_factory.runs import mounts, storage
+from ml_factory.runs import mount_table, mounts, storage
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
@@ -50,7 +50,7 @@ def file_state_hash(path: Path) -> str:
 
 def remember(path: Path, digest: str) -> None:
     """This process has just written the file and knows its hash; what a mount made of it is seen when it is read."""
-    if not storage.on_mount(path):
+    if not mount_table.on_mount(path):
         _known[_state(path)] = digest
 
 
@@ -82,7 +82,7 @@ def local(path: Path, digest: str) -> Path:
 
     Whether the content is what `digest` says is for the caller to check: a copy that is not is made anew once.
     """
-    if not storage.on_mount(path):
+    if not mount_table.on_mount(path):
         return path
     copy = storage.cache_folder("parts") / f"{digest[:32]}{path.suffix}"
     if not copy.is_file() or file_state_hash(copy) != digest:

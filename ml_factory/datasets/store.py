@@ -24,7 +24,7 @@ from ml_factory.datasets import mapped, parts
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.datasets.ranks import Ranks
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.runs import mounts, storage
+from ml_factory.runs import mount_table, mounts, storage
 from ml_factory.runs.state import decode_state
 
 FORMAT = 2
@@ -198,7 +198,7 @@ class Store:
     def _looked_at(self, name: str) -> tuple[Path, str]:
         """(where the file is read, on a disk of this machine; what is wrong with it, in words)."""
         path, wanted = self.folder / name, self._readable[name]
-        far = storage.on_mount(path)  # asked once: it costs more than the file's size
+        far = mount_table.on_mount(path)  # asked once: it costs more than the file's size
         here, same = path, False
         try:
             size = mounts.size(path) if far else path.stat().st_size

@@ -21,12 +21,13 @@ from ml_factory.errors import CheckpointError, SessionOver, SettingsError, Works
 from ml_factory.runs.courier import IN_MEMORY, LOCAL, Clerk, Courier, Now, State, left_here
 from ml_factory.runs.leases import Heartbeat, session_id
 from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError, unheard
 from ml_factory.runs.phases import PhaseCheckpoints, check_name
 from ml_factory.runs.pool import Lease, Pool
 from ml_factory.runs.slots import Slots
 from ml_factory.runs.staging import Staging
-from ml_factory.runs.storage import Disk, cache_folder, fingerprint, on_mount
+from ml_factory.runs.storage import Disk, cache_folder, fingerprint
 from ml_factory.runs.timer import save_times
 
 _SMALL = 1 << 22  # bytes that a thread of this process writes: a child would take longer to start

@@ -18,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
+from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError, touch_directly
 from ml_factory.runs.records import Attempt, in_order, read_attempts, segments
-from ml_factory.runs.storage import disk_errors, is_file, on_mount, read_json, write_bytes_atomic
+from ml_factory.runs.storage import disk_errors, is_file, read_json, write_bytes_atomic
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from ml_factory.runs.delivery import serve; serve(*sys.argv[2:])"

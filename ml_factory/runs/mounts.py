@@ -11,7 +11,6 @@ import functools
 import hashlib
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,16 +18,11 @@ from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs.children import Child, Link, NoAnswer
+from ml_factory.runs.mount_table import mount_of
+from ml_factory.runs.placing import aside_of, settle, sweep_leftovers
 
 DEADLINE, AGAIN = 30.0, 2.0  # seconds of silence: of a mount that has answered so far, of one that has not
-MOUNTS = Path("/proc/self/mounts")
-_REMOTE = ("fuse", "nfs", "cifs", "smb", "9p", "ceph", "davfs")
-_LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fusectl")
-# What a file system answers that has no fsync (some network mounts); the write itself went through.
-_NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-_LEFTOVER_SECONDS = 3600
 YOUNG_SECONDS = 5.0  # that a file of a compiler's lies untouched before it is taken for whole
-_MOST_LINKS = 40
 _PIECE = 1 << 18  # a sign of life at least every 5 s at 50 kB/s
 
 
@@ -38,56 +32,6 @@ class SilentMount(TimeoutError):
 
 class SilentMountError(WorkspaceError):
     """The same for the user: nothing is known of the file, and nothing was lost."""
-
-
-# ---------------------------------------------------------------------- which paths are on a mount
-
-
-def on_mount(path: str | os.PathLike) -> bool:
-    """Whether the file system is another machine's: slow, and gone when the connection is.
-
-    By the mount table, where Colab's Drive is FUSE; what $ML_FACTORY_MOUNTS lists (folders, with : between) always is.
-    The root itself never is: where that hangs, nothing runs.
-    """
-    return mount_of(path) is not None
-
-
-def mount_of(path: str | os.PathLike) -> str | None:
-    """The mount's top folder that `path` is in, None on a disk of this machine. Never asks the mount itself."""
-    table = _table()
-    told = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
-    tops = {os.path.abspath(folder) for folder in told if folder}
-    tops |= {_followed(folder, table)[0] for folder in tops}
-    return _followed(os.path.abspath(path), table, tops)[1]
-
-
-def _followed(path: str, table: dict[str, bool], tops: set[str] = frozenset()) -> tuple[str, str | None]:
-    """(the path with its links followed, the mount it leads into): links inside a mount are not looked at."""
-    waiting, place, links = path.split("/")[1:], "", 0
-    while waiting:
-        place = f"{place}/{waiting.pop(0)}"
-        if place in tops or table.get(place):
-            return "/".join([place, *waiting]), place
-        try:
-            target = os.readlink(place)
-        except OSError:  # no link, or not there
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            break
-        target = os.path.normpath(os.path.join(os.path.dirname(place), target))
-        waiting, place = [*target.split("/")[1:], *waiting], ""
-    return place or "/", None
-
-
-def _table() -> dict[str, bool]:
-    """Mount point -> whether what is mounted there last is another machine's."""
-    found = {}
-    with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
-        for line in mounts:
-            _, folder, kind, *_ = line.split(" ")
-            found[folder.replace("\\040", " ")] = kind.startswith(_REMOTE) and kind not in _LOCAL_FUSE
-    return found
 
 
 # ---------------------------------------------------------------------- the operations
@@ -274,48 +218,6 @@ def _is_settled(file: Path, there: Path) -> bool:
     """Whether the file is there to stay, and its copy is not or is half of it."""
     about = file.stat()
     return time.time() - about.st_mtime >= YOUNG_SECONDS and sizes.__wrapped__(there) != [about.st_size]
-
-
-def aside_of(path: Path) -> Path:
-    """Where `path` is written before it takes its place."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-
-
-def settle(aside: Path, path: Path, flush: bool = True) -> None:
-    """Rename a file that was written aside to its place; with `flush` it lasts through a power cut."""
-    if flush:
-        with open(aside, "r+b") as file:
-            flush_to_disk(file.fileno())
-    os.replace(aside, path)
-    if flush:
-        _flush_folder(path.parent)
-
-
-def sweep_leftovers(path: Path) -> None:
-    """Remove what a process killed in the middle of writing this very file left behind."""
-    with suppress(OSError):
-        for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
-                leftover.unlink(missing_ok=True)
-
-
-def flush_to_disk(descriptor: int) -> None:
-    """fsync, except on file systems that have none."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FSYNC:
-            raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make a rename last through a power cut; a system that cannot open folders does it by itself."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # ---------------------------------------------------------------------- asking a child

@@ -18,7 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError
-from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, on_mount
+from ml_factory.runs.mount_table import on_mount
+from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 # path -> (descriptor, owning process, how many claims of this process stand)

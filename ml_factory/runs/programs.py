@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs import mounts
-from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, on_mount
+from ml_factory.runs.mount_table import on_mount
+from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint
 
 FOLDER = "compiled"
 _log = logging.getLogger("ml_factory")

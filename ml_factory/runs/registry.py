@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.runs.courier import is_there, leave_here
+from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.state import decode_state, encode_state
@@ -31,7 +32,6 @@ from ml_factory.runs.storage import (
     is_file,
     is_folder,
     names_in,
-    on_mount,
     plain,
     read_file,
     read_json,

@@ -19,7 +19,9 @@ from pathlib import Path
 from ml_factory.errors import WorkspaceError
 from ml_factory.keys import redact
 from ml_factory.runs import mounts
-from ml_factory.runs.mounts import SilentMount, SilentMountError, flush_to_disk, free_bytes, on_mount
+from ml_factory.runs.mount_table import on_mount
+from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes
+from ml_factory.runs.placing import aside_of, flush_to_disk, settle, sweep_leftovers
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -40,12 +42,12 @@ def replace_file(
         return
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    mounts.sweep_leftovers(path)
-    aside = mounts.aside_of(path)
+    sweep_leftovers(path)
+    aside = aside_of(path)
     try:
         with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
-            mounts.settle(aside, path, flush)
+            settle(aside, path, flush)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)

@@ -20,10 +20,11 @@ from ml_factory.runs.delivery import PATIENCE, SUMMARY, Delivery
 from ml_factory.runs.keepsake import Keepsake
 from ml_factory.runs.leases import TakenOverError, session_id
 from ml_factory.runs.mirror import MirrorProcess, Watchdog, mirror_mode, tell_once
+from ml_factory.runs.placing import flush_to_disk
 from ml_factory.runs.records import Attempt, attempt_of, first_missing, read_log, record_line, segment_name, segments
 from ml_factory.runs.registry import Artifact
 from ml_factory.runs.retelling import SECONDS_PER_MB, Retelling, how_it_ended, is_over
-from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, flush_to_disk, plain
+from ml_factory.runs.storage import cache_folder, disk_errors, fingerprint, plain
 from ml_factory.runs.versions import PROJECT, artifact_name
 
 __all__ = ["Tracker", "mirror_main", "read_log"]

@@ -13,7 +13,8 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.experiment import QuickLimits, Run, open_checkpoints, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes, on_mount
+from ml_factory.runs.mount_table import on_mount
+from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
 from ml_factory.runs.pool import Pool
 from ml_factory.runs.registry import Registry

@@ -18,7 +18,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.datasets.windows import Windows
 from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.runs import mounts, storage
+from ml_factory.runs import mount_table, storage
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
@@ -159,7 +159,7 @@ def test_many_small_additions_stay_few_files(matrix, tmp_path, monkeypatch):
 
 def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(storage, "on_mount", lambda path: str(path).startswith(str(processed)))
+    monkeypatch.setattr(mount_table, "on_mount", lambda path: str(path).startswith(str(processed)))
     copied = []
     monkeypatch.setattr(mapped, "_copy", lambda a, b, real=mapped._copy: copied.append(a) or real(a, b))
     store = Store.current(processed)
@@ -192,22 +192,6 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
 
     monkeypatch.setattr(mapped, "_joined_file", full)
     np.testing.assert_array_equal(store.load_features(), matrix.values)
-
-
-@pytest.mark.parametrize(
-    ("table", "path", "remote"),
-    [
-        ("/dev/sda / ext4 rw", "/content/drive/MyDrive/x", False),
-        ("/dev/sda / ext4 rw\ndrive /content/drive fuse.drive rw", "/content/drive/MyDrive/x", True),
-        ("/dev/sda / ext4 rw\ndrive /content/drive fuse.drive rw", "/content/drives/x", False),
-        ("host:/ /mnt/my\\040disk nfs4 rw\n/dev/sda / ext4 rw", "/mnt/my disk/x", True),
-        ("over / fuse.fuse-overlayfs rw", "/x", False),
-    ],
-)
-def test_what_is_a_mount(table, path, remote, monkeypatch, tmp_path):
-    (tmp_path / "mounts").write_text("".join(f"{line} 0 0\n" for line in table.splitlines()))
-    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "mounts")
-    assert storage.on_mount(path) is remote
 
 
 def test_a_part_of_the_features(processed, base, matrix):

@@ -8,6 +8,7 @@ import pytest
 
 from ml_factory.experiment import Run, open_checkpoints
 from ml_factory.runs import mounts, programs
+from ml_factory.runs.mount_table import mount_of
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_programs_go_from_machine_to_machine(mount, machine):
     first = compiled(root, compile_one)
     machine("second")
     second = compiled(root)
-    assert first != second and mounts.mount_of(first) is None is mounts.mount_of(second)
+    assert first != second and mount_of(first) is None is mount_of(second)
     assert (second / "inductor" / "ab" / "kernel.so").read_bytes() == b"program" * 100_000
 
 
@@ -57,7 +58,7 @@ def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine
     folder.mkdir(parents=True)
     (folder / "kernel.so").write_bytes(b"program")
     drive.fault("hang", path="*compiled*")
-    assert mounts.mount_of(compiled(drive.path / "ml_factory")) is None
+    assert mount_of(compiled(drive.path / "ml_factory")) is None
     assert "Compiled programs are not taken from the workspace" in caplog.text
     drive.heal()
 

@@ -15,16 +15,17 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs import checkpoints, children, mounts
+from ml_factory.runs import checkpoints, children, mount_table
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.containers import look_at
 from ml_factory.runs.courier import COPIED, LOCAL
 from ml_factory.runs.leases import TakenOverError
 from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.pool import Lease, Pool, Unit
 from ml_factory.runs.slots import Slots
-from ml_factory.runs.storage import Disk, on_mount
+from ml_factory.runs.storage import Disk
 
 UNIT = Unit("r", "p")
 LONG = 90.0  # seconds no test waits
@@ -407,7 +408,7 @@ def test_what_counts_as_a_mount(tmp_path, monkeypatch):
     table = tmp_path / "mounts"
     table.write_text("/dev/sda / ext4 rw 0 0\ndrive /content/drive fuse.drive rw 0 0\n")
     with monkeypatch.context() as patch:
-        patch.setattr(mounts, "MOUNTS", table)
+        patch.setattr(mount_table, "MOUNTS", table)
         assert on_mount("/content/drive/MyDrive/ml_factory/checkpoints") and not on_mount("/content/ml_factory")
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")

@@ -15,7 +15,8 @@ from ml_factory.errors import WorkspaceError
 from ml_factory.runs import mounts, storage
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.keepsake import Keepsake
-from ml_factory.runs.mounts import SilentMount, SilentMountError, mount_of
+from ml_factory.runs.mount_table import mount_of
+from ml_factory.runs.mounts import SilentMount, SilentMountError
 from ml_factory.runs.ownership import exclusive
 from ml_factory.runs.registry import Registry
 

@@ -11,6 +11,7 @@ import pytest
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.runs import storage
+from ml_factory.runs.mounts import free_bytes
 
 
 def test_a_file_is_replaced_whole_and_nothing_stays_beside_it(tmp_path):
@@ -104,4 +105,4 @@ def test_fingerprints_depend_on_content_alone():
 
 
 def test_free_bytes_of_a_folder_that_is_not_there_yet(tmp_path):
-    assert storage.free_bytes(tmp_path / "not" / "yet") == pytest.approx(storage.free_bytes(tmp_path), rel=0.1)
+    assert free_bytes(tmp_path / "not" / "yet") == pytest.approx(free_bytes(tmp_path), rel=0.1)
