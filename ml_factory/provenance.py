@@ -20,8 +20,8 @@ PACKAGE = Path(__file__).resolve().parent
 # What numbers do not come from, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
     "runs", "errors", "progress", "compiled", "provenance", "experiment", "notebook", "evaluation/drawing",
-    "evaluation/figures", "evaluation/report", "models/registry", "units/results", "units/views", "units/pages",
-    "units/keeping", "units/standing", "units/kernels", "leakage",
+    "evaluation/data_figures", "evaluation/figures", "evaluation/report", "models/registry", "units/results",
+    "units/views", "units/pages", "units/keeping", "units/standing", "units/kernels", "leakage",
 )  # fmt: skip
 
 

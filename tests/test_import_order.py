@@ -46,7 +46,8 @@ models.tft models.frames models.checks models.signature models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
 training.pages training.watchdog training.device training.recompute training.feed training.run training.step
 training.judging training.meter training.loop training.neural training.estimator training.forecaster
-evaluation.metrics evaluation.calibration evaluation.drawing evaluation.figures evaluation.explained evaluation.report
+evaluation.metrics evaluation.calibration evaluation.drawing evaluation.data_figures evaluation.figures
+evaluation.explained evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
@@ -65,7 +66,14 @@ HOMES = {
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"runs.tracking"},
     "gcsfs": {"runs.buckets"},
-    "matplotlib": {"evaluation.drawing", "evaluation.figures", "evaluation.explained", "evaluation.report", "notebook"},
+    "matplotlib": {
+        "evaluation.drawing",
+        "evaluation.data_figures",
+        "evaluation.figures",
+        "evaluation.explained",
+        "evaluation.report",
+        "notebook",
+    },  # fmt: skip
     "ipywidgets": {"notebook"},
     "IPython": {"notebook", "parameters"},
     "papermill": {"suite"},

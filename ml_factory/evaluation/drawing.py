@@ -6,6 +6,7 @@ variables, so that one drawing serves a light and a dark page, and can lay it ou
 
 import io
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 
 import matplotlib as mpl
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 # name → (on a light page, on a dark page). Blue and orange stay apart for the colour-blind; grey is never a claim.
 COLOURS = {
@@ -35,10 +37,12 @@ COLOURS = {
     "test": ("#8447be", "#bd90f2"),
 }
 INK = {name: light for name, (light, _) in COLOURS.items()}
+LABEL_INK = {"pass": "neutral", "act": "long", "ambiguous": "fourth"}  # of labels that are no colour's name
 SERIES = [INK[name] for name in ("accent", "second", "third", "fourth", "short", "muted")]
 POINTS = 1500  # of a price line: more than a screen has columns, few enough for a small page
 WIDE, NARROW = 8.6, 3.7  # inches
 SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
+DASHED = (0, (4, 3))
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
@@ -72,6 +76,20 @@ def name_lines(owner: Axes | Figure, columns: int, **options) -> None:
 def signed(value: float, _=None) -> str:
     """A tick of an axis through 0: −0.02, 0, +0.02."""
     return "0" if abs(value) < 1e-12 else f"{value:+.10g}".replace("-", "−")
+
+
+def price_ticks(ax: Axes, most: int) -> None:
+    """The y axis as prices, with at most so many steps."""
+    ax.yaxis.set_major_locator(MaxNLocator(most))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def lying_rows(ax: Axes, names: Sequence[str]) -> None:
+    """A row a name from top to bottom, for bars that lie; the lines of the grid stand."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    ax.grid(False, axis="y")
+    ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
 
 
 def day_numbers(index) -> np.ndarray:

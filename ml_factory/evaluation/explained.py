@@ -5,9 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ml_factory.evaluation.drawing import INK, NORMAL, SMALL, axis_labels, new_figure
-
-DASHED = (0, (4, 3))
+from ml_factory.evaluation.drawing import DASHED, INK, NORMAL, SMALL, axis_labels, lying_rows, new_figure
 
 
 def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
@@ -21,11 +19,8 @@ def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the 
     ax.barh(place, rows["share"], height=0.62, color=INK["accent"])
     ax.hlines(place, rows["low"], rows["high"], color=INK["muted"], linewidth=1.4)
     ax.axvline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
-    ax.set_yticks(place, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
-    ax.set_ylim(len(rows) - 0.4, -0.6)
+    lying_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
     ax.set_xlim(left=0)
-    ax.grid(False, axis="y")
-    ax.grid(True, axis="x", color=INK["grid"], linewidth=0.8)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
     axis_labels(ax, f"share of the selection; {len(shares)} variables, {rows['share'].sum():.0%} of it shown")

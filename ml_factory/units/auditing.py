@@ -14,7 +14,7 @@ from ml_factory.data.sources import load_bars
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
-from ml_factory.evaluation import figures
+from ml_factory.evaluation import data_figures
 from ml_factory.experiment import RunSpec, open_run, run_spec
 from ml_factory.leakage.certificate import place_of, trainings_of
 from ml_factory.leakage.effort import FULL_CUTS, ProofSpec
@@ -69,7 +69,7 @@ def audit_data(
         disturbances=list(told.disturbances), compared=dict(told.compared), leaks=leak_table(leaks),
         sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
         certificates=[place_of(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
-        seconds=time.perf_counter() - started, draw=lambda: figures.cuts_on_price(close, cuts_made),
+        seconds=time.perf_counter() - started, draw=lambda: data_figures.cuts_on_price(close, cuts_made),
     )  # fmt: skip
 
 

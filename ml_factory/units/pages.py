@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.datasets.store import Store
-from ml_factory.evaluation import figures
+from ml_factory.evaluation import data_figures, figures
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.report import Section, write_report
 from ml_factory.models.contract import CLASSES
@@ -249,14 +249,14 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
         Section(
             "The split",
             text=f"In time order; {purged:,} rows whose labels reach across an edge belong to no part.",
-            figures=[("Price with the parts of the split.", figures.split_on_price(close, parts))],
+            figures=[("Price with the parts of the split.", data_figures.split_on_price(close, parts))],
             tables=[("Parts", splits)],
         ),
         Section(
             "Labels",
             text=asked_words(data) + " An ambiguous row touches both barriers inside one 1-minute bar and counts "
             "nowhere.",
-            figures=[("Share of each label.", figures.label_balance(balance))],
+            figures=[("Share of each label.", data_figures.label_balance(balance))],
         ),
         Section(
             "Bars",

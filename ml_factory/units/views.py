@@ -11,7 +11,7 @@ from ml_factory.data.sampling import base_and_frames, base_bars
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
-from ml_factory.evaluation import figures
+from ml_factory.evaluation import data_figures
 from ml_factory.experiment import DATA_ROOMS
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
@@ -50,7 +50,9 @@ def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
 def draw_gaps(workspace: Workspace | str | Path, symbol: str):
     """Every gap of the bars: when, how long, and why."""
-    return figures.gaps_over_time(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
+    return data_figures.gaps_over_time(
+        gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it"
+    )
 
 
 def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
@@ -69,7 +71,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
     else:
         moment = store.known_at[row].value
     visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
-    return figures.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
+    return data_figures.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
 
 
 # ---- features ------------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """The moments after which the newest proof disturbed the future, on the price."""
     told, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
     title = f"{symbol}: where the proof cut ({told.words()})"
-    return figures.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in told.cuts], title=title)
+    return data_figures.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in told.cuts], title=title)
 
 
 # ---- splits --------------------------------------------------------------------------------------------------------
@@ -141,7 +143,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
 def split_figure(store: Store, horizon: int):
     """The chronological split of one horizon drawn on the price."""
     labels, splits = store.load_labels(horizon), store.load_splits(horizon)
-    return figures.split_on_price(
+    return data_figures.split_on_price(
         store.load_rows()["close"],
         {name: labels.index[rows] for name, rows in splits.items()},
         title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.resample import Frame
-from ml_factory.evaluation import explained, figures
+from ml_factory.evaluation import data_figures, explained, figures
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.drawing import COLOURS, outline, to_png, to_svg
 from ml_factory.evaluation.metrics import metrics_table, prior_probabilities
@@ -42,11 +42,13 @@ def all_figures() -> dict:
     balance = pd.DataFrame({"short": [300, 20], "neutral": [300, 60], "long": [400, 20]}, index=[5, 20])
     frame_p = pd.DataFrame(P, INDEX, ["p_short", "p_neutral", "p_long"])
     return {
-        "split": figures.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
-        "balance": figures.label_balance(balance),
-        "gaps": figures.gaps_over_time(pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])),
-        "cuts": figures.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
-        "alignment": figures.frame_alignment(base, [coarse], [seen], row=70),
+        "split": data_figures.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
+        "balance": data_figures.label_balance(balance),
+        "gaps": data_figures.gaps_over_time(
+            pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])
+        ),
+        "cuts": data_figures.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
+        "alignment": data_figures.frame_alignment(base, [coarse], [seen], row=70),
         "learning": figures.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
         "folds": figures.fold_scores(folds),
         "metrics": figures.metrics_bar(TABLE),
@@ -217,7 +219,7 @@ def test_learning_without_validation_or_with_one_epoch():
 def test_figures_of_little_data():
     short = pd.DataFrame([[0.2, 0.3, 0.5]] * 2, INDEX[:2], ["p_short", "p_neutral", "p_long"])
     assert "<svg" in to_svg(figures.probabilities(short, CLOSE), "x")
-    assert "<svg" in to_svg(figures.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
+    assert "<svg" in to_svg(data_figures.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
     few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
     assert "<svg" in to_svg(figures.metrics_bar(few), "x")
 
