@@ -39,6 +39,7 @@ from ml_factory.console import (
 )
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
+from ml_factory.data.synthetic import DEMO
 from ml_factory.doctor import examine
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.experiment import DEFAULT_HORIZONS, DataSpec, check_horizon, check_seed, quick_from_environment
@@ -50,7 +51,6 @@ from ml_factory.suite import find_notebook, run_notebook, run_suite
 from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.units.folds import SCHEMES
-from ml_factory.units.preparation import DEMO
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ml_factory.data.synthetic import DEMO
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.progress import Phase, watch
-from ml_factory.units.preparation import DEMO
 from ml_factory.units.results import Result
 
 said = Console(stderr=True, highlight=False)

@@ -32,6 +32,7 @@ from ml_factory.units.folds import UNCALIBRATED, SchemeSpec, embargo_of, fold_pl
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
 from ml_factory.units.holdout import close_record, fit_holdout
+from ml_factory.units.loading import load_dataset, load_features, load_labels, load_splits
 from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
 from ml_factory.units.opening import (
     Tell,
@@ -42,13 +43,7 @@ from ml_factory.units.opening import (
     weight_setting,
 )
 from ml_factory.units.planning import PlanResult, plan_models
-from ml_factory.units.preparation import (
-    load_dataset,
-    load_features,
-    load_labels,
-    load_splits,
-    prepare,
-)
+from ml_factory.units.preparation import prepare
 from ml_factory.units.restoring import check_source
 from ml_factory.units.results import (
     AuditResult,

@@ -23,7 +23,7 @@ from ml_factory.runs.registry import Registry
 from ml_factory.runs.tracking import read_log
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.units import dataset, folds, preparation
+from ml_factory.units import dataset, folds, loading, preparation
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -153,7 +153,7 @@ def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
 
 
 def test_features_made_by_other_code_are_not_learnt_from(prepared, monkeypatch):
-    monkeypatch.setattr(preparation, "source_hash", lambda rooms: "0" * 64)
+    monkeypatch.setattr(loading, "source_hash", lambda rooms: "0" * 64)
     with pytest.raises(NotPreparedError, match=r"code .* changed since the last prepare"):
         train(prepared)
 

@@ -31,7 +31,7 @@ from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset
 from ml_factory.units.forecasts import judge
 from ml_factory.units.holdout import fit_holdout
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 from ml_factory.units.proving import Progress, leak_table, prove_store, settings_of
 from ml_factory.units.results import AuditResult
 

@@ -17,7 +17,7 @@ from ml_factory.models.registry import load_model, spec_of
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units import forecasts
 from ml_factory.units.dataset import model_inputs
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 from ml_factory.units.results import Result
 
 BATCH = 64

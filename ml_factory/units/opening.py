@@ -10,7 +10,7 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 from ml_factory.units.proving import check_certified
 from ml_factory.units.restoring import bring_back
 from ml_factory.units.standing import check_named, standing_line

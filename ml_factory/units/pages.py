@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.synthetic import DEMO
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_figures, figures
 from ml_factory.evaluation.calibration import reliability
@@ -14,7 +15,6 @@ from ml_factory.evaluation.report import Section, write_report
 from ml_factory.models.contract import CLASSES
 from ml_factory.runs.registry import Artifact
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.preparation import DEMO
 from ml_factory.units.proving import words_of
 from ml_factory.units.views import findings_table
 

@@ -12,10 +12,10 @@ import pandas as pd
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
 from ml_factory.data.prefixes import Prefixes
-from ml_factory.data.resample import base_frame
+from ml_factory.data.resample import Frame, base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
-from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.synthetic import DEMO, ensure_demo_market
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.datasets.writing import StoreWriter
@@ -26,7 +26,7 @@ from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
 from ml_factory.runs.ownership import exclusive
-from ml_factory.runs.storage import file_hash, fingerprint, is_file, read_file, write_bytes_atomic
+from ml_factory.runs.storage import file_hash, is_file, read_file, write_bytes_atomic
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.targets.kinds import make_labels
 from ml_factory.targets.labels import LabelSpec, classes_of
@@ -43,14 +43,14 @@ from ml_factory.units.appending import (
     market_of,
     state_after,
 )
-from ml_factory.units.dataset import SPLITS, Dataset
+from ml_factory.units.dataset import SPLITS
 from ml_factory.units.kernels import compile_ahead
+from ml_factory.units.loading import data_key
 from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
 from ml_factory.units.searching import Named, check_same_bars, check_saw_training_rows, with_searched
-from ml_factory.units.views import current_store, findings_table, split_figure
+from ml_factory.units.views import findings_table, split_figure
 
-DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
 _log = logging.getLogger("ml_factory")
 
 
@@ -89,7 +89,7 @@ def prepare(
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
         raw = file_hash(raw_bars_of(workspace, symbol))
-        key = _key(raw, settings.to_dict())
+        key = data_key(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
             store = StoreWriter.find(processed, key)
@@ -189,66 +189,6 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     return replace(settings, **kept)
 
 
-def _key(raw_hash: str, settings: dict) -> str:
-    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
-    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_ROOMS)})
-
-
-def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
-    """Features and labels lined up, ready for `units`.
-
-    Raises NotPreparedError when they are not there, or when the raw bars or the code changed since.
-    """
-    workspace = Workspace(workspace)
-    symbol, horizon = check_symbol(symbol), check_horizon(horizon)
-    store = Store.current(workspace.processed(symbol))
-    settings = store.facts["settings"]
-    raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
-    again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
-    if is_file(raw) and file_hash(raw) != prepared:
-        raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=again)
-    if _key(prepared, settings) != store.fingerprint:
-        raise NotPreparedError(
-            "The code that makes features and labels changed since the last prepare",
-            where=store.folder,
-            next_step=again,
-        )
-    rows = store.load_rows()
-    return Dataset(
-        symbol=symbol,
-        horizon=horizon,
-        fingerprint=store.fingerprint,
-        features=store.load_features(),
-        segment=rows["segment"].to_numpy(),
-        close=rows["close"].to_numpy(),
-        labels=store.load_labels(horizon),
-        splits=store.load_splits(horizon),
-        scaler=store.load_scaler(horizon),
-        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_ROOMS)},
-    )
-
-
-def load_features(
-    workspace: Workspace | str | Path,
-    symbol: str,
-    columns: Iterable[str] | None = None,
-    start: object = None,
-    end: object = None,
-) -> pd.DataFrame:
-    """Features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
-    return current_store(workspace, symbol).load_features(columns, start, end)
-
-
-def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
-    """Labels: index known_at; label, label_end, ret, barrier, uniqueness and what `triple_barrier` adds."""
-    return current_store(workspace, symbol).load_labels(check_horizon(horizon))
-
-
-def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
-    """{"train", "validation", "test"}: int64 positions into the labels' rows."""
-    return current_store(workspace, symbol).load_splits(check_horizon(horizon))
-
-
 def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_of(symbol, bars, settings)
@@ -265,6 +205,23 @@ def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Feature rows as they are written: row i of `values` (N, F) is bar `first + i` of `base`.
+
+    staleness : as of `FeatureMatrix.frame_staleness`.  grown_from : the data set that held the first of these rows;
+    None where there is none.  seen : what was made of the first bars before later ones were shown.
+    """
+
+    base: Frame
+    first: int
+    values: np.ndarray
+    names: list[str]
+    staleness: dict[str, dict[str, float]]
+    grown_from: Store | None = None
+    seen: Sequence[FirstSight] = ()
+
+
 def _write(
     store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> StoreWriter:
@@ -275,6 +232,8 @@ def _write(
     _tell(symbol, checked.told["findings"], "reported")
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
+    compile_ahead(settings.features.families)
+    rows = _write_features(store, known, checked, symbol, settings)
     made = {
         "symbol": symbol,
         "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.whole},
@@ -282,9 +241,26 @@ def _write(
         "sources": source_hash(DATA_ROOMS),
         "market": market.to_dict(),
         "bars": checked.told,
+        "first": rows.first,
+        "staleness": rows.staleness,
     }
-    compile_ahead(settings.features.families)
-    seen: Sequence[FirstSight] = ()
+    if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
+        store.commit(made, current=False)
+    fine = None if settings.features.base == 1 else base_frame(bars, market, 1)
+    for horizon in horizons:
+        if horizon not in store.horizons:  # sound ones stay where only the features were damaged
+            store.reopen(horizon)
+            facts = {str(horizon): _write_horizon(store, rows, fine, settings, market, horizon)}
+            store.commit(made | {"horizons": facts}, current=False)
+    _certify(store, workspace, horizons, checked.prefixes, rows.seen)
+    return store
+
+
+def _write_features(
+    store: StoreWriter, known: Store | None, checked: CheckedBars, symbol: str, settings: DataSpec
+) -> _Rows:
+    """The rows that `store` holds already, those of bars that only grew, or all of them built now."""
+    bars, market = checked.bars, checked.market
     before = known if not store.committed and known and grown_from(known, checked) else None
     if store.committed or before is not None:
         if before is not None:
@@ -292,44 +268,22 @@ def _write(
             store.append_features(rows, before, state)
         first = (before or store).facts["first"]
         base, ages = frames_and_ages(bars, market, settings.features, first)
-        rows = _Rows(first, store.values, store.feature_names)
-    else:
-        seen = sights_of(settings, symbol, bars, made["market"])
-        matrix = build_features(bars, market, settings.features)
-        with phase("writing", len(matrix)):
-            store.write_features(matrix, state_after(bars, matrix, market, settings.features))
-        base, ages, rows = matrix.base, matrix.frame_staleness, _Rows(matrix.first, matrix.values, matrix.names)
-    made |= {"first": rows.first, "staleness": ages}
-    if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
-        store.commit(made, current=False)
-    fine = None if settings.features.base == 1 else base_frame(bars, market, 1)
-    for horizon in horizons:
-        if horizon not in store.horizons:  # sound ones stay where only the features were damaged
-            store.reopen(horizon)
-            facts = {str(horizon): _write_horizon(store, before, base, fine, rows, settings, market, horizon)}
-            store.commit(made | {"horizons": facts}, current=False)
-    _certify(store, workspace, horizons, checked.prefixes, seen)
-    return store
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Feature rows: row i of `values` (N, F) is base bar `first + i`."""
-
-    first: int
-    values: np.ndarray
-    names: list[str]
+        return _Rows(base, first, store.values, store.feature_names, ages, before)
+    seen = sights_of(settings, symbol, bars, market.to_dict())
+    matrix = build_features(bars, market, settings.features)
+    with phase("writing", len(matrix)):
+        store.write_features(matrix, state_after(bars, matrix, market, settings.features))
+    return _Rows(matrix.base, matrix.first, matrix.values, matrix.names, matrix.frame_staleness, seen=seen)
 
 
 def _write_horizon(
-    store: StoreWriter, before: Store | None, base, fine, rows: _Rows, settings: DataSpec, market: MarketSpec,
-    horizon: int,
-) -> dict:  # fmt: skip
+    store: StoreWriter, rows: _Rows, fine: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
+) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     if found := settings.searched_for(horizon):
-        check_same_bars(found, base, fine, market)
-    with phase(f"labels {horizon}", len(base)):
-        labels = make_labels(base, fine, settings.labels_for(horizon), market)
+        check_same_bars(found, rows.base, fine, market)
+    with phase(f"labels {horizon}", len(rows.base)):
+        labels = make_labels(rows.base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
     if found:
@@ -337,9 +291,10 @@ def _write_horizon(
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
-    close = base.close[rows.first : rows.first + len(rows.values)]
+    close = rows.base.close[rows.first : rows.first + len(rows.values)]
     sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
     with phase(f"scaler {horizon}", len(teachers)):
+        before = rows.grown_from
         scaler, ranks = fitted_on(sample, settings.preprocess, before and before.load_ranks(horizon))
         store.write_scaler(horizon, scaler)
         if ranks is not None:

@@ -68,6 +68,7 @@ class Result:
 @dataclass(frozen=True)
 class PrepareResult(Result):
     """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`.
+    staleness : frame -> minutes of age of what a row sees of it (mean, median, p99, max).
 
     resumed_from : horizons that were there beside the features, where only the rest was made now.
     """
@@ -81,7 +82,7 @@ class PrepareResult(Result):
     horizons: list[int]
     label_balance: pd.DataFrame
     split_table: pd.DataFrame
-    staleness: dict[str, float]
+    staleness: dict[str, dict[str, float]]
     bar_findings: pd.DataFrame
     proof: str
     reused: bool

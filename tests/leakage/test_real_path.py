@@ -23,7 +23,7 @@ from ml_factory.targets import labels, outcomes, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 from ml_factory.units import auditing, dataset, forecasts, holdout
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 from tests.leakage.catalogue import bars_with_events
 
 CUT = ProofSpec(cuts=8, whole_cuts=2, ahead=1_500, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)

@@ -24,7 +24,7 @@ from ml_factory.leakage.tables import Leak
 from ml_factory.leakage.tried import Tried
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import auditing
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 from ml_factory.units.proving import words_of
 
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}

@@ -19,7 +19,7 @@ from ml_factory.units import folds, opening
 from ml_factory.units.dataset import Dataset, weights_of
 from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
 from ml_factory.units.keeping import fold_phase, reached_by_fit
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}

@@ -15,7 +15,7 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.runs.registry import Registry
 from ml_factory.units.dataset import Dataset, model_inputs, resolved
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
 

@@ -18,7 +18,7 @@ from ml_factory.runs.state import encode_state
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units import folds, forecasts, holdout, stacked
 from ml_factory.units.dataset import Dataset, with_baselines
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}

@@ -7,7 +7,7 @@ from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import open_checkpoints, open_run, run_spec
 from ml_factory.units import planning, warming
-from ml_factory.units.preparation import load_dataset
+from ml_factory.units.loading import load_dataset
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
 
