@@ -50,10 +50,11 @@ from ml_factory.units.results import (
     CrossValidateResult,
     EvaluateResult,
     PredictResult,
+    SearchResult,
     StackResult,
     TrainResult,
 )
-from ml_factory.units.searching import SearchResult, search_labels
+from ml_factory.units.searching import search_labels
 from ml_factory.units.stacked import fit_stack, stack_spec
 from ml_factory.units.views import (
     certificate,

@@ -52,7 +52,8 @@ ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
-units.appending units.proving units.views units.loading units.searching units.kernels units.preparation
+units.appending units.proving units.views units.loading units.trials units.searching units.searched
+units.kernels units.preparation
 units.holdout units.helping units.opening units.folds units.nested units.forecasts units.auditing
 units.explaining units.stacked units.warming units.planning units.pages
 pipeline bootstrap parameters notebook suite doctor console

@@ -38,7 +38,7 @@ from ml_factory.units.folds import (
 )
 from ml_factory.units.keeping import folds_phase, forecasts_file, how_far, nested_run, trials_file
 from ml_factory.units.restoring import keepsake_of, recorded
-from ml_factory.units.searching import Frames, frames_for, kept_search, trial_of
+from ml_factory.units.trials import Frames, frames_for, kept_search, trial_of
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ from ml_factory.units.kernels import compile_ahead
 from ml_factory.units.loading import data_key
 from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
 from ml_factory.units.results import PrepareResult, phase_table
-from ml_factory.units.searching import Named, check_same_bars, check_saw_training_rows, with_searched
+from ml_factory.units.searched import Named, check_same_bars, check_saw_training_rows, with_searched
 from ml_factory.units.views import findings_table, split_figure
 
 _log = logging.getLogger("ml_factory")

@@ -101,6 +101,43 @@ class PrepareResult(Result):
 
 
 @dataclass(frozen=True)
+class SearchResult(Result):
+    """labels : the label spec found.  seen_rows : what the search saw, as `SeenRows`.  trials : a row a trial.
+
+    run_id : of the attempt.  resumed_from : trials that an interrupted search had done.  reused : the spec was there
+    before.
+    """
+
+    run_id: str
+    symbol: str
+    horizon: int
+    name: str
+    labels: dict
+    seen_rows: dict
+    best: dict
+    trials: pd.DataFrame
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    reused: bool
+    path: Path
+
+    def summary(self) -> str:
+        how = "found as searched before" if self.reused else f"{len(self.trials)} trials"
+        resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
+        shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
+        seen = self.seen_rows
+        told = (
+            f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
+            f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
+            f"{self.labels['sigma_span']} bars: {shares}\n"
+            f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
+            f"bars until {seen['until']}"
+        )
+        return "\n".join([told, *marks_of(self), f"  {self.path}"])
+
+
+@dataclass(frozen=True)
 class AuditResult(Result):
     """form : of the certificate, in words.  compared : part -> rows compared.  leaks : a row each, with `sentences`."""
 

@@ -16,7 +16,7 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
-from ml_factory.units import nested, searching
+from ml_factory.units import nested, trials
 
 SPEC = SearchSpec(trials=5, neutral=(0.02, 0.7), lean=0.5)
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
@@ -132,8 +132,8 @@ def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None
 
 def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
     with monkeypatch.context() as patch:
-        machine = searching.machine_with
-        patch.setattr(searching, "machine_with", lambda *given: machine(*given) | {"python": "3.1"})
+        machine = trials.machine_with
+        patch.setattr(trials, "machine_with", lambda *given: machine(*given) | {"python": "3.1"})
         killed_in_the_search(prepared, monkeypatch, trials=3, fold=1)
     result = folds(prepared)
     assert not result.exact and any("python: began with 3.1" in reason for reason in result.inexact_because)

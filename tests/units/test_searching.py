@@ -26,14 +26,14 @@ from ml_factory.targets import barrier_search
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec, SeenRows
 from ml_factory.targets.splits import SplitSpec, holdout
-from ml_factory.units import searching
-from ml_factory.units.results import PrepareResult
+from ml_factory.units import searched, searching
+from ml_factory.units.results import PrepareResult, SearchResult
 from tests.targets.markets import gappy
 
 SPEC = SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
 
 
-def search(place: Workspace, spec: SearchSpec = SPEC, **options) -> searching.SearchResult:
+def search(place: Workspace, spec: SearchSpec = SPEC, **options) -> SearchResult:
     return pipeline.search_barriers(place, "DEMO", 5, spec, **options)
 
 
@@ -260,7 +260,7 @@ def test_labels_that_span_sessions_beside_windows_that_do_not_are_told(tmp_path,
     found = SearchedLabels(labels, SearchSpec(labels), SeenRows("", "", "", 1, "", ""), {}, 1)
     for spans in (True, False):
         caplog.clear()
-        searching.with_searched(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        searched.with_searched(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
         assert ("--span" in caplog.text) == (session_end == "span" and not spans)
 
 
