@@ -1,6 +1,7 @@
 """Predictions of every row by a model that has not seen it: what a stack may learn from."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -42,101 +43,104 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
     return fit, validation
 
 
-def out_of_fold(
-    make_model: Callable[[int], object], inputs: Inputs, labels: pd.DataFrame, folds: Sequence[Fold], **how
-) -> np.ndarray:
-    """Train one model per fold and predict the fold's test rows; arguments as of `fold_forecasts`.
+@dataclass(frozen=True)
+class FoldFit:
+    """How a model is fitted on a fold; what is fitted anywhere, is fitted on that fold's own training rows.
 
-    Returns
-    -------
-    float64 (N, 3), NaN in rows that no fold predicts.
-
-    Raises
-    ------
-    SettingsError when two folds predict the same row, and those of `fold_forecasts`.
+    Parameters
+    ----------
+    labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
+    make_model : fold number → a fresh estimator (derive its seed from the fold).
+    inputs : training positions → (positions → model input).
+    usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
+    weigh : positions fitted on → their weights, from these rows alone; None: `training_weights` as it is.
+    validation_share : the last part of a fold's training rows, kept to stop early and to calibrate on.
+    fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
+    on_fold : called with the fold number and what `fit` returned.
+    classes : the labels there can be; others are given no probability.
     """
-    _check_once(folds, len(labels))
-    return together(len(labels), folds, fold_forecasts(make_model, inputs, labels, folds, **how)[0])
+
+    labels: pd.DataFrame
+    make_model: Callable[[int], object]
+    inputs: Inputs
+    usable: np.ndarray | None = None
+    weigh: Callable[[np.ndarray], np.ndarray] | None = None
+    validation_share: float = 0.15
+    fit_options: Callable[[int], dict] = lambda fold: {}
+    on_fold: Callable[[int, object], None] = lambda fold, result: None
+    classes: Sequence[int] = CLASSES
+
+    def forecast(self, number: int, fold: Fold) -> tuple[np.ndarray, float]:
+        """(float64 (test rows, 3), the temperature that calibrates them) of the fold of this number.
+
+        NaN in rows that are not usable, and in all of them where the rows to fit on are of one class: there is
+        nothing to tell apart. The temperature is fitted on the rows that it stopped early on; 1 without such rows.
+        """
+        usable = np.ones(len(self.labels), dtype=bool) if self.usable is None else np.asarray(self.usable, dtype=bool)
+        (train, test), y = fold, self.labels["label"].to_numpy()
+        train, said = train[usable[train]], usable[test]
+        p, temperature = np.full((len(test), 3), np.nan), 1.0
+        fit, validation = inner_validation(self.labels, train, self.validation_share)
+        w_fit = self.weigh(fit) if self.weigh else training_weights(self.labels.iloc[fit])
+        fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
+        if len(np.unique(y[fit])) < 2:
+            return p, temperature
+        take, held_out = self.inputs(fit), None
+        if len(validation):
+            held_out = (take(validation), y[validation], training_weights(self.labels.iloc[validation]))
+        model = self.make_model(number)
+        result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **self.fit_options(number))
+        if held_out is not None:
+            known = log_probabilities(among(model.predict_proba(held_out[0]), self.classes))
+            temperature = Temperature.fit(known, *held_out[1:]).temperature
+        if said.any():
+            p[said] = among(model.predict_proba(take(test[said])), self.classes)
+        self.on_fold(number, result)
+        return p, temperature
 
 
-def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
-    """float64 (n, 3): each fold's forecasts at the rows it tests, NaN elsewhere; the folds test different rows."""
-    p_N3 = np.full((n, 3), np.nan)
-    for (_, test), p in zip(folds, forecasts, strict=True):
-        p_N3[test] = p
-    return p_N3
-
-
-def fold_forecasts(
-    make_model: Callable[[int], object],
-    inputs: Inputs,
-    labels: pd.DataFrame,
-    folds: Sequence[Fold],
-    *,
-    usable: np.ndarray | None = None,
-    weigh: Callable[[np.ndarray], np.ndarray] | None = None,
-    validation_share: float = 0.15,
-    fit_options: Callable[[int], dict] = lambda fold: {},
-    checkpoints=None,
-    on_fold: Callable[[int, object], None] = lambda fold, result: None,
-    classes: Sequence[int] = CLASSES,
-) -> tuple[list[np.ndarray], list[float]]:
+def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tuple[list[np.ndarray], list[float]]:
     """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
 
     Parameters
     ----------
-    make_model : fold number → a fresh estimator (derive its seed from the fold).
-    inputs : training positions → (positions → model input); whatever is fitted there, is fitted on those only.
-    labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
-    folds : (train, test) positions into `labels`, already purged and embargoed, as from `targets.splits`.
-    usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
-    weigh : positions fitted on → their weights, from these rows alone; None: `training_weights` as it is.
-    fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
+    folds : (train, test) positions into `how.labels`, already purged and embargoed, as from `targets.splits`.
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
-    on_fold : called with the fold number and what `fit` returned.
-    classes : the labels there can be; others are given no probability.
 
     Returns
     -------
-    For each fold float64 (test rows, 3), as the model says it: NaN in rows that are not usable, and in all of them
-    where the rows to fit on are of one class: there is nothing to tell apart, and the other folds go on. And for each
-    fold the temperature that calibrates it, fitted on the rows that it stopped early on; 1 without such rows.
+    For each fold its forecasts, float64 (test rows, 3), as the model says them, and its temperature: see
+    `FoldFit.forecast`.
 
     Raises
     ------
-    SettingsError when a fold trains on a row it predicts.
+    SettingsError when a fold trains on a row it predicts; FactoryError when one has too few training rows.
     """
-    _check_apart(folds, len(labels))
-    usable = np.ones(len(labels), dtype=bool) if usable is None else np.asarray(usable, dtype=bool)
-    y, forecasts, temperatures = labels["label"].to_numpy(), [], []
+    _check_apart(folds, len(how.labels))
+    forecasts, temperatures = [], []
     if checkpoints is not None and (found := checkpoints.load()) is not None:
         forecasts = [np.array(p, dtype=np.float64) for p in found["state"]["p"]]
         temperatures = [float(temperature) for temperature in found["state"]["temperatures"]]
     for number in range(len(forecasts), len(folds)):
-        train, test = folds[number]
-        train, said = train[usable[train]], usable[test]
-        forecasts.append(np.full((len(test), 3), np.nan))
-        temperatures.append(1.0)
-        fit, validation = inner_validation(labels, train, validation_share)
-        w_fit = weigh(fit) if weigh else training_weights(labels.iloc[fit])  # of the fold's own rows alone
-        fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
-        if len(np.unique(y[fit])) > 1:
-            take, held_out = inputs(fit), None
-            if len(validation):
-                held_out = (take(validation), y[validation], training_weights(labels.iloc[validation]))
-            model = make_model(number)
-            result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **fit_options(number))
-            if held_out is not None:
-                known = log_probabilities(among(model.predict_proba(held_out[0]), classes))
-                temperatures[number] = Temperature.fit(known, *held_out[1:]).temperature
-            if said.any():
-                forecasts[number][said] = among(model.predict_proba(take(test[said])), classes)
-            del model, take, held_out  # one fold's memory at a time
-            on_fold(number, result)
+        p, temperature = how.forecast(number, folds[number])
+        forecasts.append(p)
+        temperatures.append(temperature)
         if checkpoints is not None:
             state = {"finished": number + 1, "p": forecasts, "temperatures": temperatures}
             checkpoints.save(state, metrics={"finished": number + 1}, force=True)
     return forecasts, temperatures
+
+
+def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
+    """float64 (n, 3): each fold's forecasts at the rows it tests, NaN elsewhere.
+
+    Raises SettingsError when two folds predict the same row.
+    """
+    _check_once(folds, n)
+    p_N3 = np.full((n, 3), np.nan)
+    for (_, test), p in zip(folds, forecasts, strict=True):
+        p_N3[test] = p
+    return p_N3
 
 
 def _check_apart(folds: Sequence[Fold], n: int) -> None:

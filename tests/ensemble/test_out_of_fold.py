@@ -1,12 +1,13 @@
 """No row is predicted by a model, a scaler or an early stop that has seen its future."""
 
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.ensemble.out_of_fold import fold_forecasts, inner_validation, out_of_fold
+from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, inner_validation, together
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.targets.splits import purged_kfold
@@ -48,6 +49,12 @@ def row_numbers(train):
     return lambda rows: rows.astype(np.float64)[:, None]
 
 
+def out_of_fold(make, labels, cuts, inputs=row_numbers, checkpoints=None, **how) -> np.ndarray:
+    """float64 (N, 3), NaN in rows that no fold predicts."""
+    forecasts, _ = fold_forecasts(FoldFit(labels, make, inputs, **how), cuts, checkpoints)
+    return together(len(labels), cuts, forecasts)
+
+
 def run(n=120, folds=4, **more):
     labels, models = labels_of(n), []
 
@@ -56,7 +63,7 @@ def run(n=120, folds=4, **more):
         return models[-1]
 
     cuts = purged_kfold(labels, folds, 3)
-    p = out_of_fold(make, more.pop("inputs", row_numbers), labels, cuts, **more)
+    p = out_of_fold(make, labels, cuts, **more)
     return p, models, labels, cuts
 
 
@@ -101,7 +108,7 @@ def test_rows_in_no_fold_or_unusable_stay_empty():
     assert (np.isnan(p).all(axis=1) == ~usable).all()
     assert all(usable[m.fitted.astype(int)].all() and usable[m.validated.astype(int)].all() for m in models)
     cuts = purged_kfold(labels, 4, 3)[1:2]
-    p = out_of_fold(lambda fold: Witness(), row_numbers, labels, cuts)
+    p = out_of_fold(lambda fold: Witness(), labels, cuts)
     assert np.isfinite(p[30:60]).all() and np.isnan(p[:30]).all() and np.isnan(p[60:]).all()
 
 
@@ -114,7 +121,7 @@ def test_rows_of_no_weight_are_not_trained_on():
         models.append(Witness())
         return models[-1]
 
-    out_of_fold(make, row_numbers, labels, purged_kfold(labels, 4, 3))
+    out_of_fold(make, labels, purged_kfold(labels, 4, 3))
     for model in models:
         assert (model.fitted % 5 != 0).all() and (model.weights > 0).all()
         # The weights come from the fold's own rows: their mean is 1 over all of them, the ambiguous ones at 0.
@@ -167,7 +174,8 @@ def test_each_fold_is_calibrated_on_training_rows_of_its_own_that_it_was_not_fit
         models.append(Boaster())
         return models[-1]
 
-    forecasts, temperatures = fold_forecasts(make, row_numbers, labels, cuts, checkpoints=box)
+    how = FoldFit(labels, make, row_numbers)
+    forecasts, temperatures = fold_forecasts(how, cuts, box)
     for model, (train, test), p, temperature in zip(models, cuts, forecasts, temperatures, strict=True):
         calibrated_on, judged = model.asked
         assert set(calibrated_on) < set(train) - set(model.fitted.astype(int))
@@ -177,9 +185,9 @@ def test_each_fold_is_calibrated_on_training_rows_of_its_own_that_it_was_not_fit
         assert temperature == Temperature.fit(said, rows["label"], training_weights(rows)).temperature > 2
         assert p.max() == 0.998  # as the model says it
     # A run that goes on finds them with the forecasts.
-    assert fold_forecasts(make, row_numbers, labels, cuts, checkpoints=box)[1] == temperatures and len(models) == 4
+    assert fold_forecasts(how, cuts, box)[1] == temperatures and len(models) == 4
     # Without rows to stop early on there is nothing to calibrate on.
-    assert fold_forecasts(make, row_numbers, labels, cuts[:1], validation_share=0.0)[1] == [1.0]
+    assert fold_forecasts(replace(how, validation_share=0.0), cuts[:1])[1] == [1.0]
 
 
 def test_options_reach_fit():
@@ -190,8 +198,8 @@ def test_options_reach_fit():
 def test_folds_that_cheat_are_refused():
     labels, rows = labels_of(40), np.arange(40)
     with pytest.raises(SettingsError, match="trains on rows it predicts"):
-        out_of_fold(lambda fold: Witness(), row_numbers, labels, [(rows, rows[:5])])
+        out_of_fold(lambda fold: Witness(), labels, [(rows, rows[:5])])
     with pytest.raises(SettingsError, match="same row"):
-        out_of_fold(lambda fold: Witness(), row_numbers, labels, [(rows[20:], rows[:5]), (rows[20:], rows[4:9])])
+        out_of_fold(lambda fold: Witness(), labels, [(rows[20:], rows[:5]), (rows[20:], rows[4:9])])
     with pytest.raises(FactoryError, match="too few training rows"):
         inner_validation(labels, rows[:2], 0.15)
