@@ -50,7 +50,7 @@ from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 from ml_factory.targets.labels import KINDS, LabelSpec
 from ml_factory.targets.search_spec import SearchSpec
-from ml_factory.units.folds import SCHEMES
+from ml_factory.units.schemes import SCHEMES
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,

@@ -13,27 +13,32 @@ import pandas as pd
 
 from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
-from ml_factory.errors import SettingsError
 from ml_factory.evaluation import figures
 from ml_factory.experiment import check_horizon, check_seed, run_spec
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.ownership import rank_here
-from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.registry import Registry
 from ml_factory.runs.storage import file_hash
 from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
-from ml_factory.units.dataset import Dataset, resolved, with_baselines
+from ml_factory.units.dataset import resolved, with_baselines
 from ml_factory.units.explaining import explain
-from ml_factory.units.folds import UNCALIBRATED, SchemeSpec, embargo_of, fold_plan, gain_over_blocks
+from ml_factory.units.folds import FoldModel
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
 from ml_factory.units.holdout import close_record, fit_holdout
 from ml_factory.units.loading import load_dataset, load_features, load_labels, load_splits
-from ml_factory.units.nested import check_unsearched, plain_folds, search_setting, searched_folds
+from ml_factory.units.nested import (
+    check_one_question,
+    check_unsearched,
+    plain_folds,
+    search_setting,
+    searched_folds,
+)
 from ml_factory.units.opening import (
     Tell,
     certified,
@@ -54,6 +59,7 @@ from ml_factory.units.results import (
     StackResult,
     TrainResult,
 )
+from ml_factory.units.schemes import SchemeSpec, fold_plan
 from ml_factory.units.searching import search_labels
 from ml_factory.units.stacked import fit_stack, stack_spec
 from ml_factory.units.views import (
@@ -194,7 +200,7 @@ def train(
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
         predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=_run_report(workspace, data, artifact, verdict, run.folder),
+        report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}),
@@ -216,7 +222,7 @@ def cross_validate(
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `units.folds.SchemeSpec`.  weights, run, tell, bins : as of `train`.
+    folds, test_blocks, window : as of `units.schemes.SchemeSpec`.  weights, run, tell, bins : as of `train`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
@@ -229,11 +235,7 @@ def cross_validate(
     workspace = Workspace(workspace)
     spec_of(model)
     cut = SchemeSpec(scheme, folds, test_blocks, window)
-    if search and scheme == "combinatorial":
-        raise SettingsError(
-            "A path cannot go through folds that each ask another question", where="search", got=f"scheme={scheme!r}",
-            wanted="folds that judge each row once", next_step="use purged_kfold, or leave the search out",
-        )  # fmt: skip
+    check_one_question(cut, search)
     data = certified(workspace, symbol, horizon, uncertified)
     if search is None:
         check_unsearched(data)
@@ -247,29 +249,25 @@ def cross_validate(
     lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
     run.begin(spec)
+    fitted = FoldModel(spec, model, fitted_with, weights, bins)
     if search is None:
-        told = plain_folds(workspace, data, plan, run, spec, fitted_with, weights, bins, mirror=mirror)
+        told = plain_folds(workspace, data, plan, run, fitted, mirror=mirror)
     else:
-        told = searched_folds(
-            workspace, data, plan, run, spec, fitted_with, weights, search, embargo_of(data, lookback), bins,
-            mirror=mirror,
-        )  # fmt: skip
-    inexact = list(told.inexact)
-    table, paths = told.scores, told.paths
-    (mean, error), (uncalibrated, _) = (gain_over_blocks(table, name) for name in (model, model + UNCALIBRATED))
-    limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
-    path, paths_path = run.folder / "folds.parquet", run.folder / "paths.parquet" if paths is not None else None
-    forecasts.write_frame(path, table)
-    if paths is not None:
-        forecasts.write_frame(paths_path, paths)
+        told = searched_folds(workspace, data, plan, run, fitted, search, mirror=mirror)
+    path, paths_path = run.folder / "folds.parquet", None if told.paths is None else run.folder / "paths.parquet"
+    forecasts.write_frame(path, told.scores)
+    if told.paths is not None:
+        forecasts.write_frame(paths_path, told.paths)
     run.end()
+    limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=table,
-        fold_table=told.table, paths=paths, gain_mean=mean, gain_se=error, gain_uncalibrated=uncalibrated,
-        untaught=told.untaught, path=path, paths_path=paths_path, resumed_from=told.found or None,
-        reached=told.reached, exact=not inexact, inexact_because=inexact,
-        limited=plan.limited | limits if quick else {}, seconds=time.perf_counter() - started,
-        draw=lambda: figures.fold_scores(table) if paths is None else figures.path_scores(paths),
+        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=told.scores,
+        fold_table=told.table, paths=told.paths, gain_mean=told.gain, gain_se=told.gain_se,
+        gain_uncalibrated=told.gain_uncalibrated, untaught=told.untaught, path=path, paths_path=paths_path,
+        resumed_from=told.found or None, reached=told.reached, exact=not told.inexact,
+        inexact_because=list(told.inexact), limited=plan.limited | limits if quick else {},
+        seconds=time.perf_counter() - started,
+        draw=lambda: figures.fold_scores(told.scores) if told.paths is None else figures.path_scores(told.paths),
     )  # fmt: skip
 
 
@@ -289,19 +287,9 @@ def stack(
     base_models = check_base_models(base_models)
     data = certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
+    alike = {"seed": seed, "quick": quick, "uncertified": uncertified}
     bases = {
-        name: train(
-            workspace,
-            symbol,
-            horizon,
-            name,
-            seed=seed,
-            quick=quick,
-            mirror=mirror,
-            uncertified=uncertified,
-            source=source,
-            tell=tell,
-        )
+        name: train(workspace, symbol, horizon, name, **alike, mirror=mirror, source=source, tell=tell)
         for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
@@ -322,7 +310,7 @@ def stack(
         reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=_run_report(workspace, data, artifact, verdict, run.folder),
+        report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
         beside=tuple(pages.beside_words("stack", who, gain) for who, gain in verdict.beaten.items()),
         draw=lambda: figures.stack_weights(weights),
@@ -344,7 +332,8 @@ def evaluate(
     chosen = with_baselines(data, teachers, *forecasts.on_common_rows(workspace, data, found, "validation"))
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = pages.run_page(
-        workspace.results / "report.html", title or f"{symbol}: what the models know", data, _store(workspace, symbol),
+        workspace.results / "report.html", title or f"{symbol}: what the models know", data,
+        Store.current(workspace.processed(symbol)),
         metrics, test, test_rows=rows, limited=limited,
         facts=pages.tiles(data, metrics, chosen.loc[list(found), "log_loss"].idxmin()), more=[pages.runs(found)],
     )  # fmt: skip
@@ -375,21 +364,3 @@ def predict(
         frame_hash=file_hash(path), seconds=time.perf_counter() - started,
         draw=lambda: figures.probabilities(frame, close),
     )  # fmt: skip
-
-
-def _run_report(
-    workspace: Workspace, data: Dataset, artifact: Artifact, verdict: forecasts.Verdict, folder: Path
-) -> Path:
-    """results/{SYMBOL}/{run}/report.html."""
-    facts = artifact.facts
-    metrics = verdict.test_table
-    return pages.run_page(
-        folder / "report.html", f"{facts['model']} on {data.symbol}", data, _store(workspace, data.symbol), metrics,
-        {facts["model"]: verdict.test_p}, test_rows=verdict.test_rows, limited=facts["limited"], beaten=verdict.beaten,
-        facts=pages.tiles(data, metrics, facts["model"]),
-        more=pages.how_it_was_made(facts, verdict.priors["validation"]),
-    )  # fmt: skip
-
-
-def _store(workspace: Workspace, symbol: str) -> Store:
-    return Store.current(workspace.processed(symbol))

@@ -54,7 +54,8 @@ inference.bundle inference.predict
 units.dataset units.results units.keeping units.standing units.restoring
 units.appending units.proving units.views units.loading units.trials units.searching units.searched
 units.kernels units.preparation
-units.holdout units.helping units.opening units.folds units.nested units.forecasts units.auditing
+units.holdout units.helping units.opening units.schemes units.folds units.fold_scores units.nested
+units.forecasts units.auditing
 units.explaining units.stacked units.warming units.planning units.pages
 pipeline bootstrap parameters notebook suite doctor console
 __main__

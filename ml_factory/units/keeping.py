@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ml_factory.experiment import Run
-from ml_factory.models.contract import differences, merged
-from ml_factory.runs.checkpoints import PhaseCheckpoints
+from ml_factory.models.contract import FitResult, differences, merged
+from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
 
 CARRIED = "carried"
 FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts of a run leave in its folder
@@ -47,6 +47,53 @@ class Kept:
         return self._checkpoints.save(
             {**state, **carried}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
         )
+
+
+class FoldSlots:
+    """Checkpoints of folds: an outer phase for what finished ones forecast, one for the fit inside each.
+
+    The slots of a fold serve the next ones as soon as its forecasts are in the outer checkpoint.
+    model : its name.  here : this machine, as of `Kept`.
+    """
+
+    def __init__(self, manager: CheckpointManager, model: str, folds: int, here: Mapping):
+        self._manager, self._model, self._folds, self._here = manager, model, folds, here
+        self._phase = manager.phase(folds_phase(model))
+        self.outer = Kept(self._phase, self._here, lambda state: f"fold {state['finished']} of {folds}")
+        self._inner: dict[int, Kept] = {}
+        self._given_back: set[int] = set()
+
+    def of(self, fold: int) -> Kept:
+        """Those of the fit inside a fold that begins now."""
+        before = self._inner.keys() - self._given_back
+        if before and self._phase.kept():
+            for one in sorted(before):
+                self._fit(one).finish()
+            self._given_back.update(before)
+        self._inner[fold] = Kept(self._fit(fold), self._here, reached_by_fit)
+        return self._inner[fold]
+
+    def mark(self, fold: int, result: FitResult) -> None:
+        """Remember what of a fold was done elsewhere."""
+        self.outer.mark([*result.inexact, *self._inner[fold].elsewhere])
+
+    def give_back(self) -> None:
+        """All of them: what the folds forecast is kept in another place."""
+        for phase in (self._phase, *map(self._fit, range(self._folds))):
+            phase.finish()
+
+    @property
+    def found(self) -> int:
+        """How many folds were done before."""
+        return int(self.outer.metrics.get("finished", 0))
+
+    @property
+    def inside(self) -> str:
+        """How far the fit of the fold after those was, in words; "" where it began now."""
+        return str(self._inner[self.found].metrics.get("reached", "")) if self.found in self._inner else ""
+
+    def _fit(self, fold: int) -> PhaseCheckpoints:
+        return self._manager.phase(fold_phase(self._model, fold))
 
 
 def fit_phase(model: str) -> str:

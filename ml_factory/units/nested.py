@@ -16,7 +16,6 @@ import pandas as pd
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
-from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import write_bytes_atomic
 from ml_factory.runs.workspace import Workspace
@@ -24,20 +23,12 @@ from ml_factory.seeding import derive_seed
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.splits import label_times, no_training_row, purge
-from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.folds import (
-    FoldPlan,
-    check_taught,
-    fold_metrics,
-    forecast_folds,
-    gain_over_blocks,
-    judged_folds,
-    out_of_fold_predictions,
-    path_metrics,
-)
+from ml_factory.units.fold_scores import UNCALIBRATED, fold_metrics, gain_over_blocks, judged_folds, path_metrics
+from ml_factory.units.folds import FoldModel, check_taught, forecast_folds, out_of_fold_predictions
 from ml_factory.units.keeping import folds_phase, forecasts_file, how_far, nested_run, trials_file
 from ml_factory.units.restoring import keepsake_of, recorded
+from ml_factory.units.schemes import FoldPlan, SchemeSpec
 from ml_factory.units.trials import Frames, frames_for, kept_search, trial_of
 
 
@@ -45,12 +36,16 @@ from ml_factory.units.trials import Frames, frames_for, kept_search, trial_of
 class FoldsTold:
     """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
 
+    gain, gain_se : mean gain over the blocks and its standard error; gain_uncalibrated : the mean without calibration.
     untaught : folds that forecast nothing.  found, reached, inexact : see `FoldOutcome`.
     """
 
     scores: pd.DataFrame
     table: pd.DataFrame
     paths: pd.DataFrame | None
+    gain: float
+    gain_se: float
+    gain_uncalibrated: float
     untaught: list[int]
     found: int
     reached: str
@@ -58,41 +53,42 @@ class FoldsTold:
 
 
 def plain_folds(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, bins: FoldBins | None = None, *, mirror: str,
-) -> FoldsTold:  # fmt: skip
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
+) -> FoldsTold:
     """Every fold on the labels as they are prepared."""
-    with open_checkpoints(workspace.checkpoints, run) as manager, _recorded(manager, run, spec, mirror) as told:
-        keep = forecasts_file(run, spec.model)
-        outcome = out_of_fold_predictions(manager, data, plan, spec, spec.model, settings, weights, keep, bins)
-        judged = judged_folds(data, outcome, spec.model)
-        scores = told(fold_metrics(data, judged))
+    with _recorded(workspace, run, model.spec, mirror) as (manager, finish):
+        keep = forecasts_file(run, model.name)
+        outcome = out_of_fold_predictions(manager, data, plan, model, keep)
+        judged = judged_folds(data, outcome, model.name)
+        scores = fold_metrics(data, judged)
+        gains = _gains(scores, model.name, finish)
     return FoldsTold(
-        scores, plan.table().assign(temperature=outcome.temperatures), path_metrics(data, plan, judged),
-        outcome.untaught, outcome.found, outcome.reached, outcome.inexact,
+        scores, plan.table().assign(temperature=outcome.temperatures), path_metrics(data, plan, judged), **gains,
+        untaught=outcome.untaught, found=outcome.found, reached=outcome.reached, inexact=outcome.inexact,
     )  # fmt: skip
 
 
 @contextmanager
 def _recorded(
-    manager: CheckpointManager, run: Run, spec: RunSpec, mirror: str
-) -> Iterator[Callable[[pd.DataFrame], pd.DataFrame]]:
-    """The run's record; inside, what the scores that it ends with go through."""
-    keepsake, owned = keepsake_of(manager, run, spec), folds_phase(spec.model)
-    with recorded(manager, run, spec.to_dict(), keepsake, mirror, owned=owned) as finish:
+    workspace: Workspace, run: Run, spec: RunSpec, mirror: str
+) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
+    """The run's checkpoints, and what its record is told at its end."""
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        keepsake, owned = keepsake_of(manager, run, spec), folds_phase(spec.model)
+        with recorded(manager, run, spec.to_dict(), keepsake, mirror, owned=owned) as finish:
+            yield manager, finish
 
-        def told(scores: pd.DataFrame) -> pd.DataFrame:
-            mean, error = gain_over_blocks(scores, spec.model)
-            finish({"gain_mean": mean, "gain_se": error})
-            return scores
 
-        yield told
+def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> dict[str, float]:
+    """What the model gains over the blocks; the run's record ends with it."""
+    mean, error = gain_over_blocks(scores, name)
+    finish({"gain_mean": mean, "gain_se": error})
+    return {"gain": mean, "gain_se": error, "gain_uncalibrated": gain_over_blocks(scores, name + UNCALIBRATED)[0]}
 
 
 def searched_folds(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None = None, *, mirror: str,
-) -> FoldsTold:  # fmt: skip
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
+) -> FoldsTold:
     """Every fold on labels made with what a search on its own training rows found; purged again.
 
     Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
@@ -100,45 +96,58 @@ def searched_folds(
     """
     frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
-    with open_checkpoints(workspace.checkpoints, run) as manager, _recorded(manager, run, spec, mirror) as told:
-        found = _searched_folds(workspace, data, plan, run, spec, settings, weights, search, embargo, bins, frames)
-        told(found.scores)
-    return found
+    with _recorded(workspace, run, model.spec, mirror) as (_, finish):
+        nest = [_searched_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]
+        untaught = [k for k, fold in enumerate(nest) if fold.scores is None]
+        check_taught(untaught, len(nest), model.name)
+        scores = pd.concat([fold.scores for fold in nest if fold.scores is not None], ignore_index=True)
+        gains = _gains(scores, model.name, finish)
+    found = sum(fold.found for fold in nest)
+    reached = how_far(f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found])
+    inexact = tuple(dict.fromkeys(reason for fold in nest for reason in fold.inexact))
+    return FoldsTold(
+        scores, pd.concat([fold.table for fold in nest], ignore_index=True), None, **gains,
+        untaught=untaught, found=found, reached=reached, inexact=inexact,
+    )  # fmt: skip
 
 
-def _searched_folds(
-    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, spec: RunSpec, settings: dict,
-    weights: WeightSpec | None, search: SearchSpec, embargo: int, bins: FoldBins | None, frames: Frames,
-) -> FoldsTold:  # fmt: skip
-    """Fold by fold, each under a run id of its own."""
-    scores, tables, untaught, inside, found, inexact = [], [], [], [], 0, {}
-    for number, (train, test) in enumerate(plan.folds):
-        moments = plan.labels.index[train], plan.labels.index[test]
-        with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
-            keep = trials_file(run, number)
-            spec_found, _, trials, elsewhere = kept_search(
-                manager.phase("barriers"), frames, *moments, search, keep=keep
-            )
-            write_bytes_atomic(_place(run, number), spec_found.to_json().encode())
-            own = relabelled(data, frames, spec_found.labels, plan.labels.index)
-            part = fold_of(own, moments, number, embargo, plan)
-            seeded = replace(spec, seed=derive_seed(spec.seed, "nested", number))
-            keep = forecasts_file(run, spec.model, number)
-            mine = None if bins is None else {0: bins[number]}
-            outcome = forecast_folds(manager, own, part, seeded, spec.model, settings, weights, keep, mine)
-        found += outcome.found
-        inside.append(outcome.inside or (trial_of(trials, search) if trials else ""))
-        inexact |= dict.fromkeys([*elsewhere, *outcome.inexact])
-        barriers = {name: getattr(spec_found.labels, name) for name in ("k_up", "k_down", "sigma_span")}
-        tables.append(part.table().assign(fold=number, temperature=outcome.temperatures, **barriers))
-        if outcome.untaught:
-            untaught.append(number)
-        else:
-            scores.append(fold_metrics(own, judged_folds(own, outcome, spec.model)).assign(fold=number))
-    check_taught(untaught, len(plan.folds), spec.model)
-    told = pd.concat(scores, ignore_index=True)
-    reached = how_far(f"fold {found} of {len(plan.folds)}" if found else "", [*inside, ""][found])
-    return FoldsTold(told, pd.concat(tables, ignore_index=True), None, untaught, found, reached, tuple(inexact))
+@dataclass(frozen=True)
+class _NestedFold:
+    """table : its row, with its barriers.  scores : None where it is untaught.
+
+    found, inside, inexact : as of `FoldOutcome`, of the search too.
+    """
+
+    table: pd.DataFrame
+    scores: pd.DataFrame | None
+    found: int
+    inside: str
+    inexact: list[str]
+
+
+def _searched_fold(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec,
+    frames: Frames, number: int,
+) -> _NestedFold:  # fmt: skip
+    """One fold, under a run id of its own: its search, its labels, its fit."""
+    train, test = plan.folds[number]
+    moments = plan.labels.index[train], plan.labels.index[test]
+    with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
+        keep = trials_file(run, number)
+        searched = kept_search(manager.phase("barriers"), frames, *moments, search, keep=keep)
+        write_bytes_atomic(_place(run, number), searched.spec.to_json().encode())
+        own = relabelled(data, frames, searched.spec.labels, plan.labels.index)
+        part = fold_of(own, moments, number, plan)
+        seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
+        mine = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
+        outcome = forecast_folds(manager, own, part, mine, forecasts_file(run, model.name, number))
+    barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
+    table = part.table().assign(fold=number, temperature=outcome.temperatures, **barriers)
+    scores = None
+    if not outcome.untaught:
+        scores = fold_metrics(own, judged_folds(own, outcome, model.name)).assign(fold=number)
+    inside = outcome.inside or (trial_of(searched.found, search) if searched.found else "")
+    return _NestedFold(table, scores, outcome.found, inside, [*searched.inexact, *outcome.inexact])
 
 
 def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
@@ -150,18 +159,28 @@ def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.Dat
     return replace(data, labels=made, splits={})
 
 
-def fold_of(
-    own: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, embargo: int, plan: FoldPlan
-) -> FoldPlan:
+def fold_of(own: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan) -> FoldPlan:
     """The fold of these training and test moments as a plan of one fold over `own`'s labels, purged by their ends."""
     train, test = (np.flatnonzero(own.labels.index.isin(part)) for part in moments)
     usable = pd.Series(plan.usable, plan.labels.index).reindex(own.labels.index).to_numpy()
-    train = purge(*label_times(own.labels), train, test, embargo)
+    train = purge(*label_times(own.labels), train, test, plan.embargo)
     if not len(train):
-        raise no_training_row(number, len(own.labels), f"barriers searched for, embargo of {embargo} rows")
+        raise no_training_row(number, len(own.labels), f"barriers searched for, embargo of {plan.embargo} rows")
     block = np.full(len(own.labels), -1)
     block[test] = number
-    return FoldPlan(np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited)
+    return FoldPlan(
+        np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited, plan.embargo
+    )
+
+
+def check_one_question(scheme: SchemeSpec, search: SearchSpec | None) -> None:
+    """Refuse a search in every fold where a path goes through several. Raises SettingsError."""
+    if search and scheme.name == "combinatorial":
+        raise SettingsError(
+            "A path cannot go through folds that each ask another question", where="search",
+            got=f"scheme={scheme.name!r}", wanted="folds that judge each row once",
+            next_step="use purged_kfold, or leave the search out",
+        )  # fmt: skip
 
 
 def check_unsearched(data: Dataset) -> None:

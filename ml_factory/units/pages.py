@@ -14,7 +14,9 @@ from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.report import Section, write_report
 from ml_factory.models.contract import CLASSES
 from ml_factory.runs.registry import Artifact
+from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset
+from ml_factory.units.forecasts import Verdict
 from ml_factory.units.proving import words_of
 from ml_factory.units.views import findings_table
 
@@ -57,6 +59,17 @@ def run_page(
         notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
+    )  # fmt: skip
+
+
+def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Verdict) -> Path:
+    """`report.html` of one finished model, in the folder of its run."""
+    facts, metrics = artifact.facts, verdict.test_table
+    name, store = facts["model"], Store.current(workspace.processed(data.symbol))
+    return run_page(
+        folder / "report.html", f"{name} on {data.symbol}", data, store, metrics, {name: verdict.test_p},
+        test_rows=verdict.test_rows, limited=facts["limited"], beaten=verdict.beaten, facts=tiles(data, metrics, name),
+        more=how_it_was_made(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 

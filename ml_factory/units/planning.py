@@ -23,9 +23,9 @@ from ml_factory.runs.storage import cache_folder, fingerprint
 from ml_factory.runs.timer import save_times
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.dataset import Dataset, resolved
-from ml_factory.units.folds import FoldPlan, SchemeSpec, fold_plan, folds_phase
-from ml_factory.units.keeping import turns_in
+from ml_factory.units.keeping import folds_phase, turns_in
 from ml_factory.units.results import Result
+from ml_factory.units.schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.units.stacked import stack_spec
 from ml_factory.units.warming import SLOTS, Size, device_of, free_memory, full_size, warm_up, work_of
 

@@ -16,11 +16,12 @@ from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.units.dataset import Dataset, weighted
-from ml_factory.units.folds import fold_plan, out_of_fold_predictions
+from ml_factory.units.folds import FoldModel, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
 from ml_factory.units.holdout import summary_of
 from ml_factory.units.keeping import folds_phase, forecasts_file
 from ml_factory.units.restoring import keepsake_of, record_of
+from ml_factory.units.schemes import fold_plan
 
 
 def stack_spec(
@@ -65,7 +66,7 @@ def _fitted(
         limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
         plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
         keep = forecasts_file(run, name)
-        outcome = out_of_fold_predictions(manager, data, plan, spec, name, limits, keep=keep)
+        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, limits), keep)
         oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
         inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)

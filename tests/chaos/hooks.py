@@ -176,7 +176,7 @@ def _work(hooks: Hooks) -> None:
         ("judge", "evaluation.metrics", "metrics_table"),
         ("judge", "evaluation.report", "write_report"),
         ("stack", "units.stacked", "_temperature"),
-        ("stack", "units.folds", "fold_plan"),
+        ("stack", "units.schemes", "fold_plan"),
         ("stack", "units.dataset", "fit_on"),
         ("stack", "units.forecasts", "uncalibrated"),
     ):

@@ -15,15 +15,17 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
-from ml_factory.units import folds, opening
+from ml_factory.units import fold_scores, folds, keeping, opening, schemes
 from ml_factory.units.dataset import Dataset, weights_of
-from ml_factory.units.folds import FoldOutcome, SchemeSpec, fold_metrics, fold_plan, gain_over_blocks, judged_folds
+from ml_factory.units.fold_scores import fold_metrics, gain_over_blocks, judged_folds
+from ml_factory.units.folds import FoldOutcome
 from ml_factory.units.keeping import fold_phase, reached_by_fit
 from ml_factory.units.loading import load_dataset
+from ml_factory.units.schemes import FoldPlan, SchemeSpec, fold_plan
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
-SCHEMES = tuple(folds.SCHEMES)
+SCHEMES = tuple(schemes.SCHEMES)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def plan_of(data: Dataset, scheme: str, count: int = 4, lookback: int = 1, quick
     return fold_plan(data, data.development(), SchemeSpec(scheme, count, **more), lookback, quick)
 
 
-def made_up(plan: folds.FoldPlan, seed: int = 0) -> FoldOutcome:
+def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
     """Forecasts that differ from fold to fold; a row in ten has none."""
     rng, forecasts = np.random.default_rng(seed), []
     for _, test in plan.folds:
@@ -89,7 +91,7 @@ def test_a_rolling_window_is_as_long_as_asked(prepared):
 
 def test_quick_limits_what_each_fold_trains_on_and_nothing_else(prepared, monkeypatch):
     data = prepared[1]
-    monkeypatch.setattr(folds, "limit_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"}))
+    monkeypatch.setattr(schemes, "limit_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"}))
     for scheme in SCHEMES:
         whole, plan = plan_of(data, scheme), plan_of(data, scheme, quick=True)
         assert plan.limited == {"rows of a fold": "50 of more"} and not whole.limited
@@ -102,7 +104,7 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
     plan = plan_of(data, "combinatorial")
     outcome = made_up(plan)
     judged = judged_folds(data, outcome, "made_up")
-    table = folds.path_metrics(data, plan, judged).set_index(["path", "name"])
+    table = fold_scores.path_metrics(data, plan, judged).set_index(["path", "name"])
     assert plan.paths.shape == (3, 4) and len(table) == 12
     for path, taken in enumerate(plan.paths):
         losses, prior = [], []
@@ -203,8 +205,8 @@ def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch,
         return reached_by_fit(state)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(folds, "fold_phase", lambda model, number: now.append(number) or fold_phase(model, number))
-        patch.setattr(folds, "reached_by_fit", saved)
+        patch.setattr(keeping, "fold_phase", lambda model, number: now.append(number) or fold_phase(model, number))
+        patch.setattr(keeping, "reached_by_fit", saved)
         pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]

@@ -16,7 +16,7 @@ from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import encode_state
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import folds, forecasts, holdout, stacked
+from ml_factory.units import folds, forecasts, holdout, schemes, stacked
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.loading import load_dataset
 
@@ -127,13 +127,13 @@ def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
     assert (said["split"] == "purged").sum() == len(data.labels) - sum(map(len, data.splits.values())) > 0
 
 
-def out_of_fold(data: Dataset, root: Path) -> tuple[folds.FoldPlan, folds.FoldOutcome]:
+def out_of_fold(data: Dataset, root: Path) -> tuple[schemes.FoldPlan, folds.FoldOutcome]:
     spec = run_spec(
         data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
     )
-    plan = folds.fold_plan(data, data.development(), 3, 1, False)
+    plan = schemes.fold_plan(data, data.development(), 3, 1, False)
     with CheckpointManager(root, run="folds") as manager:
-        return plan, folds.out_of_fold_predictions(manager, data, plan, spec, "lightgbm", SMALL)
+        return plan, folds.out_of_fold_predictions(manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL))
 
 
 @pytest.mark.parametrize("block", [0, 1, 2])
@@ -171,7 +171,7 @@ def test_folds_stay_before_the_test_rows(data):
 
 @pytest.mark.parametrize(("lookback", "wanted"), [(1, 64), (200, 200)])
 def test_the_embargo_covers_the_input_window(data, lookback, wanted):
-    plan = folds.fold_plan(data, data.development(), 3, lookback, False)
+    plan = schemes.fold_plan(data, data.development(), 3, lookback, False)
     for train, test in plan.folds[:2]:
         end = data.labels["label_end"].iloc[plan.rows[test]].max()
         known = data.labels.index[plan.rows]
