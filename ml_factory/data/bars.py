@@ -85,21 +85,12 @@ def check_bars(
     spec = spec or BarSpec()
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
-    start_ns, values, findings = read_columns(raw, spec, where)
-    impossible = [finding for finding in findings if finding.severity == "refused"]
-    findings = [finding for finding in findings if finding.severity != "refused"]
     contract = next((raw[name] for name in raw.columns if _plain(name) == "contract"), None)
-    named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
-    rows, found = _order(start_ns, values | named, raw)
-    impossible += [finding for finding in found if finding.severity == "refused"]
-    findings += [finding for finding in found if finding.severity != "refused"]
-    impossible += _spacing_faults(start_ns[rows], rows, spec.minutes)
-    refuse(impossible, where)
-    values = {name: column[rows] for name, column in values.items()}
+    start_ns, values, rows, findings = _in_order(raw, spec, contract, where)
     known_volume = values.get("volume")
     values, found = _settle_volume(values, rows, market)
     findings += found
-    index = pd.DatetimeIndex(start_ns[rows].astype("datetime64[ns]"), tz="UTC", name="timestamp")
+    index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
     if contract is not None:
         bars["contract"] = contract_codes(contract.iloc[rows])
@@ -107,7 +98,7 @@ def check_bars(
     market = market or market_for(symbol, bars)
     prices = {name: values[name] for name in PRICES}
     volume = known_volume if "volume" in values else None
-    found, facts = find_blemishes(start_ns[rows], prices, volume, market, spec.minutes, spec.stamp)
+    found, facts = find_blemishes(start_ns, prices, volume, market, spec.minutes, spec.stamp)
     found = merge_kinds([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
@@ -117,6 +108,21 @@ def check_bars(
     hashed = bars_fingerprint(bars)
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # what matters most comes first
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
+
+
+def _in_order(
+    raw: pd.DataFrame, spec: BarSpec, contract: pd.Series | None, where: object
+) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[Finding]]:
+    """(start_ns, values, rows, findings): the bars by time, each once, and the row of `raw` that each comes from.
+
+    Raises BarsError for what cannot be.
+    """
+    start_ns, values, findings = read_columns(raw, spec, where)
+    named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
+    rows, found = _order(start_ns, values | named, raw)
+    findings += [*found, *_spacing_faults(start_ns[rows], rows, spec.minutes)]
+    refuse([finding for finding in findings if finding.severity == "refused"], where)
+    return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings
 
 
 def read_columns(

@@ -76,9 +76,8 @@ def prove_store(
     facts = store.facts["market"]
     if spec == QUICK and not settings.features.custom:
         spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
-    decided = {"proof": source_hash(("leakage",)), "since": since, "bars": prefixes.whole, "spec": asdict(spec)}
-    decided |= {"subject": store.fingerprint, "horizons": list(horizons), **bound}
-    tried = Tried(unfinished, fingerprint(plain(decided)), tuple(horizons))
+    decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.whole, "spec": asdict(spec), **bound}
+    tried = _tried(unfinished, decided, horizons)
     if fresh:
         tried.forget()
     with custom.uncalled():
@@ -88,15 +87,20 @@ def prove_store(
             whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen, tried=tried,
         )  # fmt: skip
     proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
+    about = {"symbol": store.facts["symbol"], "subject": store.fingerprint, "form": spec.form, **bound}
     certificates = {}
     for horizon in horizons:
-        certificates[horizon] = issue(
-            proof, prefixes, symbol=store.facts["symbol"], horizon=horizon, subject=store.fingerprint, form=spec.form,
-            **bound, **({"before": before[horizon]} if since else {}),
-        )  # fmt: skip
+        earlier = {"before": before[horizon]} if since else {}
+        certificates[horizon] = issue(proof, prefixes, horizon=horizon, **about, **earlier)
         write_certificate(processed, certificates[horizon])
     tried.forget()
     return Proved(proof, certificates)
+
+
+def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> Tried:
+    """What a proof decided by these facts, and by the sources that prove, has tried so far."""
+    decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
+    return Tried(unfinished, fingerprint(plain(decided)), tuple(horizons))
 
 
 def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[FirstSight]:
