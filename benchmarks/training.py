@@ -25,7 +25,7 @@ from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model, locate, spec_of
 from ml_factory.models.tabular_data import BinnedData
-from ml_factory.training.device import pick
+from ml_factory.training.device import Device, pick
 from ml_factory.training.feed import Feed
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
@@ -33,6 +33,7 @@ from ml_factory.training.spec import TrainSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 T, F, BATCH, EPOCH_ROWS = 96, 32, 256, 500_000
+ROUND = 8  # batches of a turn, where windows are gathered
 IDENTITY = {"model": "bench", "settings": {}, "data": {}}
 
 
@@ -75,12 +76,33 @@ def windows(repeats: int) -> None:
 def gathering(repeats: int, rows: int = 200_000, lookback: int = 60, features: int = 100, batch: int = 1024) -> None:
     """Batches at random places of 80 MB: windows, classes and weights beside a DataLoader's, in this process and by
     two of its own; windows alone beside a copy of as many bytes that lie together."""
-    rng, rounds = np.random.default_rng(0), 8
+    sides = ways_to_gather(repeats + 1, rows, lookback, features, batch)
+    in_turns(sides, 1)
+    runs = in_turns(sides, repeats)
+    for name, taken in runs.items():
+        tell(
+            bench="training", part="windows", side=name, lookback=lookback, features=features, batch=batch,
+            threads=torch.get_num_threads(), windows_per_s=round(batch * ROUND / median_wall(taken)),
+            **seconds(taken),
+        )  # fmt: skip
+    better = min((taken for name, taken in runs.items() if name.startswith("DataLoader")), key=median_wall)
+    tell(
+        bench="training", part="windows", side="ratio", threads=torch.get_num_threads(),
+        times_dataloader=digits(median_ratio(better, runs["feed"]), 3),
+        times_dataloader_cpu=digits(median_ratio(runs["DataLoader, 0 workers"], runs["feed"], "cpu"), 3),
+        share_of_memcpy=digits(median_ratio(runs["memcpy"], runs["windows alone"]), 3),
+        share_of_memcpy_cpu=digits(median_ratio(runs["memcpy"], runs["windows alone"], "cpu"), 3),
+        wanted=">= 3 and >= 0.85",
+    )  # fmt: skip
+
+
+def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: int) -> dict[str, Callable[[], None]]:
+    """Side -> one turn of it, ROUND batches; each can be asked `turns` times, the first of which starts its workers."""
+    rng = np.random.default_rng(0)
     x_NF, last = torch.randn(rows, features), np.arange(lookback - 1, rows)
     ours, out, flat = Windows(x_NF, last, lookback), torch.empty(batch, lookback, features), x_NF.view(-1)
     y, w = rng.integers(0, 3, len(last)), rng.uniform(0.5, 2, len(last)).astype("f")
-    # Rounds of batches, one more than are counted: the first starts the workers, which then wait for their turn.
-    order_RGB = rng.permutation(len(last))[: batch * rounds * (repeats + 1)].reshape(-1, rounds, batch)
+    order_RGB = rng.permutation(len(last))[: batch * ROUND * turns].reshape(-1, ROUND, batch)
     feed = Feed(pick(TrainSpec(device="cpu")), [ours, y, w])
     places = iter(rng.integers(0, len(flat) - out.numel(), 10_000))
     fed_RGB, gathered_RGB = iter(order_RGB), iter(order_RGB)
@@ -104,29 +126,12 @@ def gathering(repeats: int, rows: int = 200_000, lookback: int = 60, features: i
         return loaded
 
     def copied() -> None:
-        for _ in range(rounds):
+        for _ in range(ROUND):
             place = next(places)
             out.view(-1).copy_(flat[place : place + out.numel()])
 
     loaders = {f"DataLoader, {workers} workers": loading(workers) for workers in (0, 2)}
-    sides = {"feed": fed, **loaders, "windows alone": gathered, "memcpy": copied}
-    in_turns(sides, 1)
-    runs = in_turns(sides, repeats)
-    for name, taken in runs.items():
-        tell(
-            bench="training", part="windows", side=name, lookback=lookback, features=features, batch=batch,
-            threads=torch.get_num_threads(), windows_per_s=round(batch * rounds / median_wall(taken)),
-            **seconds(taken),
-        )  # fmt: skip
-    better = min((runs[name] for name in loaders), key=median_wall)
-    tell(
-        bench="training", part="windows", side="ratio", threads=torch.get_num_threads(),
-        times_dataloader=digits(median_ratio(better, runs["feed"]), 3),
-        times_dataloader_cpu=digits(median_ratio(runs["DataLoader, 0 workers"], runs["feed"], "cpu"), 3),
-        share_of_memcpy=digits(median_ratio(runs["memcpy"], runs["windows alone"]), 3),
-        share_of_memcpy_cpu=digits(median_ratio(runs["memcpy"], runs["windows alone"], "cpu"), 3),
-        wanted=">= 3 and >= 0.85",
-    )  # fmt: skip
+    return {"feed": fed, **loaders, "windows alone": gathered, "memcpy": copied}
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
@@ -150,6 +155,26 @@ class TimedFeed:
         return batch
 
 
+def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: TrainSpec, device: Device) -> dict:
+    """Side -> a training of one epoch: fit() by the timed feed, the bare loop on the batches that lie ready."""
+    bare_network = kind(F, T, 3, kind.Spec()).train()
+    optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
+
+    def bare() -> None:
+        with device.training():  # both sides keep their pages: what is compared is the loop
+            for batch in ready:
+                total, weight = loss(bare_network, batch)
+                (total / weight).backward()
+                nn.utils.clip_grad_norm_(bare_network.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def whole(rows: int = BATCH * len(ready)) -> None:
+        fit(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
+
+    return {"fit": whole, "bare": bare, "one step": lambda: whole(BATCH)}
+
+
 def loop(repeats: int, steps: int = 12) -> None:
     """fit() beside its bare minimum: forward, backward, clipping and torch's AdamW on batches that lie ready."""
     spec = TrainSpec(epochs=1, batch=BATCH, device="cpu")
@@ -160,23 +185,8 @@ def loop(repeats: int, steps: int = 12) -> None:
     feed = Feed(device, [Windows(x_NF, np.arange(T - 1, rows + T - 1), T), y, w])
     ready = [feed(np.arange(number * BATCH, (number + 1) * BATCH)) for number in range(steps)]
     for name in ("lstm", "tcn", "itransformer"):
-        kind = locate(spec_of(name).network)
-        bare_network, timed = kind(F, T, 3, kind.Spec()).train(), TimedFeed(feed)
-        optimizer = torch.optim.AdamW(bare_network.parameters(), lr=5e-4)
-
-        def bare(network=bare_network, optimizer=optimizer) -> None:
-            with device.training():  # both sides keep their pages: what is compared is the loop
-                for batch in ready:
-                    total, weight = loss(network, batch)
-                    (total / weight).backward()
-                    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-        def whole(rows=rows, kind=kind, timed=timed) -> None:
-            fit(kind(F, T, 3, kind.Spec()), rows, timed, loss, spec, device, identity=IDENTITY)
-
-        sides = {"fit": whole, "bare": bare, "one step": lambda whole=whole: whole(BATCH)}
+        timed = TimedFeed(feed)
+        sides = loops(locate(spec_of(name).network), timed, ready, spec, device)
         torch.set_num_threads(device.threads)
         in_turns(sides, 1)
         timed.seconds = 0.0

@@ -17,6 +17,7 @@ class ModelSpec:
 
     estimator, network : dotted names "package.module:Class", or the class itself; boosters have no network.
     family : tabular, sequence or advanced. signature : hash of the sources of a network that is not ours, else "".
+    graphics : whether device="auto" takes an NVIDIA GPU where there is one.
     """
 
     name: str
@@ -24,6 +25,7 @@ class ModelSpec:
     estimator: str
     network: str | type | None
     signature: str = ""
+    graphics: bool = True
 
     @property
     def notebook(self) -> str:
@@ -33,7 +35,7 @@ class ModelSpec:
     def on_graphics(self, settings: Mapping) -> bool:
         """Whether it would train on an NVIDIA GPU where there is one, by these settings."""
         asked = settings.get("device", "auto")
-        return asked == "cuda" or (asked == "auto" and self.name not in _NO_GRAPHICS)
+        return asked == "cuda" or (asked == "auto" and self.graphics)
 
     @property
     def windowed(self) -> bool:
@@ -42,15 +44,14 @@ class ModelSpec:
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
-_NO_GRAPHICS = ("linear", "lightgbm")  # LightGBM's wheels see no CUDA
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _SPECS = {
     spec.name: spec
     for spec in (
         ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
-        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None),
-        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None),
-        ModelSpec("linear", "tabular", "ml_factory.models.linear:Linear", None),
+        ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None, graphics=False),
+        ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None, graphics=False),
+        ModelSpec("linear", "tabular", "ml_factory.models.linear:Linear", None, graphics=False),
         ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
         ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
         ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),

@@ -10,7 +10,7 @@ import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models import tabular, tabular_catboost
-from ml_factory.models.registry import build_model
+from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular import BoosterSpec, patience_end
 from ml_factory.models.tabular_data import BinnedData, Rows, reweighed
 from ml_factory.seeding import derive_seed
@@ -265,6 +265,7 @@ def test_a_gpu_is_taken_where_there_is_one_and_marked(monkeypatch):
     assert not any(model._on_gpu(model.settings) for model in models.values())
     monkeypatch.setattr(tabular, "gpu_present", lambda: True)
     assert [name for name, model in models.items() if model._on_gpu(model.settings)] == ["xgboost"]
+    assert [name for name in models if spec_of(name).on_graphics({})] == ["xgboost"]
     assert models["xgboost"]._promises(models["xgboost"].settings) == [
         "device: xgboost on a GPU is not promised to the bit"
     ]
