@@ -77,6 +77,7 @@ class DataSpec:
             )  # fmt: skip
 
     def labels_for(self, horizon: int) -> LabelSpec:
+        """The label spec of this horizon: the one a search found, else the given one."""
         found = self.searched_for(horizon)
         return found.labels if found else replace(self.labels, horizon=horizon)
 
@@ -98,6 +99,7 @@ class QuickLimits:
     rounds: int = 40
 
     def settings_for(self, family: str) -> dict:
+        """The limit on a model of this family, as a setting of its own."""
         return {"rounds": self.rounds} if family == "tabular" else {"epochs": self.epochs}
 
 
@@ -134,6 +136,7 @@ class RunSpec:
 
     @property
     def run_id(self) -> str:
+        """Names task, model, horizon and seed, and ends in 10 hex digits of all that decides its numbers."""
         decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
         own = {name: signature for name in self.models if (signature := signature_of(name))}
         digest = fingerprint(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
@@ -248,6 +251,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
+        """Whether `end` was reached before."""
         return is_file(self.folder / "done.json")
 
 

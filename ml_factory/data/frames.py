@@ -82,6 +82,7 @@ def runs_of(
 
 @njit(cache=True, nogil=True)
 def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
+    """The compiled pass of `runs_of`: fills `runs` from the front; (how many, the first row out of order or -1)."""
     now, count, k, row = place[0], 0, 0, 0
     clock, previous, close, has_contract = now.clock, now.previous, now.close, len(contract) > 0
     while row < len(start):

@@ -65,6 +65,7 @@ def jump_scores(gap: np.ndarray, swing: np.ndarray, usual: np.ndarray) -> np.nda
 
 
 def level_findings(levels: Levels, log: dict[str, np.ndarray]) -> Iterator[Finding]:
+    """What `levels` says of the bars, in words.  log : column -> float64[N], logarithms of its prices."""
     rows = np.flatnonzero(levels.unit)
     if len(rows):
         factors = ", ".join(f"{10.0**k:g}" for k in np.unique(levels.unit[rows]).tolist())

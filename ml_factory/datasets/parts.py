@@ -62,10 +62,12 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def write_plain(obj: object, path: Path) -> None:
+    """One line of JSON; ValueError for NaN and infinity, which JSON has no word for."""
     path.write_text(json.dumps(obj, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def time_column(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
+    """int64 ns, or an index in UTC, as Arrow's timestamps."""
     if isinstance(moments, pd.DatetimeIndex):
         moments = moments.as_unit("ns").asi8
     return pa.array(np.asarray(moments, np.int64)).cast(pa.timestamp("ns", tz="UTC"))
@@ -77,6 +79,7 @@ def utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeIndex:
 
 
 def time_index(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
+    """The table's column of that name as `time_column` wrote it."""
     return utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
 
 

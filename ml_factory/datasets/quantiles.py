@@ -88,6 +88,7 @@ def counted(
 
 
 def evenly(count: int, wanted: int) -> np.ndarray:
+    """int64 (wanted,): positions spread over 0 .. count - 1, both ends among them."""
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 

@@ -44,6 +44,7 @@ class Ranks:
     values: tuple[np.ndarray, ...]
 
     def to_state(self) -> dict:
+        """As plain values and arrays; runs of rows by their first and their count."""
         ends = np.cumsum([len(one) for one in self.values])
         steps = np.flatnonzero(np.diff(self.rows, prepend=-2) != 1)  # runs: few, however many rows there are
         runs = np.stack([self.rows[steps], np.append(steps[1:], len(self.rows)) - steps])
@@ -52,6 +53,7 @@ class Ranks:
 
     @classmethod
     def from_state(cls, state: dict) -> "Ranks":
+        """What `to_state` gave."""
         rows = np.concatenate([np.arange(first, first + count) for first, count in state["runs"].T])
         values = tuple(np.split(state["values"], state["ends"][:-1]))
         return cls(rows, state["low"], state["high"], state["counts"], values)

@@ -164,6 +164,10 @@ class QuantileScaler:
         return cls(np.array(found).reshape(-1, knots), shape)
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """float32 (N, F): ranks as the class tells, 0 for a missing value; written into `out` where given.
+
+        A value beyond the outer knots has their rank. Raises SettingsError for another number of columns.
+        """
         shares = np.linspace(0, 1, self.knots.shape[1])
 
         def ranked(block: np.ndarray) -> np.ndarray:

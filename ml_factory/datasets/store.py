@@ -86,6 +86,7 @@ class Store:
 
     @property
     def committed(self) -> bool:
+        """Whether its manifest is written: all that it names is there."""
         return self._manifest is not None
 
     @property
@@ -116,6 +117,7 @@ class Store:
 
     @property
     def feature_names(self) -> list[str]:
+        """F names, in the order of the columns."""
         return self._features["names"]
 
     @property

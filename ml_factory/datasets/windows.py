@@ -50,10 +50,12 @@ class Windows:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """(windows, T, F)."""
         return len(self.rows), self.lookback, self.x_NF.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Where the array lies."""
         return self.x_NF.device
 
     def gather(self, positions: np.ndarray | torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

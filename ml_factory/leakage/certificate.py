@@ -59,6 +59,7 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
+        """Whether no leak was found."""
         return not self.leaks
 
     @property
@@ -75,6 +76,7 @@ class Certificate:
         return ", then ".join(f"{one.form} to {one.until[:16]} ({one.cuts} cuts)" for one in self.stretches)
 
     def to_dict(self) -> dict:
+        """As JSON, with a hash over all of it."""
         stored = plain(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
         return stored | {"hash": fingerprint(stored)}
 
@@ -143,6 +145,7 @@ def issue(
 
 
 def place_of(processed: Path, subject: str, horizon: int) -> Path:
+    """Where the certificate of this data set and horizon lies.  subject : the data set's fingerprint."""
     return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
 
 

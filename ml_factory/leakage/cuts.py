@@ -34,6 +34,7 @@ class Cut:
 
     @property
     def moment(self) -> str:
+        """`at` in words."""
         return str(pd.Timestamp(self.at, tz="UTC"))
 
 

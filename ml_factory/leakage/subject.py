@@ -137,6 +137,7 @@ class StandardPipeline:
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:
+        """The chronological split, and the folds of every scheme where there are rows enough for them."""
         embargo = self.split_spec.embargo_bars
         parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
         folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
@@ -154,6 +155,7 @@ class StandardPipeline:
         return parts
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        """The steps up to the scaler, and training weights without decay and with it."""
         rows = np.asarray(roles["train"])
         taught, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
         sample = Sample(values, names, rows, labels["close"].to_numpy(), taught)

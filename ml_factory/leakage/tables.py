@@ -28,6 +28,7 @@ class Table:
         return len(self.at)
 
     def column(self, name: str) -> np.ndarray:
+        """The [N] values of that name, out of `columns` or `matrix`."""
         return self.columns[name] if name in self.columns else self.matrix[:, self.names.index(name)]
 
 
@@ -65,6 +66,7 @@ class Leak:
     cuts: int = 1
 
     def sentence(self) -> str:
+        """What changed, by how much, and where it was seen."""
         size = "" if self.size is None else f", up to {self.size:.3g} of its deviation"
         seen = f"cut {self.cut} ({self.why}), {self.disturbance}, {self.scope}"
         times = f"; in {self.cuts} comparisons" if self.cuts > 1 else ""

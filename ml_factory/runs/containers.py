@@ -127,6 +127,7 @@ def write_small(disk: Disk, path: Path, data: bytes) -> None:
 
 
 def read_small(disk: Disk, path: Path) -> bytes:
+    """What `write_small` left there. Raises WorkspaceError when the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _read(disk, file, min(disk.size(file), _LARGEST_INFO), 0)
 

@@ -334,6 +334,7 @@ def _first_whole(copies: list[tuple]) -> list[dict]:
 
 
 def check_name(name: str, field: str) -> str:
+    """The name, if it can stand in a slot. Raises SettingsError with one that can.  field : what is named."""
     if isinstance(name, str) and NAME.fullmatch(name):
         return name
     proposal = re.sub(r"[^A-Za-z0-9._=-]+", "-", str(name)).lstrip("._=-")[:100] or "train"

@@ -21,6 +21,7 @@ Ask = Callable[[nn.Module, tuple], Tensor]
 
 
 def first_alone(network: nn.Module, batch: tuple) -> Tensor:
+    """Ask a network that reads nothing beside its windows."""
     return network(batch[0])
 
 

@@ -88,6 +88,7 @@ def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
+    """Where the run's predictions lie, or will."""
     return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
 
 

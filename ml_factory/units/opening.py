@@ -66,6 +66,7 @@ def weight_setting(spec: WeightSpec | None) -> dict:
 
 
 def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, also from one text with commas. Raises SettingsError unless they are two known models or more."""
     if isinstance(names, str):
         names = names.split(",")
     names = tuple(name.strip() for name in names)

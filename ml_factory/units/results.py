@@ -162,6 +162,15 @@ class AuditResult(Result):
 
 @dataclass(frozen=True)
 class TrainResult(Result):
+    """metrics : a row per split (validation, test) and forecast, the baselines among them.  history : a row an epoch or
+    booster block: epoch, train_loss, val_loss, seconds.  best_epoch : the one the model stands at.
+
+    resumed_from : epochs or blocks that an interrupted run had done; None where none or where it was `reused`, finished
+    before.  exact : the bits are those of a run that was never interrupted; inexact_because says why they are not.
+    limited : what QUICK limits.  found : what there was of this run, in a sentence.
+    importances : of trees and the linear model, `importance_table`.  machine : what a network's fit ran on and took.
+    """
+
     symbol: str
     horizon: int
     model: str
@@ -304,6 +313,8 @@ class StackResult(Result):
 
 @dataclass(frozen=True)
 class EvaluateResult(Result):
+    """metrics : a row a forecast on the common test rows, the baselines among them."""
+
     symbol: str
     horizon: int
     metrics: pd.DataFrame
@@ -316,6 +327,8 @@ class EvaluateResult(Result):
 
 @dataclass(frozen=True)
 class PredictResult(Result):
+    """frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), as in the file at `path`."""
+
     symbol: str
     horizon: int
     model: str

@@ -93,6 +93,7 @@ class _Scale:
 
 
 def work_of(name: str, size: Size) -> float:
+    """What a fit takes, in what its time grows with: rows that a network sees, rounds of a booster."""
     return float(size.rows * size.turns if spec_of(name).windowed else size.turns)
 
 
