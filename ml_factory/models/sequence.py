@@ -25,19 +25,30 @@ class RecurrentSpec:
         check_sizes(self, "a recurrent network", whole=("hidden", "layers"))
 
 
-class LSTM(nn.Module):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000).
-
-    x_BTF -> logits_BC, or a forecast y_BSC, from the last step's hidden state.
-    """
+class _Recurrent(nn.Module):
+    """x_BTF -> logits_BC, or a forecast y_BSC, from the last step's hidden state."""
 
     Spec = RecurrentSpec
+    layers: type[nn.RNNBase]
 
     def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
         super().__init__()
-        self.rnn = recurrent.LSTM(features, spec.hidden, spec.layers, spec.dropout)
+        self.rnn = self.layers(features, spec.hidden, spec.layers, spec.dropout)
         self.drop = nn.Dropout(spec.dropout)
         self.head = VectorHead(spec.hidden, features, task)
+
+    def forward(self, x_BTF: Tensor) -> Tensor:
+        hidden_BTH, _ = self.rnn(x_BTF)
+        return self.head(self.drop(hidden_BTH[:, -1]))
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000)."""
+
+    layers = recurrent.LSTM
+
+    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
+        super().__init__(features, lookback, task, spec)
         self._open_forget_gates()
 
     def _open_forget_gates(self) -> None:
@@ -48,25 +59,11 @@ class LSTM(nn.Module):
                 hidden = self.rnn.hidden_size
                 nn.init.ones_(parameter.data[hidden : 2 * hidden])
 
-    def forward(self, x_BTF: Tensor) -> Tensor:
-        hidden_BTH, _ = self.rnn(x_BTF)
-        return self.head(self.drop(hidden_BTH[:, -1]))
 
-
-class GRU(nn.Module):
+class GRU(_Recurrent):
     """Gated recurrent unit (Cho et al. 2014; reset after the product, as cuDNN has it): like the LSTM, one state."""
 
-    Spec = RecurrentSpec
-
-    def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
-        super().__init__()
-        self.rnn = recurrent.GRU(features, spec.hidden, spec.layers, spec.dropout)
-        self.drop = nn.Dropout(spec.dropout)
-        self.head = VectorHead(spec.hidden, features, task)
-
-    def forward(self, x_BTF: Tensor) -> Tensor:
-        hidden_BTH, _ = self.rnn(x_BTF)
-        return self.head(self.drop(hidden_BTH[:, -1]))
+    layers = recurrent.GRU
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,12 @@ from ml_factory.models.contract import (
 from ml_factory.models.frames import Strides, as_strides, several_frames
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.feed import Feed
-from ml_factory.training.judging import mean_loss, outputs
-from ml_factory.training.loop import fit
+from ml_factory.training.judging import outputs
 from ml_factory.training.losses import weighted_cross_entropy
-from ml_factory.training.neural import ReadsBeside, beside_of, fresh, split_settings
+from ml_factory.training.neural import Neural, beside_of, fresh, split_settings
 
 
-class NeuralClassifier(ReadsBeside, Estimator):
+class NeuralClassifier(Neural, Estimator):
     """Any network of `models` behind the common contract.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
@@ -60,26 +59,12 @@ class NeuralClassifier(ReadsBeside, Estimator):
         parts = self._parts(x, y, sample_weight, "training")
         held = validation and self._parts(*(*validation, None)[:3], "validation")
         self._build(parts[0].shape[2])
-        feed, validate = Feed(device, parts), None
-        if held:
-            held_feed = Feed(device, held)
-            validate = lambda: mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)  # noqa: E731
-        result = fit(
-            self.network,
-            len(feed),
-            feed,
-            self._loss,
-            spec,
-            device,
-            identity={
-                "model": self.name,
-                "settings": {**spec.identity(), **asdict(self.network_spec), **self._shape()},
-                "data": data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
-            },
-            validate=validate,
-            callbacks=callbacks,
-            checkpoints=checkpoints,
-        )
+        result = self._learn(
+            parts, held, spec, device,
+            settings={**spec.identity(), **asdict(self.network_spec), **self._shape()},
+            data=data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
+            callbacks=callbacks, checkpoints=checkpoints,
+        )  # fmt: skip
         result.limited = limited
         return result
 

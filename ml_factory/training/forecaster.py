@@ -16,13 +16,12 @@ from ml_factory.models.contract import FitResult, data_signature
 from ml_factory.models.heads import Forecast
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.feed import Feed
-from ml_factory.training.judging import mean_loss, outputs
-from ml_factory.training.loop import fit
+from ml_factory.training.judging import outputs
 from ml_factory.training.losses import weighted_mse, weighted_pinball
-from ml_factory.training.neural import ReadsBeside, beside_of, fresh, split_settings
+from ml_factory.training.neural import Neural, beside_of, fresh, split_settings
 
 
-class NeuralForecaster(ReadsBeside):
+class NeuralForecaster(Neural):
     """network : a class of `models` with a `Spec`. forecast : steps, channels and quantiles.
 
     settings : fields of that Spec and of TrainSpec, by name. Learns the mean (squared error), or the quantiles
@@ -48,24 +47,12 @@ class NeuralForecaster(ReadsBeside):
         device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
         self.network = fresh(self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed)
         told = self._told(known_NK, static_V)
-        feed, held = (Feed(device, self._parts(x_NF, part, *told)) for part in (rows, validation))
+        parts, held = (self._parts(x_NF, part, *told) for part in (rows, validation))
         about = {**spec.identity(), **asdict(self.network_spec), **asdict(self.forecast), "lookback": self.lookback}
-        return fit(
-            self.network,
-            len(feed),
-            feed,
-            self._loss,
-            spec,
-            device,
-            identity={
-                "model": self.name,
-                "settings": about,
-                "data": data_signature(features, x_NF, rows, validation, *told),
-            },
-            validate=lambda: mean_loss(self.network, held, self._loss, device, spec.eval_batch),
-            callbacks=callbacks,
-            checkpoints=checkpoints,
-        )
+        return self._learn(
+            parts, held, spec, device, settings=about, data=data_signature(features, x_NF, rows, validation, *told),
+            callbacks=callbacks, checkpoints=checkpoints,
+        )  # fmt: skip
 
     def predict(
         self, x_NF: np.ndarray, rows: np.ndarray, *, known_NK: np.ndarray | None = None,

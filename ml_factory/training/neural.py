@@ -1,6 +1,7 @@
-"""What the estimators of networks share: settings told apart, a network from its seed, inputs beside the windows."""
+"""What the estimators of networks share: settings told apart, a network from its seed, the loop, inputs beside the
+windows."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -9,8 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.models.contract import FitResult
 from ml_factory.models.heads import Task
 from ml_factory.seeding import derive_seed
+from ml_factory.training.device import Device
+from ml_factory.training.feed import Feed, Part
+from ml_factory.training.judging import mean_loss
+from ml_factory.training.loop import fit
 from ml_factory.training.spec import TrainSpec
 
 
@@ -42,11 +48,38 @@ def fresh(name: str, network: type[nn.Module], features: int, lookback: int, tas
         return network(features, lookback, task, spec)
 
 
-class ReadsBeside:
-    """An estimator whose network may read more than a window; `beside` as of `beside_of`."""
+class Neural:
+    """What estimators of networks do alike; `_loss` is theirs.
+
+    network : None until it is fitted or loaded.  beside : what it reads beside a window, as of `beside_of`.
+    """
 
     name: str
+    network: nn.Module | None
     beside: dict[str, tuple[int, ...]]
+
+    def _learn(
+        self, parts: Sequence[Part], held: Sequence[Part] | None, spec: TrainSpec, device: Device, *,
+        settings: Mapping, data: Mapping, callbacks: Sequence[Callable], checkpoints: Any,
+    ) -> FitResult:  # fmt: skip
+        """The loop over these parts; the epoch is chosen on those that are `held` out, if any.
+
+        settings, data : what a checkpoint must agree with to be gone on from.
+        """
+        feed, held_feed = Feed(device, parts), Feed(device, held) if held else None
+
+        def validate() -> float:
+            return mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
+
+        return fit(
+            self.network, len(feed), feed, self._loss, spec, device,
+            identity={"model": self.name, "settings": settings, "data": data},
+            validate=validate if held else None, callbacks=callbacks, checkpoints=checkpoints,
+        )  # fmt: skip
+
+    def _loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+        """(sum of w * loss, sum of w) of a batch, whose last part is the weights (B,)."""
+        raise NotImplementedError
 
     def _ask(self, network: nn.Module, batch: tuple) -> Tensor:
         """What the network says of (x_BTF, what it reads beside it in order, ...)."""
