@@ -333,8 +333,7 @@ def evaluate(
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = pages.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data,
-        Store.current(workspace.processed(symbol)),
-        metrics, test, test_rows=rows, limited=limited,
+        Store.current(workspace.processed(symbol)), pages.OnTest(rows, test, metrics), limited=limited,
         facts=pages.tiles(data, metrics, chosen.loc[list(found), "log_loss"].idxmin()), more=[pages.runs(found)],
     )  # fmt: skip
     return EvaluateResult(

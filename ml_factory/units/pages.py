@@ -1,6 +1,7 @@
 """What a report shows, and in which order: the verdict first, then the data it rests on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,21 +36,34 @@ MAIN_METRICS = [
 MANY = 2  # more forecasts than this in one reliability plot hide each other
 
 
+@dataclass(frozen=True)
+class OnTest:
+    """What was said of N test rows, and how right it was.
+
+    rows : int64 (N,), positions into the labels.  said : forecast -> (N, 3) probabilities.
+    metrics : `metrics_table`.  beaten : as of `Verdict`.
+    """
+
+    rows: np.ndarray
+    said: Mapping[str, np.ndarray]
+    metrics: pd.DataFrame
+    beaten: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+
+
 def run_page(
-    path: Path, title: str, data: Dataset, store: Store, metrics: pd.DataFrame, test: Mapping[str, np.ndarray],
-    *, test_rows: np.ndarray, facts: dict, limited: Mapping[str, object], more: list[Section] | None = None,
-    beaten: Mapping[str, tuple[float, float, float]] | None = None,
+    path: Path, title: str, data: Dataset, store: Store, judged: OnTest, *, facts: dict,
+    limited: Mapping[str, object], more: Sequence[Section] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run (or of several on the same rows).
 
-    metrics : `metrics_table` on the test rows.  test : forecast -> (N, 3) probabilities on `test_rows`.
+    facts : shown under the title.  limited : what QUICK limits.
     more : chapters between the verdict and the data, such as learning curves.
-    beaten : as of `Verdict`; said beside the verdict.
     """
+    of = len(data.splits["test"])
     sections = [
-        verdict(metrics, len(test_rows), len(data.splits["test"]), sided=sided(data), beaten=beaten or {}),
-        calibration(data, test, test_rows),
-        *(more or []),
+        verdict(judged.metrics, len(judged.rows), of, sided=sided(data), beaten=judged.beaten),
+        calibration(data, judged.said, judged.rows),
+        *more,
         *data_chapters(data, store),
     ]
     return write_report(
@@ -67,8 +81,9 @@ def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact
     facts, metrics = artifact.facts, verdict.test_table
     name, store = facts["model"], Store.current(workspace.processed(data.symbol))
     return run_page(
-        folder / "report.html", f"{name} on {data.symbol}", data, store, metrics, {name: verdict.test_p},
-        test_rows=verdict.test_rows, limited=facts["limited"], beaten=verdict.beaten, facts=tiles(data, metrics, name),
+        folder / "report.html", f"{name} on {data.symbol}", data, store,
+        OnTest(verdict.test_rows, {name: verdict.test_p}, metrics, verdict.beaten),
+        facts=tiles(data, metrics, name), limited=facts["limited"],
         more=how_it_was_made(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
