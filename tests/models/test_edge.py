@@ -5,11 +5,14 @@ And its file of finished cells: what is in it is not done again, what is not who
 
 import json
 import sys
+from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from benchmarks import edge
 from benchmarks.edge import code_behind, judged, rows_of
+from ml_factory.models.contract import FitResult
 from ml_factory.models.registry import build_model
 
 SMALL = {"lightgbm": {}, "lstm": {"epochs": 4}}
@@ -27,6 +30,39 @@ def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, n
         assert found["oracle"] > 0.1 and 0.5 < found["share"] < 1, found
     else:
         assert found["errors"] < 2, found
+
+
+class Asked:
+    """Notes which rows it is given for what, and says a third."""
+
+    name, lookback = "lightgbm", 1
+
+    def fit(self, x, y, *, validation):
+        self.learnt, self.held = (x, y), validation
+        return FitResult()
+
+    def predict_proba(self, x):
+        self.judged = x
+        return np.full((len(x), 3), 1 / 3)
+
+
+def test_the_rows_that_judge_teach_nothing(rows):
+    """Learnt from training rows, stopped on validation rows, judged on the rest; labels of each end before the next."""
+    model = Asked()
+    facts = judged(rows, model)
+    given = {"train": model.learnt, "validation": model.held, "test": (model.judged, None)}
+    for name, (x, y) in given.items():
+        expected = rows.take(model, name)
+        np.testing.assert_array_equal(x, expected[0])
+        assert y is None or np.array_equal(y, expected[1])
+    assert facts["rows"] == len(model.judged)
+    labels = [rows.labels.iloc[rows.splits[name]] for name in ("train", "validation", "test")]
+    for before, after in pairwise(labels):
+        assert before["label_end"].max() <= after.index.min()
+    shares = np.array([np.mean(rows.take(model, "train")[1] == side) for side in (-1, 0, 1)])
+    y = rows.take(model, "test")[1]
+    # Beside the shares of training rows: how much less their log loss is than that of a third each.
+    assert facts["gain"] == pytest.approx(-np.log(shares)[y + 1].mean() - np.log(3), rel=0.01, abs=1e-4)
 
 
 @pytest.fixture
