@@ -117,17 +117,23 @@ def _place(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[T
     """index_B -> the part's rows, from memory on the device. placed : arrays there by their address on the host, so
     that one of which several parts are windows is there once."""
     if not isinstance(part, Windows):
-        rows_N = device.place(torch.from_numpy(part))
+        rows_N = _with_room(torch.from_numpy(part), device)
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
         return _on_host(part)
     # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
     address = part.x_NF.data_ptr()
-    x_NF = placed[address] = placed[address] if address in placed else device.place(part.x_NF)
-    last_N, back_T = map(device.place, (torch.from_numpy(part.rows), torch.arange(part.lookback).flip(0)))
+    x_NF = placed[address] = placed[address] if address in placed else _with_room(part.x_NF, device)
+    last_N, back_T = _with_room(torch.from_numpy(part.rows), device), device.place(torch.arange(part.lookback).flip(0))
 
     def gather(index_B: Tensor) -> Tensor:
         rows_BT = last_N.index_select(0, index_B)[:, None] - back_T
         return x_NF.index_select(0, rows_BT.flatten()).unflatten(0, rows_BT.shape)
 
     return gather
+
+
+def _with_room(rows: Tensor, device: Device) -> Tensor:
+    """On the device, behind them as many rows of 0 as it wants; nobody asks for those."""
+    room = device.room_for(len(rows)) - len(rows)
+    return device.place(torch.cat([rows, rows.new_zeros(room, *rows.shape[1:])]) if room else rows)

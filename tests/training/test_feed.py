@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.training.device import Cuda, Device
+from ml_factory.training.device import Cuda, Device, Xla
 from ml_factory.training.feed import Feed, Reused
 
 
@@ -38,6 +38,23 @@ def test_every_way_gives_the_same_rows(parts, device, resident):
     np.testing.assert_array_equal(x_BTF, by_hand)
     np.testing.assert_array_equal(target_B, parts[1][positions])
     assert len(feed) == 44
+
+
+def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, monkeypatch):
+    placed = []
+    monkeypatch.setattr(Foreign, "room_for", lambda self, rows: 64)
+    monkeypatch.setattr(Foreign, "place", lambda self, value: placed.append(tuple(value.shape)) or value)
+    feed = Feed(Foreign("there", 1), parts)
+    assert placed == [(64, 3), (64,), (5,), (64,)] and len(feed) == 44
+    positions = np.array([3, 0, 43, 3])
+    x_BTF, target_B = feed(positions)
+    np.testing.assert_array_equal(x_BTF, parts[0][positions])
+    np.testing.assert_array_equal(target_B, parts[1][positions])
+
+
+@pytest.mark.parametrize(("rows", "room"), [(1, 1), (15, 15), (16, 16), (17, 18), (97, 104), (104, 104), (130, 144)])
+def test_xla_has_eight_lengths_for_each_power_of_two(rows, room):
+    assert Xla("xla", 1).room_for(rows) == room and Device("cpu", 1).room_for(rows) == rows
 
 
 def test_what_does_not_fit_stays_on_the_host(parts):

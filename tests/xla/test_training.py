@@ -94,6 +94,20 @@ def test_the_step_counter_crosses_36300_without_a_program(first):
     assert run.step == first + 25 == int(run.flag[1])
 
 
+def test_a_fold_of_another_length_is_the_same_program():
+    """Lengths up to an eighth apart are one; what is answered is what the CPU answers."""
+    x, y, w = market(160)
+    settings = {**SMALL["gru"], "lookback": T, "epochs": 1, "batch": 16, "eval_batch": 16, "precision": "fp32"}
+    for rows, compiled in ((97, True), (104, False), (130, True)):
+        model = build_model("gru", **settings, device="xla", dropout=0.0)
+        result = model.fit(x[:rows], y[:rows], w[:rows], validation=(x[-30:], y[-30:], w[-30:]))
+        assert (result.compiles["train"] > 0) is compiled, (rows, result.compiles)
+        there = build_model("gru", **settings, device="cpu", dropout=0.0)
+        expected = there.fit(x[:rows], y[:rows], w[:rows], validation=(x[-30:], y[-30:], w[-30:]))
+        for name in ("train_loss", "val_loss"):
+            assert result.history[0][name] == pytest.approx(expected.history[0][name], rel=1e-5)
+
+
 def test_parts_are_one_program_more():
     weights, result, device = trained("xla", {"accumulate": 4})
     assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.watchdog.complaints
