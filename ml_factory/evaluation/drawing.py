@@ -43,6 +43,7 @@ POINTS = 1500  # of a price line: more than a screen has columns, few enough for
 WIDE, NARROW = 8.6, 3.7  # inches
 SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
 DASHED = (0, (4, 3))
+BEHIND = {"facecolor": INK["card"], "edgecolor": "none", "alpha": 0.8, "pad": 1.0}  # words that stand on lines
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:

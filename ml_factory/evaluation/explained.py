@@ -5,7 +5,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ml_factory.evaluation.drawing import DASHED, INK, NORMAL, SMALL, axis_labels, lying_rows, new_figure
+from ml_factory.evaluation.drawing import DASHED, INK, NORMAL, axis_labels, lying_rows, name_lines, new_figure
+
+SPREAD = "middle 80 % of rows"
 
 
 def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the network selects") -> Figure:
@@ -16,14 +18,15 @@ def variable_shares(shares: pd.DataFrame, top: int = 15, title: str = "What the 
     rows, even = shares.sort_values("share", ascending=False).head(top), 1 / len(shares)
     figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(rows))
     place = np.arange(len(rows))
-    ax.barh(place, rows["share"], height=0.62, color=INK["accent"])
-    ax.hlines(place, rows["low"], rows["high"], color=INK["muted"], linewidth=1.4)
-    ax.axvline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
+    ax.barh(place, rows["share"], height=0.62, color=INK["accent"], alpha=0.45, linewidth=0, label="mean over rows")
+    ax.hlines(place, rows["low"], rows["high"], color=INK["ink"], linewidth=1.4, label=SPREAD)
+    ax.axvline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="all variables alike")
     lying_rows(ax, [f"{name}  {share:.1%}" for name, share in rows["share"].items()])
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axis_labels(ax, f"share of the selection; {len(shares)} variables, {rows['share'].sum():.0%} of it shown")
+    axis_labels(ax, f"share of the selection\n{len(shares)} variables, {rows['share'].sum():.0%} of it shown")
+    name_lines(figure, 2, loc="outside lower left")  # below all: beside names so long a phone has no room above
     return figure
 
 
@@ -34,15 +37,14 @@ def attention_over_time(attention: pd.DataFrame, title: str = "Where in the wind
     """
     figure, (ax,) = new_figure(title, 2.9)
     x, even = -attention.index.to_numpy(), 1 / len(attention)
-    ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0)
-    ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8)
-    ax.axhline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
-    ax.annotate("all bars alike", (0, even), xycoords=("axes fraction", "data"), xytext=(2, 3), fontsize=SMALL,
-                textcoords="offset points", color=INK["muted"])  # fmt: skip
+    ax.fill_between(x, attention["low"], attention["high"], color=INK["accent"], alpha=0.15, linewidth=0, label=SPREAD)
+    ax.plot(x, attention["attention"], color=INK["accent"], linewidth=1.8, label="mean over rows")
+    ax.axhline(even, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label="all bars alike")
     ax.set_ylim(bottom=0)
     ax.margins(x=0.01)
     ax.xaxis.set_major_locator(MaxNLocator(9, integer=True))
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.tick_params(labelsize=NORMAL)
-    axis_labels(ax, "bars from the newest", "attention")
+    axis_labels(ax, "bars from the newest", "share of attention")
+    name_lines(ax, 2)
     return figure

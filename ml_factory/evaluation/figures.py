@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, PercentFormatter
 
 from ml_factory.evaluation.drawing import (
+    BEHIND,
     DASHED,
     INK,
     LABEL_INK,
@@ -39,7 +40,7 @@ def learning_curves(
 ) -> Figure:  # fmt: skip
     """Training and validation loss per epoch or booster block; columns epoch, train_loss, val_loss.
 
-    prior : the class prior's log loss on the validation rows: a curve that stays above it has learnt nothing.
+    prior : the class prior's on validation rows, weighed as the history's: a curve that stays above has learnt nothing.
     """
     figure, (ax,) = new_figure(title, 3.1)
     epoch = history["epoch"].to_numpy(dtype=np.float64)
@@ -47,15 +48,14 @@ def learning_curves(
     ax.plot(epoch, history["train_loss"], color=INK["neutral"], label="train", **style)
     if history["val_loss"].notna().any():
         ax.plot(epoch, history["val_loss"], color=INK["accent"], label="validation", **style)
-    if prior is not None:
-        ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=DASHED)
-        ax.annotate("class prior", (1, prior), xycoords=("axes fraction", "data"), xytext=(0, 3), fontsize=SMALL,
-                    textcoords="offset points", ha="right", va="bottom", color=INK["muted"])  # fmt: skip
+    if prior is not None:  # its name is in the legend: beside the line the best loss may stand
+        ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label=f"class prior {prior:.4f}")
     if best_epoch is not None and (history["epoch"] == best_epoch).any():
         best = float(history.loc[history["epoch"] == best_epoch, "val_loss"].iloc[0])
         ax.plot([best_epoch], [best], "o", color=INK["accent"], markeredgecolor=INK["card"], markersize=8, zorder=5)
-        ax.annotate(f"best {best:.4f}", (best_epoch, best), xytext=(0, 9), textcoords="offset points", ha="center",
-                    fontsize=SMALL, color=INK["accent"])  # fmt: skip
+        # Below: it is the lowest point of its curve.
+        ax.annotate(f"best {best:.4f}", (best_epoch, best), xytext=(0, -8), textcoords="offset points", ha="center",
+                    va="top", fontsize=SMALL, color=INK["accent"], zorder=6, bbox=BEHIND)  # fmt: skip
     if resumed_from is not None:
         ax.axvline(resumed_from, color=INK["third"], linewidth=1.1, linestyle=(0, (1, 2)))
         ax.annotate("resumed", (resumed_from, 0), xycoords=("data", "axes fraction"), xytext=(4, 4), fontsize=SMALL,
@@ -63,8 +63,8 @@ def learning_curves(
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_locator(MaxNLocator(5))
     ax.margins(y=0.14)
-    axis_labels(ax, "epoch or booster block", "log loss (nats)")
-    name_lines(ax, 2)
+    axis_labels(ax, "epoch or booster block", "weighted log loss (nats)")
+    name_lines(ax, 3)
     return figure
 
 

@@ -3,10 +3,13 @@
 import re
 from functools import cache
 from html.parser import HTMLParser
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.legend import Legend
 
 from ml_factory.data.resample import Frame
 from ml_factory.evaluation import data_figures, explained, figures
@@ -209,6 +212,25 @@ def test_the_alignment_shows_the_bar_given_and_its_age():
     # At row 70 it is 05:55; the hour known then ended at 05:00.
     text = to_svg(FIGURES["alignment"], "x")
     assert "55 min old" in text and "this row" in text and "60 min" in text
+
+
+@pytest.mark.parametrize("best", [1.0725, 1.0795, 1.0865, 1.11])
+def test_no_word_of_the_learning_curves_stands_on_another(best):
+    history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0435, 0.987], "val_loss": [best + 0.005, best]})
+    figure = figures.learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
+    FigureCanvasAgg(figure).draw()
+    (ax,) = figure.axes
+    boxes = [text.get_window_extent() for text in (*ax.texts, *ax.get_legend().get_texts(), figure._suptitle)]
+    assert not [(one, two) for one, two in combinations(boxes, 2) if one.overlaps(two)]
+    assert {"train", "validation", "class prior 1.0802"} == {text.get_text() for text in ax.get_legend().get_texts()}
+    assert ax.get_ylabel() == "weighted log loss (nats)"  # the table of metrics counts each row once
+
+
+def test_what_stands_beside_a_mean_is_named():
+    shares, attention = explained.variable_shares(SHARES), explained.attention_over_time(ATTENTION)
+    for figure, alike in ((shares, "all variables alike"), (attention, "all bars alike")):
+        named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
+        assert named == {"mean over rows", "middle 80 % of rows", alike}
 
 
 def test_learning_without_validation_or_with_one_epoch():
