@@ -127,7 +127,7 @@ def metrics_bar(
     )
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, f"nats per row; 0 is the {reference}")
+    axis_labels(ax, f"nats per row; 0 is the {reference}. Bars: 95 %; ±: one standard error")
     return figure
 
 
