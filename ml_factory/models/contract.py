@@ -120,8 +120,9 @@ def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] 
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="an integer >= 1")
     for name in shares:
-        if not 0 <= getattr(spec, name) < 1:
-            raise SettingsError(f"Cannot build {what}", where=name, got=getattr(spec, name), wanted="in [0, 1)")
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="a number in [0, 1)")
 
 
 def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:

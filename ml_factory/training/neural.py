@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.models.contract import FitResult
 from ml_factory.models.heads import Task
+from ml_factory.models.registry import available_models, locate, spec_of
 from ml_factory.seeding import derive_seed
 from ml_factory.training.device import Device
 from ml_factory.training.feed import Feed, Part
@@ -24,12 +25,20 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
     """(those of the training, those of the network), each checked; an unknown one is refused with a suggestion."""
     mine, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
     for unknown in set(given) - mine - theirs:
-        known = mine | theirs | {"lookback"}
-        raise SettingsError("Unknown setting", where=name, got=repr(unknown), next_step=did_you_mean(unknown, known))
+        known = mine | theirs | {"frames", "lookback"}
+        step = _whose(unknown) or did_you_mean(unknown, known)
+        raise SettingsError("Unknown setting", where=name, got=repr(unknown), next_step=step)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
         raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
     training = TrainSpec(**{key: value for key, value in given.items() if key in mine})
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
+
+
+def _whose(setting: str) -> str:
+    """What to do with a setting that only other networks have; "" where none has it."""
+    networks = {name: locate(spec_of(name).network) for name in available_models() if spec_of(name).windowed}
+    theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
+    return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
 def beside_of(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 
-from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.errors import SettingsError
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -51,22 +51,26 @@ class TrainSpec:
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
                 raise _refused(name, value, f"an integer >= {low}")
         for name in ("lr", "clip"):
-            if not 0 < getattr(self, name) < float("inf"):
+            if not _number(getattr(self, name)) or not 0 < getattr(self, name) < float("inf"):
                 raise _refused(name, getattr(self, name), "a positive number")
         for name in ("weight_decay", "save_seconds"):
-            if not getattr(self, name) >= 0:
-                raise _refused(name, getattr(self, name), ">= 0")
+            if not _number(getattr(self, name)) or not getattr(self, name) >= 0:
+                raise _refused(name, getattr(self, name), "a number >= 0")
         for name, what in (("warmup", "a share of all steps"), ("ema", "a decay")):
-            if not 0 <= getattr(self, name) < 1:
-                raise _refused(name, getattr(self, name), f"in [0, 1): {what}")
+            if not _number(getattr(self, name)) or not 0 <= getattr(self, name) < 1:
+                raise _refused(name, getattr(self, name), f"a number in [0, 1): {what}")
         for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
-            if getattr(self, name) not in known:
-                got = getattr(self, name)
-                raise SettingsError(f"Unknown {name}", where=name, got=repr(got), next_step=did_you_mean(got, known))
+            value = getattr(self, name)
+            if value not in known:  # all of them are named: by its letters a "gpu" is nearest to the CPU
+                raise SettingsError(f"Unknown {name}", where=name, got=repr(value), wanted=", ".join(known))
 
     def identity(self) -> dict:
         """The settings that make it another run when they change."""
         return {name: value for name, value in asdict(self).items() if name not in _ELSEWHERE}
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _refused(name: str, value: object, wanted: str) -> SettingsError:

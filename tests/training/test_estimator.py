@@ -61,6 +61,10 @@ def test_settings_belong_to_network_or_training():
     assert model.network_spec.width == 8 and model.settings.epochs == 4 and model.lookback == 24
     with pytest.raises(SettingsError, match="did you mean 'hidden'"):
         build_model("lstm", hiden=3)
+    with pytest.raises(SettingsError, match=r"leave it out, or take a model that has it: tft\.$"):
+        build_model("lstm", known=True)
+    with pytest.raises(SettingsError, match=r"\[dropout\]\. got 'abc', wanted a number in \[0, 1\)"):
+        build_model("lstm", dropout="abc")
     for lookback in (0, 1):  # networks read windows, and one row is none
         with pytest.raises(SettingsError, match=r"\[lookback\]"):
             build_model("lstm", lookback=lookback)

@@ -13,7 +13,11 @@ from ml_factory.training.spec import TrainSpec
         ({"clip": 0}, r"\[clip\]"),
         ({"warmup": 1.0}, r"\[warmup\]"),
         ({"weight_decay": -0.1}, r"\[weight_decay\]"),
-        ({"device": "gpu"}, "did you mean 'cpu'"),
+        ({"device": "gpu"}, "wanted auto, cpu, cuda, xla"),
+        *(
+            ({name: "abc"}, rf"\[{name}\]\. got 'abc', wanted a")
+            for name in ("lr", "clip", "weight_decay", "warmup", "ema")
+        ),
     ],
 )
 def test_settings_check_themselves(settings, message):
