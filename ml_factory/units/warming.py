@@ -16,6 +16,7 @@ from ml_factory.units.dataset import Dataset, limit_rows, model_inputs, weighted
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
 _BATCHES, _ROUNDS = 12, 10
+_SHARE = 30  # six times as many are learnt from in all, of a small fit at most a fifth of it, where a batch is no more
 SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one being written
 
 
@@ -42,7 +43,8 @@ def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size)
     """
     if spec_of(name).windowed:
         batch = build_model(name, seed=seed, **settings).settings.batch
-        sizes = [Size(min(whole.rows, batch * count), 1) for count in (_BATCHES, 4 * _BATCHES)]
+        least = max(1, min(_BATCHES, whole.rows * whole.turns // (_SHARE * batch)))
+        sizes = [Size(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
     else:
         sizes = [Size(whole.rows, min(whole.turns, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
     if sizes[0] == sizes[1]:

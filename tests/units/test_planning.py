@@ -56,6 +56,19 @@ def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes
         assert max(size.turns for size in sizes) <= 30
 
 
+def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, monkeypatch):
+    """QUICK's few epochs: a fifth of them at most, where a batch is no more. A long fit is tried as far as ever."""
+    seen = []
+    monkeypatch.setattr(warming, "fit_once", lambda *given: seen.append(given[4].rows) or warming.Cost(float(seen[-1])))
+    settings = {**SMALL["lstm"], "batch": 8}
+    whole = warming.full_size(data, "lstm", settings, 0, True)
+    warming.warm_up(data, "lstm", settings, 0, whole)
+    assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.turns
+    seen.clear()
+    warming.warm_up(data, "lstm", settings, 0, warming.Size(whole.rows, 1000))
+    assert seen == [96, 96, 384]
+
+
 def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
     weighed = []
     monkeypatch.setattr(warming._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
