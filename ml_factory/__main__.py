@@ -238,12 +238,13 @@ def predict(
     zone: Zone = None,
     decimal: Decimal = None,
     out: Annotated[Path | None, typer.Option("--out", help="Where to write; empty: results/.")] = None,
+    run: Annotated[str, typer.Option("--run", help="The id of the run whose model; empty: the newest.")] = "",
     as_json: Json = False,
 ) -> None:
     """Probabilities of every bar, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
     with working(f"predicting with {model}", as_json):
         bars = BarSpec(stamp=stamp.value, zone=zone, decimal=decimal)
-        result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, bars=bars, out=out)
+        result = pipeline.predict(Workspace(workspace), symbol, horizon, model, data=data, bars=bars, out=out, run=run)
     tell(result, as_json)
 
 

@@ -7,6 +7,7 @@ Each function takes a workspace, goes on from whatever was interrupted before, a
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +31,7 @@ from ml_factory.units.explaining import explain
 from ml_factory.units.folds import FoldModel
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
-from ml_factory.units.holdout import close_record, fit_holdout
+from ml_factory.units.holdout import close_record, fit_holdout, student_of
 from ml_factory.units.loading import load_dataset, load_features, load_labels, load_splits
 from ml_factory.units.nested import (
     check_one_question,
@@ -184,7 +185,8 @@ def train(
     )  # fmt: skip
     if rank_here():
         return help_fit(data, spec)
-    run, found, artifact = found_run(workspace, spec, fresh, run, tell, check_source(source), mirror)
+    check = partial(student_of, data, spec)
+    run, found, artifact = found_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
     reused = not agreed(spec, fitting=artifact is None)
     if reused:
         close_record(workspace, run, spec, artifact, mirror=mirror)
@@ -345,21 +347,21 @@ def evaluate(
 @pushed_after
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
-    bars: BarSpec | None = None, out: str | Path | None = None,
+    bars: BarSpec | None = None, out: str | Path | None = None, run: str = "",
 ) -> PredictResult:  # fmt: skip
-    """Probabilities of every bar from a finished model, as Parquet under `results/`; unlabelled newest bars included.
+    """Probabilities of every bar from the newest finished model, as Parquet under `results/`; newest bars included.
 
     data : 1-minute bars to predict instead of the symbol's own, checked and turned into features with the settings
     the model was trained with.  bars : how that file is stamped, its zone and decimal mark.
+    run : the id of the run whose model is meant, where it is not the newest.
     """
-    started = time.perf_counter()
-    workspace = Workspace(workspace)
-    artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model)
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     frame, close = forecasts.for_bars(workspace, artifact, data, bars)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     forecasts.write_frame(path, frame)
     return PredictResult(
-        symbol=symbol, horizon=horizon, model=model, rows=len(frame), path=path, frame=frame,
-        frame_hash=file_hash(path), seconds=time.perf_counter() - started,
+        symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
+        path=path, frame=frame, frame_hash=file_hash(path), seconds=time.perf_counter() - started,
         draw=lambda: figures.probabilities(frame, close),
     )  # fmt: skip

@@ -215,7 +215,9 @@ def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, pr
     again = train(prepared, model, callbacks=(lambda epoch, metrics: heard.append(epoch),))
     saved = 2 if minutes else 1
     assert again.resumed_from == saved and heard == list(range(saved + 1, 4)) and again.exact
-    assert f"resumed after {saved}" in again.summary()
+    went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
+    assert f"resumed after {went_on}," in again.summary()
+    assert again.origin().loc["gone on from", "value"] == went_on
     if model == "catboost":
         shutil.copytree(prepared_template, tmp_path / "whole")
         finished = Workspace(tmp_path / "whole")
@@ -474,6 +476,9 @@ def test_quick_limits_training_alone(prepared, monkeypatch):
     assert quick.limited["rounds"] == 40 and quick.limited["training rows"].startswith("200 of ")
     assert "QUICK limited" in quick.summary() and "QUICK limited" in quick.report_path.read_text(encoding="utf-8")
     assert content(prepared.processed("DEMO")) | content(prepared.raw) == before
+    assert (
+        "rounds" not in train(prepared, quick=True, model_settings={"depth": 3, "rounds": 5}).limited
+    )  # our own limit
     full = train(prepared)
     assert full.limited == {} and "QUICK" not in full.report_path.read_text(encoding="utf-8")
     assert "-quick-" in quick.run_id and "-quick" not in full.run_id

@@ -57,12 +57,12 @@ class ExplainResult(Result):
 
 
 def explain(
-    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512, run: str = ""
 ) -> ExplainResult:
     """What the newest finished model on the prepared data looks at on validation rows.
 
-    rows : evenly spaced validation rows, at most.  Raises SettingsError for a model that reads no windows,
-    NotPreparedError where none is finished.
+    rows : evenly spaced validation rows, at most.  run : the id of the run that is meant, else the newest on this data.
+    Raises SettingsError for a model that reads no windows, NotPreparedError where none is finished.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if not spec_of(model).windowed:
@@ -71,7 +71,7 @@ def explain(
             next_step="look at the importances that train() hands back",
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
-    artifact = forecasts.finished(workspace, data, [model])[model]
+    artifact = forecasts.newest(workspace, symbol, horizon, model, run, data.fingerprint)
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
     tells, shares, attention, some = getattr(fitted.network, "explain", None), None, None, np.empty(0, np.int64)
     if tells is not None:

@@ -151,10 +151,13 @@ def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]
     return {name: by_hash[digest] for name, digest in bases.items()}
 
 
-def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: int, model: str) -> pd.DataFrame:
-    """What the newest finished run of a model said: index known_at; p_short, p_neutral, p_long, split, label."""
+def load_predictions(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, run: str = ""
+) -> pd.DataFrame:
+    """What the newest finished run of a model said, or the one of this id: index known_at; p_short, p_neutral, p_long,
+    split, label (-1, 0, 1: which came)."""
     workspace = Workspace(workspace)
-    artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model)
+    artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     path = predictions_path(workspace, artifact)
     if not said_by(path, artifact):
         step = "train it again: the finished run is found and predicts"
@@ -162,16 +165,20 @@ def load_predictions(workspace: Workspace | str | Path, symbol: str, horizon: in
     return read_frame(path)
 
 
-def newest(workspace: Workspace, symbol: str, horizon: int, model: str) -> Artifact:
-    """The model (or "stack") registered last for this symbol and horizon."""
+def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = "") -> Artifact:
+    """The model (or "stack") registered last for this symbol and horizon.
+
+    run, data : of the run of this id, and on the data of this fingerprint, where they are given.
+    """
     if model != STACK:
         spec_of(model)
-    artifact = Registry(workspace.models).find(symbol, horizon, model)
+    wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
+    artifact = Registry(workspace.models).find(symbol, horizon, model, **wanted)
     if artifact is None:
         how = "stack" if model == STACK else f"train --model {model}"
         raise NotPreparedError(
             f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
-            got=f"none with horizon {horizon}",
+            got=", ".join([f"none with horizon {horizon}", *(f"{name} {value}" for name, value in wanted.items())]),
             next_step=f"train it first (notebook {'05' if model == STACK else spec_of(model).notebook[:2]}: {how})",
         )  # fmt: skip
     return artifact

@@ -10,11 +10,11 @@ import numpy as np
 from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.evaluation.calibration import Temperature, log_probabilities
 from ml_factory.evaluation.metrics import among, classification_metrics
-from ml_factory.experiment import Run, RunSpec, machine, open_checkpoints
+from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.contract import Estimator, FitResult, merged
 from ml_factory.models.importances import importance_table
-from ml_factory.models.registry import build_model
+from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.checkpoints import PhaseCheckpoints
 from ml_factory.runs.delivery import is_told
@@ -86,14 +86,22 @@ class Lesson:
 
 def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
     """What a run's settings say is learnt from which rows; the same in every process that takes part."""
-    settings = dict(spec.settings)
-    weights = WeightSpec(**settings.pop("weights", {}))
-    model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
-    train, validation, limited = _teachers(data, model, spec.quick)
+    model, train, validation, limited = student_of(data, spec)
+    weights = WeightSpec(**dict(spec.settings).get("weights", {}))
     take = model_inputs(data, data.scaler, model)
     (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
     held_out = (take(validation), data.y[validation], w_validation)
     return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)
+
+
+def student_of(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
+    """An unfitted model by a run's settings, the rows it learns from, those held out, and what QUICK limits.
+
+    Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
+    """
+    settings = {name: value for name, value in spec.settings if name != "weights"}
+    model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
+    return model, *_teachers(data, model, spec.quick)
 
 
 def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
@@ -168,7 +176,9 @@ class _RecordFirst(Kept):
 def _facts(
     data: Dataset, run: Run, spec: RunSpec, result: FitResult, inexact: list[str], limited: dict, seconds: float
 ) -> dict:
-    limits = {name: value for name, value in dict(spec.settings).items() if name in ("epochs", "rounds")}
+    # What the user asked for himself limits, too, but QUICK did not.
+    mine = QuickLimits().settings_for(spec_of(spec.model).family)
+    limits = {name: value for name, value in dict(spec.settings).items() if mine.get(name) == value}
     return {
         "run_id": run.run_id,
         "symbol": data.symbol,

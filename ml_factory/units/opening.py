@@ -33,8 +33,12 @@ def found_run(
     tell: Tell,
     source: str = "registry",
     mirror: str = "off",
+    check: Callable[[], object] = bool,
 ) -> tuple[Run, str, Artifact | None]:
-    """The run to work on, the line that says what was found of it, and its artifact where it is finished."""
+    """The run to work on, the line that says what was found of it, and its artifact where it is finished.
+
+    check : called before the line is told, where there is work to do: what it refuses is not told to begin.
+    """
     if named:
         check_named(workspace.results / spec.symbol, spec, named)
     run = open_run(workspace.results, spec.symbol, spec, fresh, named)
@@ -46,6 +50,8 @@ def found_run(
     whole = artifact if artifact is not None and artifact.whole() else None
     finished = whole is not None or (spec.task == "folds" and run.ended)
     line = standing_line(workspace, run, spec, finished=finished)
+    if not finished:
+        check()
     tell(line)
     return run, line, whole
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase
 from ml_factory.runs.storage import plain
 
@@ -192,6 +193,12 @@ class TrainResult(Result):
     importances: pd.DataFrame | None = None
     machine: dict = field(default_factory=dict)
 
+    @property
+    def reached(self) -> str:
+        """What it went on from, in words; "" where it began at the beginning or was found finished."""
+        unit = "epoch" if spec_of(self.model).windowed else "block"
+        return "" if self.resumed_from is None else f"{unit} {self.resumed_from}"
+
     def ran_on(self) -> pd.DataFrame:
         """What a network's training ran on and what that took, in the session that ended it; empty for a booster."""
         told = self.machine
@@ -211,7 +218,7 @@ class TrainResult(Result):
         if self.reused:
             how = "was finished before; loaded"
         elif self.resumed_from is not None:
-            how = f"resumed after {self.resumed_from}"
+            how = f"resumed after {self.reached}"
         else:
             how = "trained from the start"
         first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
@@ -332,6 +339,7 @@ class PredictResult(Result):
     symbol: str
     horizon: int
     model: str
+    run_id: str
     rows: int
     path: Path
     frame: pd.DataFrame
@@ -340,5 +348,6 @@ class PredictResult(Result):
     def summary(self) -> str:
         first, last = self.frame.index[0], self.frame.index[-1]
         return (
-            f"{self.model} on {self.symbol}: {self.rows:,} rows, {first} to {last}, {self.seconds:.1f} s\n  {self.path}"
+            f"{self.model} on {self.symbol}, as {self.run_id} left it: {self.rows:,} rows, {first} to {last}, "
+            f"{self.seconds:.1f} s\n  {self.path}"
         )

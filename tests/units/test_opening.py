@@ -1,0 +1,39 @@
+"""What a verb begins with: the run that is meant, and nothing said of a run that cannot begin."""
+
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.errors import FactoryError, NotPreparedError
+
+SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
+P = ["p_short", "p_neutral", "p_long"]
+
+
+def test_what_is_shown_beside_a_run_is_its_own_though_a_newer_one_is_there(prepared):
+    """A notebook that is run again finds its finished run; another of other settings may have come in between."""
+    first, second = (
+        pipeline.train(prepared, "DEMO", 5, "tft", seed=seed, quick=True, model_settings=SMALL) for seed in (0, 1)
+    )
+    newest = pipeline.load_predictions(prepared, "DEMO", 5, "tft")[P].to_numpy()
+    said = {}
+    for one in (first, second):
+        frame = pipeline.load_predictions(prepared, "DEMO", 5, "tft", one.run_id)
+        predicted = pipeline.predict(prepared, "DEMO", 5, "tft", run=one.run_id)
+        np.testing.assert_allclose(predicted.frame.loc[frame.index, P], frame[P], rtol=0, atol=1e-6)
+        assert predicted.run_id == one.run_id and one.run_id in predicted.summary()
+        looked_at = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20, run=one.run_id).shares["share"]
+        said[one.run_id] = frame[P].to_numpy(), looked_at.sort_index().to_numpy()
+    assert (said[second.run_id][0] == newest).all()
+    assert all(abs(one - other).max() > 1e-3 for one, other in zip(*said.values(), strict=True))
+    for ask in (pipeline.load_predictions, pipeline.predict, pipeline.explain):
+        with pytest.raises(NotPreparedError, match="run_id train-tft-h5-nobody"):
+            ask(prepared, "DEMO", 5, "tft", run="train-tft-h5-nobody")
+
+
+@pytest.mark.parametrize("settings", [{"dropuot": 0.2}, {"dropout": "abc"}, {"frames": "maybe"}, {"lookback": 10**6}])
+def test_what_is_refused_is_not_told_to_begin(settings, prepared):
+    heard = []
+    with pytest.raises(FactoryError):
+        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, tell=heard.append)
+    assert not heard and not list(prepared.results.rglob("train-lstm-*"))
