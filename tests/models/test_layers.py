@@ -33,6 +33,20 @@ def test_instance_norm_takes_out_each_windows_own_level():
     torch.testing.assert_close(level, torch.tensor([[[2.0, torch.tensor(2.0).log()], [5.0, 0.0]]]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_what_was_taken_out_is_given_back_channel_by_channel(channels):
+    """Levels that are far apart, and a forecast of the first channels alone; with quantiles too."""
+    torch.manual_seed(0)
+    x_BTF = torch.tensor([1.0, 10.0, 100.0]) * (1 + torch.randn(4, 6, 3))
+    normal, *taken = InstanceNorm()(x_BTF)
+    few, expected = normal[:, :, :channels], x_BTF[:, :, :channels]
+    torch.testing.assert_close(InstanceNorm.reverse(few, *taken), expected, atol=1e-4, rtol=1e-5)
+    each = few[..., None].expand(*few.shape, 5)
+    torch.testing.assert_close(
+        InstanceNorm.reverse(each, *taken), expected[..., None].expand_as(each), atol=1e-4, rtol=1e-5
+    )
+
+
 def test_the_encoder_layer_is_torchs():
     torch.manual_seed(0)
     ours = EncoderLayer(16, 4, 32, 0.0).eval()
