@@ -71,7 +71,8 @@ def available_models() -> list[str]:
 def spec_of(name: str) -> ModelSpec:
     """The model's spec; an unknown name is refused with the nearest known one."""
     if name not in _SPECS:
-        raise SettingsError("Unknown model", where="MODEL", got=repr(name), next_step=did_you_mean(name, _SPECS))
+        step = f"{did_you_mean(name, _SPECS)} (one of your own is known once register_model has run)"
+        raise SettingsError("Unknown model", where="MODEL", got=repr(name), next_step=step)
     return _SPECS[name]
 
 

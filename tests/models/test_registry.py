@@ -28,6 +28,8 @@ def test_every_dotted_name_leads_somewhere(name):
 def test_a_misspelt_model_is_suggested():
     with pytest.raises(SettingsError, match="did you mean 'xgboost'"):
         spec_of("xgbost")
+    with pytest.raises(SettingsError, match="one of your own is known once register_model has run"):
+        spec_of("mine")  # whose letters are nearest to those of "linear"
     with pytest.raises(CheckpointError, match="Not a model's state"):
         load_model({"weights": {}})
 
