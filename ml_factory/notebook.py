@@ -44,7 +44,7 @@ def show(*things: Any) -> None:
         elif isinstance(thing, str):
             print(thing)
         elif isinstance(thing, pd.DataFrame):
-            with pd.option_context("display.max_colwidth", 200):
+            with pd.option_context("display.max_colwidth", None):  # a run's name that is cut names nothing
                 numbers = dict.fromkeys(thing.select_dtypes("number"), 4)
                 display(thing.round(numbers)) if len(thing) else print("(nothing to list)")
         else:
@@ -67,7 +67,7 @@ class EpochLine:
         shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
         kept = status_line()  # how far the checkpoint has come: this disk, the mount, never more than is known
-        text += f" · {kept}" if kept else ""
+        text += f" · checkpoint {kept}" if kept else ""
         line = {"text/plain": text}
         if self._handle is None:
             self._handle = display(line, raw=True, display_id=True)

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError
-from ml_factory.notebook import EpochLine, LiveCurves, draw_progress, finish, markets, progress
+from ml_factory.notebook import EpochLine, LiveCurves, draw_progress, finish, markets, progress, show
 from ml_factory.runs.workspace import Workspace
 
 
@@ -50,6 +50,16 @@ def test_one_line_serves_all_epochs(monkeypatch):
         line(epoch, {"train_loss": 1.0 / epoch, "val_loss": None})
     assert shown == ["epoch 1 · train_loss 1"]
     assert updated == ["epoch 2 · train_loss 0.5", "epoch 3 · train_loss 0.3333"]
+    monkeypatch.setattr("ml_factory.notebook.status_line", lambda: "train_lstm #3 saved 12:00:00")
+    line(4, {"train_loss": 0.25})
+    assert updated[-1] == "epoch 4 · train_loss 0.25 · checkpoint train_lstm #3 saved 12:00:00"
+
+
+def test_no_text_of_a_table_is_cut(monkeypatch):
+    shown = []
+    monkeypatch.setattr("ml_factory.notebook.display", lambda table: shown.append(table._repr_html_()))
+    show(pd.DataFrame({"value": ["found " + "x" * 400 + " train-lstm-h20"]}))
+    assert "x train-lstm-h20" in shown[0]
 
 
 @pytest.fixture
