@@ -118,6 +118,34 @@ def test_a_step_ahead_does_not_read_later_known_inputs():
     assert (after[:, 2:] - before[:, 2:]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("gate", "silent"),
+    [
+        ("local", {"encoder", "decoder"}),
+        ("attended", {"attention"}),
+        ("decoded", {"enrich", "attention", "attended", "feed"}),
+    ],
+)
+def test_what_a_closed_gate_leaves_out_is_what_the_paper_has_behind_it(gate, silent):
+    """Figure 2: each gate can skip its part, the last one all that comes after the LSTMs."""
+    torch.manual_seed(0)
+    network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"))).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # else norms with bias 0 hide a part
+        door = getattr(network, gate).linear
+        door.weight[D:], door.bias[D:] = 0.0, -1e3  # sigmoid of it is 0
+    y_BSC = network(torch.randn(B, T, V).double(), torch.randn(B, 4, 2).double())
+    (y_BSC * torch.randn_like(y_BSC)).sum().backward()
+    felt = {
+        name for name, part in network.named_children()
+        if any(p.grad is not None and p.grad.abs().max() > 1e-12 for p in part.parameters())
+    }  # fmt: skip
+    parts = {name for name, part in network.named_children() if any(True for _ in part.parameters())}
+    # A closed gate still has its norm.
+    assert felt == parts - silent and gate in felt
+
+
 def test_what_it_looked_at_is_told():
     network = TFT(V, T, Forecast(4), TFTSpec(width=D, known=("k0", "k1"), static=("s0", "s1", "s2")))
     told = network.explain(torch.randn(B, T, V), torch.randn(B, 4, 2), torch.randn(B, 3))
