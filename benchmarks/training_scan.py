@@ -48,7 +48,7 @@ def compile_seconds() -> float:
 
 
 def trained(kind: type[nn.Module], lookback: int, layers: int, steps: int) -> dict:
-    """Seconds of the compiler, to the end of step 2, and of a step after; the mean loss of two steps, to compare."""
+    """Seconds of the compiler, to the end of step 2, and of a step after; the mean loss of the two, to compare."""
     device = pick(TrainSpec(device="xla", precision="fp32"))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, lookback, F)).astype("f")
