@@ -20,9 +20,8 @@ class PatchTSTSpec:
     """Patch, stride and width are the paper's for small data; few heads and layers, for 100 features on two cores.
 
     patch, stride : in time steps. pad : see `Patches`. inner : width of the feed-forward part. norm : "layer", or the
-    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`; None is the paper's in a forecast and none
-    in a classifier, whose features are free of scale: there a window's level is what it has to say. read : see
-    `ChannelHead`; None is the paper's.
+    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`. read : see `ChannelHead`; None is the
+    paper's.
     """
 
     patch: int = 16
@@ -34,8 +33,8 @@ class PatchTSTSpec:
     dropout: float = 0.3
     pad: bool = False
     norm: str = "layer"
-    instance_norm: bool | None = None
-    read: int | None = 4
+    instance_norm: bool = True
+    read: int | None = None
 
     def __post_init__(self):
         check_sizes(self, "a PatchTST", whole=("patch", "stride", "width", "heads", "layers", "inner", *_given(self)))
@@ -55,7 +54,7 @@ class PatchTST(nn.Module):
 
     Channels are independent: each feature's patches pass alone through one shared encoder. A forecast reads the
     flattened tokens of its own channel; a classifier reads every channel's mean token, and the levels that instance
-    norm took out where it is asked for. The paper normalises over the batch, the default here over each token, so that
+    norm took out. The paper normalises over the batch, the default here over each token, so that
     a row's output depends on that row alone; `norm="batch"` is the paper's.
     """
 
@@ -68,7 +67,7 @@ class PatchTST(nn.Module):
                 "The window is shorter than a patch", where="patch", got=spec.patch, wanted=f"<= {lookback}",
                 next_step="a longer lookback, or a shorter patch",
             )  # fmt: skip
-        self.norm = _norm(task, spec)
+        self.norm = InstanceNorm() if spec.instance_norm else None
         self.patches = Patches(spec.patch, spec.stride, spec.pad)
         count = self.patches.count(lookback)
         self.embed = Linear(spec.patch, spec.width)
@@ -100,7 +99,7 @@ class ITransformerSpec:
     layers: int = 2
     inner: int = 32
     dropout: float = 0.3
-    instance_norm: bool | None = None
+    instance_norm: bool = True
     read: int | None = 4
 
     def __post_init__(self):
@@ -112,14 +111,14 @@ class ITransformer(nn.Module):
     """iTransformer (Liu et al. 2024): a channel's whole window is one token, and attention runs over the channels.
 
     A forecast is read off each channel's token; classes off all of them (the authors' library: `read=None`), and the
-    levels that instance norm took out where it is asked for.
+    levels that instance norm took out.
     """
 
     Spec = ITransformerSpec
 
     def __init__(self, features: int, lookback: int, task: Task, spec: ITransformerSpec):
         super().__init__()
-        self.norm = _norm(task, spec)
+        self.norm = InstanceNorm() if spec.instance_norm else None
         self.embed = Linear(lookback, spec.width)
         self.drop = TokenDropout(spec.dropout)
         self.encoder = nn.Sequential(
@@ -133,12 +132,6 @@ class ITransformer(nn.Module):
         x_BTF, *taken = self.norm(x_BTF) if self.norm is not None else (x_BTF,)
         code_BFD = self.encoder(self.drop(self.embed(x_BTF.transpose(1, 2))))
         return _answer(self.head, self.head_drop(code_BFD), taken)
-
-
-def _norm(task: Task, spec: PatchTSTSpec | ITransformerSpec) -> InstanceNorm | None:
-    """Instance norm where it is asked for, by the task where nothing is."""
-    asked = isinstance(task, Forecast) if spec.instance_norm is None else spec.instance_norm
-    return InstanceNorm() if asked else None
 
 
 def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:

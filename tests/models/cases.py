@@ -24,7 +24,7 @@ SMALL = {
     "itransformer": {"width": 8, "inner": 16},
     "tft": {"width": 8},
 }
-PAPERS = {"norm": "batch", "pad": True, "instance_norm": True, "read": None}  # a PatchTST's, also of a classifier
+PAPERS = {"norm": "batch", "pad": True}  # a PatchTST's
 # What batch norm takes out of a row's own hands, by design: in training a row's output depends on the other rows.
 NOT_ALONE_IN_TRAINING = {"patchtst-batch"}
 # A constant added right before batch norm is taken out again: these biases never feel the loss.

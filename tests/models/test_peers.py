@@ -113,7 +113,7 @@ def test_patchtst_classifies_as_transformers_does():
     """Theirs does not show the head what instance norm took out: those columns of ours are 0."""
     theirs = hf_patchtst("PatchTSTForClassification", "layernorm")
     sizes = {"patch": 8, "stride": 5, "width": 16, "heads": 4, "layers": 2, "inner": 24}
-    spec = PatchTSTSpec(**sizes, instance_norm=True, read=None)
+    spec = PatchTSTSpec(**sizes)
     weight, bias = theirs.head.linear.weight, theirs.head.linear.bias
     wide = torch.cat([weight.unflatten(1, (F, 16)), torch.zeros(3, F, 2)], dim=2).flatten(1)
     weights = from_hf(theirs, "layer") | {"head.linear.weight": wide, "head.linear.bias": bias}

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import ITransformer, ITransformerSpec, PatchTST, PatchTSTSpec
 
 NETWORKS = [
     (PatchTST, PatchTSTSpec(patch=4, stride=2, pad=True)),
-    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=True, read=None)),
+    (PatchTST, PatchTSTSpec(patch=8, stride=8, instance_norm=False, read=4)),
     (ITransformer, ITransformerSpec()),
     (LSTM, RecurrentSpec(hidden=8, layers=2)),
 ]
@@ -54,25 +53,12 @@ def test_channels_share_one_encoder_and_do_not_mix(instance_norm):
 
 def test_with_instance_norm_scale_and_level_reach_only_the_head():
     torch.manual_seed(0)
-    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, instance_norm=True)).eval()
+    network = PatchTST(4, 16, 3, PatchTSTSpec(patch=4, stride=4, read=4)).eval()
     x_BTF = torch.randn(5, 16, 4)
     moved = 3 * x_BTF + 7
     assert (network(moved) - network(x_BTF)).abs().max() > 1e-3
     network.head.read.weight.data[:, -2:] = 0
     torch.testing.assert_close(network(moved), network(x_BTF), atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.parametrize(("kind", "small"), [(PatchTST, {"patch": 4, "stride": 4}), (ITransformer, {})])
-def test_where_nothing_is_asked_a_forecast_has_instance_norm_and_a_classifier_none(kind, small):
-    x_BTF = torch.randn(5, 16, 4, generator=torch.Generator().manual_seed(1))
-
-    def said(task, **settings):
-        torch.manual_seed(0)
-        return kind(4, 16, task, kind.Spec(**small, **settings)).eval()(x_BTF)
-
-    for task, like, unlike in ((Forecast(2), True, False), (3, False, True)):
-        assert torch.equal(said(task), said(task, instance_norm=like))
-        assert not torch.equal(said(task), said(task, instance_norm=unlike))
 
 
 @pytest.mark.parametrize(("kind", "small"), [(PatchTST, {"patch": 4, "stride": 4}), (ITransformer, {})])
