@@ -216,8 +216,8 @@ def test_bars_too_few_to_learn_from_leave_those_that_were_there(call, tmp_path):
 def test_an_error_has_no_empty_parts_and_one_mark_at_its_end(call, tmp_path):
     _, _, err = call("prepare", "--workspace", tmp_path / "w", "--symbol", "MES", "--data", tmp_path)
     assert "None" not in err and "wanted one Parquet or CSV file" in err
-    _, _, err = call("train", "--workspace", tmp_path / "w", "--model", "xgbost")
-    assert err.endswith("did you mean 'xgboost'?\n")
+    _, _, err = call("cross-validate", "--workspace", tmp_path / "w", "--scheme", "combinatoral")
+    assert err.endswith("did you mean 'combinatorial'?\n")
 
 
 def test_wrong_options(call):

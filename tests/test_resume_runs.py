@@ -63,7 +63,7 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
     again, (line,) = train(often)
     assert "finished before" in line and again.reused
     table = result.origin()["value"]
-    assert table["gone on from"] == "2" and table["bits"] == "as uninterrupted" and table["found"] == result.found
+    assert table["gone on from"] == "block 2" and table["bits"] == "as uninterrupted" and table["found"] == result.found
     assert again.origin()["value"]["gone on from"] == "the end: it was finished before"
 
 

@@ -93,8 +93,8 @@ class BucketMirror:
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
                 continue
             if known is None or _stamp(self.folder / name) in (known["local"], None):
-                self._fetch(name, facts)
-                ledger[name] = {"version": facts["version"], "local": _stamp(self.folder / name)}
+                version = self._fetch(name, facts)
+                ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
         for name in [name for name in ledger if _within(name, places) and name not in there]:
             if _stamp(self.folder / name) in (ledger[name]["local"], None):
@@ -134,7 +134,19 @@ class BucketMirror:
 
     # ------------------------------------------------------------------ one file
 
-    def _fetch(self, name: str, facts: dict) -> None:
+    def _fetch(self, name: str, facts: dict) -> str:
+        """Bring an object here and give the version that came: another one than was listed, where somebody has written
+        it over since."""
+        try:
+            self._copy(name, facts)
+        except WorkspaceError:
+            now = self._now(name)
+            if now["version"] == facts["version"]:
+                raise
+            return self._fetch(name, now)
+        return facts["version"]
+
+    def _copy(self, name: str, facts: dict) -> None:
         """Copy an object aside, compare its size and MD5 with what the bucket says, then put it in its place."""
 
         def fill(aside: Path) -> None:
@@ -149,12 +161,16 @@ class BucketMirror:
         path = self.folder / name
         with self._errors(name):
             self._files.put_file(str(path), self._key(name))
-            self._files.invalidate_cache()
-            facts = _facts(self._files.info(self._key(name)))
+        facts = self._now(name)
         _check(path, facts, f"{self.url}/{name}")
         return facts["version"]
 
     # ------------------------------------------------------------------ what is where
+
+    def _now(self, name: str) -> dict:
+        with self._errors(name):
+            self._files.invalidate_cache()
+            return _facts(self._files.info(self._key(name)))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"

@@ -121,6 +121,26 @@ def test_a_copy_that_arrives_damaged_replaces_nothing(machines, monkeypatch):
     assert two.pull().pulled == ("results/a.npy",)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_written_over_while_it_is_fetched_comes_as_it_is_then(machines, monkeypatch, times):
+    """A lease beats while another machine pulls."""
+    one, two = machines
+    beats = iter(range(times))
+
+    def beat():
+        if next(beats, None) is not None:
+            write(one, "checkpoints/leases/a.json", (one.folder / "checkpoints/leases/a.json").read_bytes() + b".")
+            one.push()
+
+    write(one, "checkpoints/leases/a.json", b"beat")
+    one.push()
+    copied = two._copy
+    monkeypatch.setattr(two, "_copy", lambda name, facts: (beat(), copied(name, facts)))
+    assert two.pull().pulled == ("checkpoints/leases/a.json",)
+    assert (two.folder / "checkpoints/leases/a.json").read_bytes() == b"beat" + b"." * times
+    assert two.pull().pulled == ()
+
+
 def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path, monkeypatch):
     """GCS allows any name; the emulator does not, so its listing is made to tell what the real one might."""
     one, two = machines
