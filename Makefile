@@ -7,10 +7,13 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
 JOBS ?= 2
+COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
 BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
-.PHONY: browser peers help setup run test test-xla lint format notebooks bench bench-training chaos matrix badges faults clean
+switch = $(if $(filter-out 0 false no,$(1)),$(2))
+
+.PHONY: picture browser peers help setup run test test-xla lint format notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -20,10 +23,23 @@ setup:  ## the environment in .venv, from exact pins; at once when they have not
 	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
 	@$(PYTHON) .ci/environment.py $(VENV) requirements/dev.txt
 
-run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own bars, ZONE= STAMP= DECIMAL= as prepare takes them, QUICK=0 for the full run, WORKSPACE=folder
-	@$(PY) -m ml_factory suite $(if $(filter-out 0 false no,$(QUICK)),--quick) $(if $(WORKSPACE),--workspace '$(WORKSPACE)') \
-		$(if $(DATA),--data '$(DATA)') $(if $(SYMBOL),--symbol '$(SYMBOL)') \
-		$(if $(ZONE),--zone '$(ZONE)') $(if $(STAMP),--stamp '$(STAMP)') $(if $(DECIMAL),--decimal '$(DECIMAL)')
+# Values reach the shell through the environment, so that quotes and spaces in them are text.
+run: export ML_RUN_WORKSPACE := $(WORKSPACE)
+run: export ML_RUN_DATA := $(DATA)
+run: export ML_RUN_SYMBOL := $(SYMBOL)
+run: export ML_RUN_MINUTES := $(MINUTES)
+run: export ML_RUN_ZONE := $(ZONE)
+run: export ML_RUN_STAMP := $(STAMP)
+run: export ML_RUN_DECIMAL := $(DECIMAL)
+run: export ML_RUN_COLUMNS := $(COLUMNS)
+run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own bars; MINUTES=5 ZONE= STAMP= DECIMAL= COLUMNS=close=Last SKIP_BAD=1 STRICT=1 as prepare takes them, QUICK=0 for the full run, WORKSPACE=folder
+	@$(PY) -m ml_factory suite $(call switch,$(QUICK),--quick) $(call switch,$(STRICT),--strict) \
+		$(call switch,$(SKIP_BAD),--skip-bad) \
+		$${ML_RUN_WORKSPACE:+--workspace "$$ML_RUN_WORKSPACE"} $${ML_RUN_DATA:+--data "$$ML_RUN_DATA"} \
+		$${ML_RUN_SYMBOL:+--symbol "$$ML_RUN_SYMBOL"} $${ML_RUN_MINUTES:+--minutes "$$ML_RUN_MINUTES"} \
+		$${ML_RUN_ZONE:+--zone "$$ML_RUN_ZONE"} \
+		$${ML_RUN_STAMP:+--stamp "$$ML_RUN_STAMP"} $${ML_RUN_DECIMAL:+--decimal "$$ML_RUN_DECIMAL"} \
+		$${ML_RUN_COLUMNS:+--columns "$$ML_RUN_COLUMNS"}
 
 test: setup  ## every test but those of whole notebooks; ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks' $(ARGS)
@@ -72,6 +88,13 @@ faults: setup  ## every fault at every file operation of checkpoints, with the t
 
 matrix:  ## the notebooks on other versions: ipywidgets 7.7.1, pandas 2.2.3, Python 3.11 to 3.13
 	@ROWS="$(ROWS)" sh .ci/matrix
+
+colab:  ## the notebooks and one wheel for MyDrive/ml_factory, into dist/colab or COLAB=folder
+	@test -n "$(PYTHON)" || { echo "make colab: no Python 3.11 or newer found. Next: install one, or make PYTHON=path/to/python" >&2; exit 1; }
+	@$(PYTHON) .ci/colab.py '$(COLAB)'
+
+picture: setup  ## the picture of README, from the report of `make run`; needs Chromium
+	@$(PY) .ci/picture.py
 
 badges: setup  ## OWNER=name: write the repository's owner into the badges and the bootstrap cells
 	@test -n "$(OWNER)" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }

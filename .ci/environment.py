@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 OLDEST = (3, 11)
+CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
@@ -29,9 +30,12 @@ def main() -> int:
         print(f"make setup: {complaint}", file=sys.stderr)
         return 1
     wanted = _fingerprint(chosen.pins, chosen.extra)
-    if _stamp(chosen.folder) == wanted:
-        return 0
-    return _build(chosen.folder, chosen.pins, chosen.extra, wanted)
+    if _stamp(chosen.folder) != wanted:
+        code = _build(chosen.folder, chosen.pins, chosen.extra, wanted)
+        if code:
+            return code
+    _link_checkout(chosen.folder)
+    return 0
 
 
 def _complaint(pins: Path) -> str:
@@ -82,6 +86,18 @@ def _same_python(folder: Path) -> bool:
     except OSError:
         return False
     return answer.returncode == 0 and answer.stdout.strip() == sys.version.split()[0]
+
+
+def _link_checkout(folder: Path) -> None:
+    """Make `import ml_factory` work in this environment from any folder: a .pth file names this checkout.
+
+    A path file and not an editable installation: it needs neither network nor build, and what is in the current folder
+    or on PYTHONPATH still comes first.
+    """
+    site = next(folder.glob("Lib/site-packages" if os.name == "nt" else "lib/python*/site-packages"))
+    link, text = site / "ml_factory_checkout.pth", f"{CHECKOUT}\n"
+    if not link.is_file() or link.read_text(encoding="utf-8") != text:
+        link.write_text(text, encoding="utf-8")
 
 
 def _build(folder: Path, pins: Path, extra: list[str], wanted: str) -> int:

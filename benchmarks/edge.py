@@ -8,6 +8,8 @@
 One JSON line a model, market and seed; gains in log loss over the class prior, a test row, in nats. On the planted
 market `share` is the part of the oracle's gain that the model recovers. The oracle knows every setting of the market
 and all bars so far, no label; both gains are expectations under what it says, so luck in the outcomes is not in them.
+`ece_true` is the calibration error of the model with temperature and class biases fitted on validation rows, against
+the true probabilities instead of outcomes, `ece_true_raw` without them; `_debiased` less what chance adds to them.
 On the null market no class can be told: `errors` is the gain on what happened, in standard errors.
 """
 
@@ -27,7 +29,10 @@ from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_pro
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.windows import Windows
-from ml_factory.evaluation.metrics import mean_with_error, prior_probabilities, row_log_loss
+from ml_factory.evaluation.baselines import prior_probabilities
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.evaluation.intervals import gain_interval
+from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.contract import Estimator
 from ml_factory.models.registry import available_models, build_model, locate, spec_of
@@ -92,14 +97,37 @@ def judged(rows: Rows, model: Estimator, split: str = "test") -> dict[str, float
     result = model.fit(*rows.take(model, "train"), validation=rows.take(model, "validation"))
     x, y = rows.take(model, split)
     p, prior = model.predict_proba(x), prior_probabilities(rows.take(model, "train")[1], None, len(y))
-    mean, error, _ = mean_with_error(row_log_loss(y, prior) - row_log_loss(y, p), horizon=LABELS.horizon)
-    facts = {"rows": len(y), "gain": digits(mean), "errors": digits(mean / error, 3)}
+    gain = gain_interval(row_log_loss(y, prior) - row_log_loss(y, p), horizon=LABELS.horizon)
+    facts = {"rows": len(y), "gain": digits(gain.mean), "errors": digits(gain.mean / gain.standard_error, 3)}
     facts |= {"epochs": len(result.history), "best_epoch": result.best_epoch}
     if rows.market.spec.kind == "null":
         return facts
-    truth, asked = rows.truth(split), slice(None, None, EVERY)
-    said, known = (float((truth * np.log(q / prior[asked])).sum(1).mean()) for q in (p[asked], truth))
-    return facts | {"expected": digits(said), "oracle": digits(known), "share": digits(said / known, 3)}
+    truth, sampled = rows.truth(split), slice(None, None, EVERY)
+    expected, oracle = (float((truth * np.log(q / prior[sampled])).sum(1).mean()) for q in (p[sampled], truth))
+    facts |= {"expected": digits(expected), "oracle": digits(oracle), "share": digits(expected / oracle, 3)}
+    held, y_held = rows.take(model, "validation")
+    calibration = Calibration.fit(log_probabilities(model.predict_proba(held)), y_held, horizon=LABELS.horizon)
+    for name, q in {"ece_true": calibration.apply(p[sampled]), "ece_true_raw": p[sampled]}.items():
+        plain, debiased = true_calibration_error(truth, q)
+        facts |= {name: digits(plain, 3), f"{name}_debiased": digits(debiased, 3)}
+    return facts
+
+
+def true_calibration_error(truth_N3: np.ndarray, p_N3: np.ndarray, bins: int = 15) -> tuple[float, float]:
+    """Calibration error of the top class with its true probability in the place of its outcome: (plain, debiased).
+
+    plain : as `expected_calibration_error`.  debiased : root of the mean squared error of the bins, each less the
+    squared standard error of its mean, since neighbouring rows depend on each other.  N rows in time order.
+    """
+    top, confidence = p_N3.argmax(axis=1), p_N3.max(axis=1)
+    which = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    miss = truth_N3[np.arange(len(top)), top] - confidence
+    plain = np.abs(np.bincount(which, weights=miss, minlength=bins)).sum() / len(top)
+    squared = 0.0
+    for one in np.unique(which):
+        mean = gain_interval(miss, (which == one).astype(np.float64), horizon=LABELS.horizon)
+        squared += np.mean(which == one) * (mean.mean**2 - np.nan_to_num(mean.standard_error) ** 2)
+    return float(plain), float(np.sqrt(max(squared, 0.0)))
 
 
 def code_behind(name: str) -> str:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ml_factory import pipeline
-from ml_factory.data.synthetic import DEMO, ensure_demo_market
+from ml_factory.arguments import DEMO
+from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.loading import load_dataset

@@ -1,4 +1,4 @@
-"""ml_factory: from 1-minute bars to calibrated probabilities, on machines that may vanish.
+"""ml_factory: from 1-minute bars to probabilities of the next move, on machines that may be taken away.
 
 `import ml_factory` is fast: names below load their module when first used.
 """

@@ -7,7 +7,7 @@ from ml_factory.cores import cores
 from ml_factory.inference.bundle import library_versions
 from ml_factory.runs.mounts import SilentMount, free_bytes, names
 from ml_factory.runs.session import hours_remaining
-from ml_factory.runs.workspace import Workspace, on_colab
+from ml_factory.runs.workspace import Workspace, on_colab, raw_name
 
 NEEDED = (
     "numpy",
@@ -50,7 +50,7 @@ def examine(workspace: Workspace) -> list[Check]:
         checks.append(Check("hours left", f"{hours_remaining():.1f}"))
     try:
         free = free_bytes(workspace.root)
-        raw = [name for name in names(workspace.raw) if name.endswith("_1m.parquet")]
+        raw = [name for name in names(workspace.raw) if raw_name(name)]
     except SilentMount as error:
         return [
             *checks,

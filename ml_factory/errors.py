@@ -70,7 +70,9 @@ class SessionOver(FactoryError):
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """'did you mean X?' for the closest option, else the list of options."""
+    """'did you mean X?' for the closest option, else the list of options; "" where there are none."""
     options = sorted(options)
+    if not options:
+        return ""
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else "use one of " + ", ".join(options)

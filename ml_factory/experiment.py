@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ml_factory.arguments import check_horizon, check_seed
 from ml_factory.cores import cores
 from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.contract import environment
-from ml_factory.models.registry import signature_of, spec_of
-from ml_factory.provenance import closure, commit, rooms_files, source_hashes
+from ml_factory.models.registry import own_settings, signature_of, spec_of
+from ml_factory.provenance import closure, commit, rooms_files, source_hash, source_hashes
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.programs import FOLDER, carry_programs
 from ml_factory.runs.session import Session
@@ -27,6 +28,16 @@ from ml_factory.targets.search_spec import SearchedLabels
 from ml_factory.targets.splits import SplitSpec
 
 DATA_ROOMS = ("data", "features", "targets", "datasets")
+# What preparing, training and judging execute, and the proof itself: a certificate holds for this code alone. Pictures
+# and pages are left out.
+CERTIFIED_ROOMS = (
+    *DATA_ROOMS, "leakage", "models", "training", "evaluation", "ensemble", "inference", "runs", "units",
+    "experiment.py", "arguments.py", "provenance.py", "pipeline.py", "seeding.py", "cores.py", "compiled.py", "late.py",
+)  # fmt: skip
+NOT_CERTIFIED = (
+    "evaluation/drawing.py", "evaluation/data_figures.py", "evaluation/figures.py", "evaluation/explained.py",
+    "evaluation/report.py", "units/pages.py", "units/results.py", "units/summaries.py",
+)  # fmt: skip
 # task -> the files it begins in; what they import, and the model's own file, is what a run's numbers come from.
 TASKS = {
     "train": ("units/holdout.py", "inference/predict.py"),
@@ -34,7 +45,6 @@ TASKS = {
     "stack": ("units/stacked.py",),
 }
 LIBRARIES = ("numpy", "pandas", "scipy")
-DEFAULT_HORIZONS = (5, 10, 15, 20)
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,16 @@ class DataSpec:
         return {name: value for name, value in asdict(self).items() if value or name != "searched"}
 
 
+def certified_code() -> str:
+    """One hash over the code that a certificate is about."""
+    return source_hash(CERTIFIED_ROOMS, but=NOT_CERTIFIED)
+
+
 @dataclass(frozen=True)
 class QuickLimits:
     """What QUICK limits: training only, never checks, features, labels or splits."""
 
-    train_rows: int = 4_000
+    train_rows: int = 8_000
     epochs: int = 2
     rounds: int = 40
 
@@ -155,7 +170,7 @@ def run_spec(
 ) -> RunSpec:
     """A RunSpec with the model's QUICK limits under the user's own settings."""
     limited = QuickLimits().settings_for(spec_of(model).family) if quick else {}
-    merged = tuple(sorted(plain(limited | dict(settings or {})).items()))
+    merged = tuple(sorted(plain(limited | own_settings(model, settings or {})).items()))
     return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
 
 
@@ -187,27 +202,6 @@ def _version(library: str) -> str:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def check_horizon(horizon: int) -> int:
-    """The horizon as an int of at least 1 bar, else SettingsError."""
-    return _whole_number("HORIZON", horizon, 1, "a whole number of bars, 1 or more", "give for example 20")
-
-
-def check_seed(seed: int) -> int:
-    """The seed as a non-negative int, else SettingsError."""
-    return _whole_number("SEED", seed, 0, "a whole number, 0 or more", "give for example 0")
-
-
-def _whole_number(name: str, value: int, least: int, wanted: str, step: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingsError(f"{name} cannot be used", where=name, got=repr(value), wanted=wanted, next_step=step)
-    return value
-
-
-def quick_from_environment(quick: bool) -> bool:
-    """`quick`, unless ML_FACTORY_QUICK says otherwise (1 or 0), as CI and nbval do."""
-    return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
 def save_minutes_from_environment(usual: float = 30.0) -> float:

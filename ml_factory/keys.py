@@ -12,6 +12,7 @@ _NAMED = re.compile(r"((_|^)(API_?KEY|KEY|TOKEN|SECRET)|PASSWORD|PASSWD)$", re.I
 _SHORTEST = 8  # a shorter one would be found in ordinary text
 _PATH = re.compile(r"[/~.]|[A-Za-z]:[\\/]")  # where a key lies is no key
 LOGGERS = ("ml_factory", "ml_factory.training")
+WANDB_HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")  # the client's default, before and since its version 0.31
 _PASSWORD = re.compile(r"\bpassword\s+(\S+)")
 
 
@@ -54,8 +55,9 @@ def guard_logs() -> None:
 
 def has_wandb_key() -> bool:
     """Whether W&B would find a key here: in the environment, or in .netrc for the host it talks to."""
-    host = urlparse(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
-    return bool(os.environ.get("WANDB_API_KEY")) or f"machine {host}" in " ".join(_netrc().split())
+    given = urlparse(os.environ.get("WANDB_BASE_URL", "")).hostname
+    hosts = "|".join(map(re.escape, [given] if given else WANDB_HOSTS))
+    return bool(os.environ.get("WANDB_API_KEY") or re.search(rf"\bmachine\s+({hosts})(:\d+)?\s", _netrc()))
 
 
 def _netrc() -> str:

@@ -4,7 +4,6 @@ The validation cell imports this file before anything is installed on a fresh Co
 """
 
 import importlib
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from IPython import get_ipython
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
 from ml_factory.errors import NotPreparedError
+from ml_factory.heartbeat import on_screen
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.runs import mounts
 from ml_factory.runs.courier import status_line
 from ml_factory.runs.storage import disk_errors, is_file, names_in
-from ml_factory.runs.workspace import Workspace
+from ml_factory.runs.workspace import Workspace, raw_name
 
 NOTEBOOKS = (
     "00_setup",
@@ -112,21 +111,13 @@ class LiveCurves(EpochLine):
             self._picture.update(image)
 
 
-def on_screen() -> bool:
-    """Whether this kernel's outputs are looked at while it runs: Colab, Jupyter, VS Code; not papermill or nbval."""
-    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # Colab's, and what a Jupyter server gives its kernels
-    return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(get_ipython(), "user_ns", ())
-
-
 def markets(workspace: Workspace) -> pd.DataFrame:
-    """Raw files of the workspace: symbol, megabytes."""
-    names = [name for name in names_in(workspace.raw) if name.endswith("_1m.parquet")]
+    """Raw files of the workspace: symbol, minutes of a bar, megabytes."""
+    names = [name for name in names_in(workspace.raw) if raw_name(name)]
     with disk_errors(workspace.raw):
         sizes = [mounts.size(workspace.raw / name) for name in names]
-    rows = [
-        {"symbol": name.removesuffix("_1m.parquet"), "MB": size / 1e6} for name, size in zip(names, sizes, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["symbol", "MB"]).round(2)
+    rows = [(*raw_name(name), size / 1e6) for name, size in zip(names, sizes, strict=True)]
+    return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
 
 def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:

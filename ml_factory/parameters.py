@@ -12,13 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from IPython import get_ipython
-
+from ml_factory.arguments import check_source
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.heartbeat import show_in_cells
 from ml_factory.keys import redact
-from ml_factory.models.registry import available_models, spec_of
-from ml_factory.runs.workspace import check_symbol
-from ml_factory.units.restoring import check_source
+from ml_factory.late import Late
+from ml_factory.models.registry import available_models, check_settings, settings_by_model, spec_of
+from ml_factory.models.settings import read_settings
+from ml_factory.runs.workspace import BAR_MINUTES, check_symbol
+
+ipython = Late("IPython")
 
 PARAMETERS_TITLE = "#@title Parameters"
 INJECTED_TITLE = "# Parameters"  # papermill's
@@ -32,6 +35,7 @@ SHARED: dict[str, type] = {
     "SEED": int,
     "QUICK": bool,
     "FRESH": bool,
+    "SETTINGS": str,
 }
 KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
 
@@ -110,7 +114,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     on an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a model that
     another notebook trains (`family` given: tabular, sequence or advanced).
     """
-    shell = shell or get_ipython()
+    shell = shell or ipython.get_ipython()
     cells = list(shell.user_ns.get("In", ()))
     starts = [number for number, text in enumerate(cells) if text.startswith(PARAMETERS_TITLE)]
     if starts:
@@ -124,6 +128,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     known = declared | {name: _kind_of(name, declared, where="-p") for name in injected}
     values = {name: _checked(name, kind, shell.user_ns[name]) for name, kind in known.items()}
     _check_values(values, family)
+    show_in_cells()
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
         values["QUICK"] = True
     print(redact(" · ".join(f"{name} {values[name]!r}" for name in declared)))
@@ -131,6 +136,18 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     if unused:
         print(f"Not used in this notebook: {', '.join(unused)}")
     return types.SimpleNamespace(**{name.lower(): value for name, value in values.items()})
+
+
+def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of MODEL, or model -> settings of BASE_MODELS (`settings_by_model`), checked."""
+    if "BASE_MODELS" not in values:
+        if "MODEL" in values:
+            check_settings(values["MODEL"], given)
+        return given
+    found = settings_by_model(values["BASE_MODELS"], given)
+    for name, settings in found.items():
+        check_settings(name, settings)
+    return found
 
 
 def _assigned(source: str) -> list[str]:
@@ -164,12 +181,19 @@ def _check_values(values: dict[str, Any], family: str) -> None:
     for name, least in (("HORIZON", 1), ("SEED", 0), ("FOLDS", 2)):
         if name in values and values[name] < least:
             raise SettingsError("A parameter is too small", where=name, got=values[name], wanted=f"{least} or more")
+    if values.get("BAR_MINUTES", 0) not in (0, *BAR_MINUTES):
+        wanted = "0, or one of " + ", ".join(map(str, BAR_MINUTES))
+        raise SettingsError(
+            "Bars of this length are not read", where="BAR_MINUTES", got=values["BAR_MINUTES"], wanted=wanted
+        )
     if "SOURCE" in values:
         check_source(values["SOURCE"])
     if "BASE_MODELS" in values:
         values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
         for name in values["BASE_MODELS"]:
             spec_of(name)
+    if "SETTINGS" in values:
+        values["SETTINGS"] = _settings(read_settings(values["SETTINGS"]), values)
     if "MODEL" in values:
         spec = spec_of(values["MODEL"])
         if family and spec.family != family:

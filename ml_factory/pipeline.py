@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pandas as pd
 
+from ml_factory.arguments import BASE_MODELS, check_horizon, check_seed, check_source
 from ml_factory.data.bars import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import figures
-from ml_factory.experiment import check_horizon, check_seed, run_spec
+from ml_factory.evaluation.metrics_view import MetricsTable
+from ml_factory.experiment import run_spec
+from ml_factory.leakage.artefacts import Tamper
+from ml_factory.models.contract import Estimator
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.ownership import rank_here
@@ -26,31 +30,35 @@ from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units import forecasts, pages
 from ml_factory.units.auditing import MODELS, audit_data
-from ml_factory.units.dataset import resolved, with_baselines
+from ml_factory.units.dataset import (
+    best_baseline,
+    lacking_classes,
+    predicted_and_observed,
+    resolved,
+    verdict_on,
+    with_baselines,
+)
 from ml_factory.units.explaining import explain
+from ml_factory.units.exporting import export
 from ml_factory.units.folds import FoldModel
 from ml_factory.units.forecasts import load_predictions
 from ml_factory.units.helping import agreed, help_fit
-from ml_factory.units.holdout import close_record, fit_holdout, student_of
+from ml_factory.units.holdout import close_record, fit_holdout, same_model, student_of
 from ml_factory.units.loading import load_dataset, load_features, load_labels, load_splits
-from ml_factory.units.nested import (
-    check_one_question,
-    check_unsearched,
-    plain_folds,
-    search_setting,
-    searched_folds,
-)
+from ml_factory.units.nested import check_one_question, check_unsearched, plain_folds, search_setting, searched_folds
 from ml_factory.units.opening import (
     Tell,
     certified,
     check_base_models,
     for_the_model,
     found_run,
+    open_training,
+    settings_of_each,
+    training_run,
     weight_setting,
 )
 from ml_factory.units.planning import PlanResult, plan_models
 from ml_factory.units.preparation import prepare
-from ml_factory.units.restoring import check_source
 from ml_factory.units.results import (
     AuditResult,
     CrossValidateResult,
@@ -76,13 +84,13 @@ from ml_factory.units.views import (
 )
 
 __all__ = [
-    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain",
-    "feature_families",
-    "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions", "load_splits", "plan",
-    "predict", "prepare", "replay", "search_barriers", "stack", "train", "try_feature",
+    "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
+    "feature_families", "frame_alignment", "gap_table", "load_features", "load_labels", "load_predictions",
+    "load_splits", "open_training", "plan", "predict", "prepare", "replay", "search_barriers", "stack", "train",
+    "try_feature",
 ]  # fmt: skip
 
-prepare = pushed_after(prepare)
+prepare, export = pushed_after(prepare), pushed_after(export)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
@@ -93,6 +101,7 @@ _log = logging.getLogger("ml_factory")
 def audit(
     workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
     fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
+    tamper: Tamper | None = None,
 ) -> AuditResult:  # fmt: skip
     """Prove that nothing prepared, and nothing learnt from it, looks ahead; the certificate lets the others begin.
 
@@ -103,10 +112,15 @@ def audit(
     horizons : default: all that are prepared.  cuts : default 50; fewer are the quick form.
     progress : called with (builds done, builds in all).
     models : those tried on a small sample; default: a booster and a network (xgboost, lstm).
+    tamper : tries the audit itself: `tamper(stage, value)` gives back the value to use (None: the same object) at the
+    stages of `leakage.artefacts.STAGES`: bars, features, labels, splits, scaler, dataset, fold, predictions, baseline.
+    docs/guide.md says what each value is. A leak is named in `.sentences`; nothing is written.
     """
     for name in models or ():
         spec_of(name)
-    return audit_data(Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress, models or MODELS)
+    return audit_data(
+        Workspace(workspace), check_symbol(symbol), horizons, cuts, fresh, progress, models or MODELS, tamper
+    )
 
 
 @pushed_after
@@ -144,10 +158,11 @@ def plan(
     `cross_validate` and `stack`.
     """
     workspace = Workspace(workspace)
-    data = load_dataset(workspace, symbol, horizon)
     chosen = available_models() if models is None else [spec_of(name).name for name in models]
+    settings = settings_of_each(chosen, model_settings)
+    data = load_dataset(workspace, symbol, horizon)
     return plan_models(
-        workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=model_settings or {}, tasks=tasks,
+        workspace, data, chosen, quick=quick, seed=check_seed(seed), settings=settings, tasks=tasks,
         scheme=SchemeSpec(scheme, folds),
     )  # fmt: skip
 
@@ -158,31 +173,28 @@ def train(
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
     run: str = "", source: str = "registry", tell: Tell = _log.info, bins: FoldBins | None = None,
+    estimator: Estimator | None = None,
 ) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
     A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
-    beside it. Each callback is called (epoch, metrics) after every epoch or booster block. `weights` says what makes a
-    training row count; by default its average uniqueness. Data without a certificate is refused unless `uncertified`.
+    beside it. Each callback is called (epoch, metrics) after every epoch or booster block, and with the model as third
+    argument where it takes one. `weights` says what makes a training row count; by default its average uniqueness. Data
+    without a certificate is refused unless `uncertified`.
 
     run : the id of the very run to go on with; refused when its settings, data or code are others.
     source : "wandb" loads the finished model from W&B; "registry" asks there only for what this workspace lacks.
     tell : called with one line before the work: what was found, and what is done now.
     bins : one `FoldBins` for all trials and seeds of a study: a booster's bins are then built once. The same bits.
+    estimator : the model that `open_training` gave for the same arguments; it is the one that is fitted, so that a
+    callback may ask it for its state, and it holds the finished model afterwards.
 
     Of several processes that torchrun started the first one does all of this; the others take part in a network's fit,
-    write nothing and return None.
-
-    Raises SettingsError, NotPreparedError, FactoryError.
+    write nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    spec_of(model)
-    data = certified(workspace, symbol, horizon, uncertified)
-    spec = run_spec(
-        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint,
-        settings=for_the_model(model_settings) | weight_setting(weights),
-    )  # fmt: skip
+    data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     if rank_here():
         return help_fit(data, spec)
     check = partial(student_of, data, spec)
@@ -190,14 +202,17 @@ def train(
     reused = not agreed(spec, fitting=artifact is None)
     if reused:
         close_record(workspace, run, spec, artifact, mirror=mirror)
+        if estimator is not None:
+            same_model(student_of(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
-        artifact = fit_holdout(workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins)
+        artifact = fit_holdout(
+            workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
+        )
     verdict = forecasts.judge(workspace, data, artifact)
-    facts = artifact.facts
-    history = pd.DataFrame(facts["history"])
+    facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found,
-        metrics=verdict.metrics, history=history, best_epoch=facts["best_epoch"],
+        metrics=MetricsTable(verdict.metrics), history=history, best_epoch=facts["best_epoch"],
         resumed_from=None if reused else facts["resumed_from"],
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
@@ -205,7 +220,7 @@ def train(
         report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
-        machine=facts.get("machine", {}),
+        machine=facts.get("machine", {}), verdict=verdict.verdict, calibration=verdict.calibration,
         draw=lambda: figures.learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],
@@ -268,34 +283,36 @@ def cross_validate(
         gain_uncalibrated=told.gain_uncalibrated, untaught=told.untaught, path=path, paths_path=paths_path,
         resumed_from=told.found or None, reached=told.reached, exact=not told.inexact,
         inexact_because=list(told.inexact), limited=plan.limited | limits if quick else {},
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started, verdict=told.verdict,
         draw=lambda: figures.fold_scores(told.scores) if told.paths is None else figures.path_scores(told.paths),
     )  # fmt: skip
 
 
 @pushed_after
 def stack(
-    workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = ("xgboost", "lstm", "patchtst"), *,
+    workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
     uncertified: bool = False, run: str = "", source: str = "registry", tell: Tell = _log.info,
+    model_settings: Mapping[str, Mapping] | None = None,
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
 
     The base models themselves are those of `train`: found when finished, trained when not, or with source="wandb"
-    loaded from there.  run, tell : as of `train`.
+    loaded from there.  run, tell : as of `train`.  model_settings : base model -> its settings.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     base_models = check_base_models(base_models)
+    chosen = settings_of_each(base_models, model_settings)
     data = certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
     alike = {"seed": seed, "quick": quick, "uncertified": uncertified}
+    alike |= {"mirror": mirror, "source": source, "tell": tell}
     bases = {
-        name: train(workspace, symbol, horizon, name, **alike, mirror=mirror, source=source, tell=tell)
-        for name in base_models
+        name: train(workspace, symbol, horizon, name, **alike, model_settings=chosen.get(name)) for name in base_models
     }
     hashes = [bases[name].artifact_hash for name in base_models]
-    spec = stack_spec(data, base_models, hashes, folds, seed, quick)
+    spec = stack_spec(data, base_models, hashes, folds, seed, quick, chosen)
     run, found, artifact = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
     if reused:
@@ -307,14 +324,15 @@ def stack(
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
         symbol=symbol, horizon=horizon, run_id=run.run_id, found=found, base_models=list(base_models),
-        metrics=verdict.metrics,
+        metrics=MetricsTable(verdict.metrics),
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
         reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
-        beside=tuple(pages.beside_words("stack", who, gain) for who, gain in verdict.beaten.items()),
+        comparison=tuple(pages.comparison_sentence("stack", who, gain) for who, gain in verdict.beaten.items()),
+        verdict=verdict.verdict, calibration=verdict.calibration,
         draw=lambda: figures.stack_weights(weights),
     )  # fmt: skip
 
@@ -329,35 +347,47 @@ def evaluate(
     data = load_dataset(workspace, symbol, horizon)
     found = forecasts.finished(workspace, data, models)
     rows, test = forecasts.on_common_rows(workspace, data, found, "test")
-    teachers, _ = forecasts.on_common_rows(workspace, data, found, "train")
-    metrics = with_baselines(data, teachers, rows, test)
-    chosen = with_baselines(data, teachers, *forecasts.on_common_rows(workspace, data, found, "validation"))
+    train_rows, _ = forecasts.on_common_rows(workspace, data, found, "train")
+    validation_rows, validation = forecasts.on_common_rows(workspace, data, found, "validation")
+    best = best_baseline(data, train_rows, validation_rows)
+    metrics = with_baselines(data, train_rows, rows, test, best)
+    chosen = with_baselines(data, train_rows, validation_rows, validation, best).loc[list(found), "log_loss"].idxmin()
+    lacking = lacking_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
+    verdicts = {name: verdict_on(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = pages.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data,
-        Store.current(workspace.processed(symbol)), pages.OnTest(rows, test, metrics), limited=limited,
-        facts=pages.tiles(data, metrics, chosen.loc[list(found), "log_loss"].idxmin()), more=[pages.runs(found)],
+        Store.current(workspace.processed(symbol)), pages.OnTest(rows, test, metrics, verdicts, chosen),
+        limited=limited, more=[pages.runs(found)],
     )  # fmt: skip
+    shown = metrics.reset_index()
+    shown.insert(0, "split", "test")
     return EvaluateResult(
-        symbol=symbol, horizon=horizon, metrics=metrics.reset_index(), report_path=path,
-        seconds=time.perf_counter() - started, draw=lambda: figures.metrics_bar(metrics),
+        symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
+        verdicts=verdicts, chosen=chosen, seconds=time.perf_counter() - started,
+        calibration=predicted_and_observed(data, rows, test),
+        draw=lambda: figures.metrics_bar(metrics),
     )  # fmt: skip
 
 
 @pushed_after
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
-    bars: BarSpec | None = None, out: str | Path | None = None, run: str = "",
+    bars: BarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
 ) -> PredictResult:  # fmt: skip
-    """Probabilities of every bar from the newest finished model, as Parquet under `results/`; newest bars included.
+    """Out-of-sample probabilities from the newest finished model, as Parquet under `results/`; newest bars included.
 
-    data : 1-minute bars to predict instead of the symbol's own, checked and turned into features with the settings
+    The column `split` is "test", or "new" behind the last labelled row; with all_rows also "train" and "validation",
+    the rows that the model was fitted and chosen on. `run_id` names the run.
+
+    data : bars to predict instead of the symbol's own, checked and turned into features with the settings
     the model was trained with.  bars : how that file is stamped, its zone and decimal mark.
     run : the id of the run whose model is meant, where it is not the newest.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     frame, close = forecasts.for_bars(workspace, artifact, data, bars)
+    frame = forecasts.marked(frame, artifact, all_rows)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     forecasts.write_frame(path, frame)
     return PredictResult(

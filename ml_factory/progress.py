@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from numba.core.event import Event, Listener, install_listener
+from ml_factory.late import Late
+
+compilations = Late("ml_factory.compilations")
 
 Watcher = Callable[["Phase"], None]
 _watchers: list[Watcher] = []
@@ -22,6 +24,7 @@ class Phase:
     """One piece of long work.
 
     rows : in all; None where only the end tells.  done : so far.  of : what is counted, if not rows.
+    start : rows that were done before this session, which say nothing about its rate.  began : `perf_counter` then.
     seconds : since it began.  over : whether it ended.
     compiled : seconds of these in which kernels were compiled, which each machine does once.  compiling : it does now.
     """
@@ -34,21 +37,58 @@ class Phase:
     compiled: float = 0.0
     compiling: bool = False
     of: str = "rows"
+    start: int = 0
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def rate(self) -> float:
         """Rows a second so far."""
-        return self.done / self.seconds if self.seconds > 0.0 else 0.0
+        return (self.done - self.start) / self.seconds if self.seconds > 0.0 else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds left at the rate so far; None where the total is not known or nothing is done yet."""
+        if self.rows is None or self.done <= self.start:
+            return None
+        elapsed = self.seconds if self.over else time.perf_counter() - self.began
+        return (self.rows - self.done) * elapsed / (self.done - self.start)
+
+    def line(self) -> str:
+        """Name, count, total, rate and seconds left, where they are known."""
+        count = f"{self.done:,} of {self.rows:,} {self.of}" if self.rows else f"{self.done:,} {self.of}"
+        parts = [f"{self.name}: {count}" if self.rows or self.done else self.name]
+        if self.compiling:
+            parts.append("compiling on first use")
+        if self.rate >= 1.0:
+            parts.append(f"{self.rate:,.0f} a second")
+        if self.left is not None:
+            parts.append(f"{duration(self.left)} left")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds up to two minutes, then minutes."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
     """Tell `watcher` of every phase until the block ends."""
-    _watchers.append(watcher)
+    watch_from_now(watcher)
     try:
         yield
     finally:
-        _watchers.remove(watcher)
+        unwatch(watcher)
+
+
+def watch_from_now(watcher: Watcher) -> None:
+    """Tell `watcher` of every phase until `unwatch`."""
+    _watchers.append(watcher)
+
+
+def unwatch(watcher: Watcher) -> None:
+    """The end of `watch_from_now`."""
+    _watchers.remove(watcher)
 
 
 @contextmanager
@@ -60,15 +100,16 @@ def record() -> Iterator[list[Phase]]:
 
 
 @contextmanager
-def phase(name: str, rows: int | None = None, *, of: str = "rows") -> Iterator[Callable[[int], None]]:
-    """A phase of `rows` rows; the block calls what it is given with the number of rows just done."""
+def phase(name: str, rows: int | None = None, *, of: str = "rows", start: int = 0) -> Iterator[Callable[[int], None]]:
+    """A phase of `rows` rows, `start` of them done before; the block calls what it is given with the number of rows
+    just done."""
     if _inside.get():
         yield lambda count: None
         return
-    told, began = Phase(name, None if rows is None else int(rows), of=of), time.perf_counter()
+    told = Phase(name, None if rows is None else int(rows), done=start, of=of, start=start)
 
     def tell() -> None:
-        told.seconds = time.perf_counter() - began
+        told.seconds = time.perf_counter() - told.began
         for watcher in tuple(_watchers):
             watcher(told)
 
@@ -81,30 +122,10 @@ def phase(name: str, rows: int | None = None, *, of: str = "rows") -> Iterator[C
     outermost = _inside.set(True)
     tell()
     try:
-        with install_listener("numba:compile", _Compilations(told, tell)):
+        with compilations.listening(told, tell):
             yield done
         told.rows = told.done = told.done if told.rows is None else told.rows
     finally:
         _inside.reset(outermost)
         told.over = True
         tell()
-
-
-class _Compilations(Listener):
-    """Keeps `compiling` and `compiled` of a phase; numba compiles one kernel at a time, and those it calls inside."""
-
-    def __init__(self, told: Phase, tell: Callable[[], None]):
-        self.told, self.tell, self.depth, self.began = told, tell, 0, 0.0
-
-    def on_start(self, event: Event) -> None:
-        self.depth += 1
-        if self.depth == 1:
-            self.began, self.told.compiling = time.perf_counter(), True
-            self.tell()
-
-    def on_end(self, event: Event) -> None:
-        self.depth -= 1
-        if not self.depth:
-            self.told.compiled += time.perf_counter() - self.began
-            self.told.compiling = False
-            self.tell()

@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).resolve().parent
 COMPUTES_NOTHING = (
     "runs", "errors", "progress", "compiled", "provenance", "experiment", "notebook", "evaluation/drawing",
     "evaluation/data_figures", "evaluation/figures", "evaluation/report", "models/registry", "units/results",
-    "units/views", "units/pages", "units/keeping", "units/standing", "units/kernels", "leakage",
+    "units/summaries", "units/views", "units/pages", "units/keeping", "units/standing", "units/kernels", "leakage",
 )  # fmt: skip
 
 
@@ -83,9 +83,11 @@ def source_hashes(files: Iterable[Path]) -> dict[str, str]:
     return {path.relative_to(PACKAGE).as_posix(): code_hash(path)[:16] for path in files}
 
 
-def source_hash(rooms: tuple[str, ...]) -> str:
-    """One hash over the code of these rooms (or single files): a changed computation is another run."""
-    return fingerprint({path.relative_to(PACKAGE).as_posix(): code_hash(path) for path in rooms_files(rooms)})
+def source_hash(rooms: tuple[str, ...], but: tuple[str, ...] = ()) -> str:
+    """One hash over the code of these rooms (or single files), but for some files: a changed computation is another
+    run."""
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in rooms_files(rooms)}
+    return fingerprint({name: code_hash(path) for name, path in files.items() if name not in but})
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import papermill
-
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.late import Late
 from ml_factory.parameters import SHARED, convert_parameters, notebook_parameters
+from ml_factory.progress import phase
 from ml_factory.runs.workspace import Workspace
+
+papermill = Late("papermill")
 
 FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
 
@@ -80,7 +82,8 @@ def run_suite(
         started = time.perf_counter()
         declared = notebook_parameters(path)
         mine = {key: text for key, text in given.items() if key in declared}
-        written.append(run_notebook(path, workspace.results / "notebooks" / path.name, mine))
+        with phase(name):
+            written.append(run_notebook(path, workspace.results / "notebooks" / path.name, mine))
         workspace.push()
         on_notebook(name, time.perf_counter() - started)
     return written

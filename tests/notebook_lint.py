@@ -67,8 +67,14 @@ def lint(path: Path) -> Iterator[str]:
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     yield from _opening(code)
     for number, cell in enumerate(code[2:], start=2):
-        yield from (f"code cell {number}: {complaint}" for complaint in _window(source_of(cell)))
+        split = any(
+            _is_checks(other) for other in code[number + 1 : number + 2]
+        )  # its asserts stand collapsed behind it
+        least = 1 if split or _is_compared(cell) else LEAST_LINES
+        yield from (f"code cell {number}: {complaint}" for complaint in _window(source_of(cell), least))
     yield from _habits([source_of(cell) for cell in code[2:]])
+    if not any(_is_compared(cell) for cell in code):
+        yield "marks no cell for nbval (the tag nbval-check-output)"
     yield from _names([source_of(cell) for cell in code[2:]])
 
 
@@ -98,7 +104,7 @@ def _form(notebook: dict) -> Iterator[str]:
     for number, cell in enumerate(notebook["cells"]):
         if cell.get("outputs") or cell.get("execution_count") is not None:
             yield f"cell {number}: outputs are not empty"
-        if set(cell["metadata"]) - {"tags", "cellView"} or set(cell) - CELL_KEYS:
+        if set(cell["metadata"]) - {"tags", "cellView", "jupyter"} or set(cell) - CELL_KEYS:
             yield f"cell {number}: metadata left behind"
 
 
@@ -150,10 +156,20 @@ def _parameters(source: str) -> Iterator[str]:
         yield "QUICK ships as False"
 
 
-def _window(source: str) -> Iterator[str]:
+def _is_checks(cell: dict) -> bool:
+    """Whether it is a collapsed cell of asserts (.ci/hide_checks.py)."""
+    return "checks" in cell["metadata"].get("tags", ())
+
+
+def _is_compared(cell: dict) -> bool:
+    """Whether nbval compares this cell's output: by its tag, or by the older comment."""
+    return "nbval-check-output" in cell["metadata"].get("tags", ()) or "# NBVAL_CHECK_OUTPUT" in source_of(cell)
+
+
+def _window(source: str, least: int = LEAST_LINES) -> Iterator[str]:
     """Short cells that call the library."""
     lines = [line for line in source.splitlines() if line.strip()]
-    if not LEAST_LINES <= len(lines) <= MOST_LINES:
+    if not least <= len(lines) <= MOST_LINES:
         yield f"{len(lines)} lines, wanted {LEAST_LINES} to {MOST_LINES}"
     try:
         tree = ast.parse(source)
@@ -177,8 +193,6 @@ def _habits(sources: list[str]) -> Iterator[str]:
         yield "claims nothing: no assert"
     if not re.search(r"^show\(.*(plot\(|draw_)", text, re.MULTILINE):
         yield "shows no picture"
-    if "# NBVAL_CHECK_OUTPUT" not in text:
-        yield "marks no cell for nbval (# NBVAL_CHECK_OUTPUT)"
     if not sources or "finish(" not in sources[-1]:
         yield "the last code cell does not say what was written and what is next: finish(...)"
 

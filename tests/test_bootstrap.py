@@ -111,3 +111,75 @@ def test_a_token_in_the_address_is_not_shown(run, tmp_path):
 def test_without_git_it_says_so(run, tmp_path):
     code, said = run(PATH=str(tmp_path))
     assert code == 1 and "git is not installed" in said
+
+
+# ---- notebooks that were uploaded alone, with the wheel of `make colab` ---------------------------------------------
+
+PLACEHOLDER = "https://github.com/OWNER/ml_factory"
+
+
+@pytest.fixture(scope="module")
+def uploaded(tmp_path_factory) -> Path:
+    """What `make colab` writes, and nothing else of the checkout."""
+    folder = tmp_path_factory.mktemp("uploaded")
+    command = [sys.executable, "-S", str(ROOT / ".ci" / "colab.py"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_make_colab_writes_eight_notebooks_and_one_wheel_that_pip_takes(uploaded, tmp_path):
+    assert len(list(uploaded.glob("0?_*.ipynb"))) == 8
+    (wheel,) = uploaded.glob("*.whl")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "-q",
+        "--target",
+        tmp_path / "site",
+        wheel,
+    ]
+    subprocess.run(pip, check=True, capture_output=True)
+    assert (tmp_path / "site" / "utils" / "colab_setup.py").read_bytes() == (ROOT / "utils/colab_setup.py").read_bytes()
+    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ml_factory").rglob("*.py")}
+    assert wanted <= {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.py")}
+
+
+def test_a_notebook_beside_the_wheel_unpacks_it_without_git_or_network(run, uploaded, tmp_path):
+    where = {"ML_FACTORY_REPOSITORY": PLACEHOLDER, "PATH": str(tmp_path)}
+    code, said = run(uploaded, **where)
+    (place,) = kept(tmp_path / "home")
+    assert code == 0 and f"from {place}\n" in said and "ml_factory-0.1.0-py3-none-any.whl" in said, said
+    assert (place / "requirements" / "colab-gpu.txt").is_file()
+    assert run(uploaded, **where)[1].count(str(place)) == 2 and kept(tmp_path / "home") == [place]
+
+
+def test_on_colab_drive_is_mounted_for_the_wheel_when_the_owner_is_the_placeholder(run, uploaded, tmp_path):
+    """A stand-in for google.colab.drive: mounting brings the uploaded folder."""
+    package = tmp_path / "shim" / "google" / "colab"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    mount = f"import shutil\ndef mount(place):\n    shutil.copytree({str(uploaded)!r}, place + '/MyDrive/ml_factory')\n"
+    (package / "drive.py").write_text(mount)
+    if Path("/content/ml_factory_code").exists():
+        pytest.skip("a Colab machine of its own has code already")
+    where = {"PYTHONPATH": str(tmp_path / "shim"), "ML_FACTORY_DRIVE": str(tmp_path / "drive")}
+    cell = TEXT.replace("/content/ml_factory_code", str(tmp_path / "content" / "ml_factory_code"))
+    assert cell != TEXT
+    settings = {**os.environ, **where, "COLAB_RELEASE_TAG": "release", "HOME": str(tmp_path / "home")}
+    settings.pop("ML_FACTORY_REPOSITORY", None)
+    text = cell + "\nimport ml_factory\nprint('from', Path(ml_factory.__file__).parents[1])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", text], cwd=tmp_path / "empty", env=settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and f"from {tmp_path / 'content'}/ml_factory-0.1.0" in done.stdout, done.stderr
+
+
+def test_the_placeholder_owner_is_refused_with_the_way_out_and_never_fetched(run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY=PLACEHOLDER)
+    assert code == 1 and "is a placeholder" in said and "make colab" in said and "ML_FACTORY_REPOSITORY" in said
+    assert "Could not fetch" not in said and not kept(tmp_path / "home")

@@ -20,18 +20,20 @@ import pytest
 import typer
 from rich.console import Console
 
-from ml_factory import __main__, console, suite
+from ml_factory import __main__, commands, console, suite
 from ml_factory.data.sources import write_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import FactoryError
+from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.progress import phase
 from ml_factory.runs.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
-VERBS = ("doctor", "suite", "run", "tracking", "prepare", "audit", "plan", "train", "cross-validate", "predict")
+VERBS = (
+    "doctor", "suite", "run", "tracking", "prepare", "audit", "plan", "train", "cross-validate", "stack", "evaluate",
+    "predict", "export",
+)  # fmt: skip
 LATER = (
-    "stack",
-    "evaluate",
-    "export",
     "serve",
     "export-data",
     "recipe",
@@ -157,13 +159,70 @@ def test_absent_data(call, tmp_path, prepared):
         line = one_line(code, out, err)
         assert code == 1 and "No such file" in line and "MES.csv" in line
     code, out, err = call("prepare", "--workspace", tmp_path, "--symbol", "MES")
-    assert code == 1 and "no raw bars" in one_line(code, out, err) and "--data" in err
+    assert code == 1 and "no raw bars" in one_line(code, out, err)
+    assert "Next: put the file there" in err and "--data" in err
     code, out, err = call("train", "--workspace", tmp_path, "--symbol", "MES")
     assert code == 1 and "prepare" in one_line(code, out, err)
     code, out, err = call("predict", "--workspace", prepared.root, "--horizon", 5)
     assert code == 1 and "train" in one_line(code, out, err)
     code, out, err = call("train", "--workspace", prepared.root, "--horizon", 6)
     assert code == 1 and "Horizon 6 is not prepared" in one_line(code, out, err)
+
+
+VERBS_ON_DATA = [
+    ("prepare", "no raw bars", "MES"), ("train", "no raw bars", "MES"), ("stack", "no raw bars", "MES"),
+    ("audit", "Nothing is prepared", "DEMO"), ("train", "Nothing is prepared", "DEMO"),
+    ("cross-validate", "Nothing is prepared", "DEMO"), ("plan", "Nothing is prepared", "DEMO"),
+    ("evaluate", "Nothing is prepared", "DEMO"), ("predict", "No model is finished", "DEMO"),
+    ("export", "No model is finished", "DEMO"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "words", "symbol"), VERBS_ON_DATA)
+def test_absent_data_is_reported_before_anything_heavy_is_imported(verb, words, symbol, call, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands.training, "pipeline", None)  # a use of it would end in an AttributeError
+    monkeypatch.setattr(commands.data, "pipeline", None)
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    (tmp_path / "data" / "raw" / "MESX_5m.parquet").touch()
+    code, out, err = call(verb, "--workspace", tmp_path, "--symbol", symbol)
+    assert code == 1 and words in one_line(code, out, err)
+    assert ("symbols here: MESX" in err and "did you mean 'MESX'?" in err) == (symbol == "MES")
+
+
+class Reached(FactoryError):
+    """What a verb gave to the pipeline is known now."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "wanted"),
+    [
+        ("train", ["--model", "lstm"], {"batch_size": 64, "dropout": 0.2}),
+        ("cross-validate", ["--model", "lstm"], {"batch_size": 64, "dropout": 0.2}),
+        ("stack", [], {"lstm": {"batch_size": 64, "dropout": 0.2}, "patchtst": {"batch_size": 64, "dropout": 0.2}}),
+        ("stack", ["--set", "xgboost.depth=4"], {"xgboost": {"depth": 4}}),
+        ("plan", ["--model", "linear", "--model", "lstm", "--set", "linear.rounds=9"],
+         {"lstm": {"batch_size": 64, "dropout": 0.2}, "linear": {"rounds": 9}}),
+    ],
+)  # fmt: skip
+def test_set_reaches_every_verb_that_trains(verb, words, wanted, call, prepared, monkeypatch):
+    given = {}
+
+    def record(*positional, model_settings, **named):
+        given.update(model_settings)
+        raise Reached("recorded")
+
+    monkeypatch.setattr(commands.training, "pipeline", SimpleNamespace(**{verb.replace("-", "_"): record}))
+    sets = ["--set", "batch_size=64", "--set", "dropout=0.2"]
+    code, _, err = call(verb, "--workspace", prepared.root, "--horizon", 5, *words, *sets)
+    assert code == 1 and "recorded" in err
+    assert {name: given[name] for name in wanted} == wanted
+    code, out, err = call(verb, "--workspace", prepared.root, "--horizon", 5, "--set", "batch_size")
+    assert code == 2 and "NAME=VALUE" in one_line(code, out, err)
+
+
+def test_set_for_a_model_that_is_not_in_the_stack(call, prepared):
+    code, out, err = call("stack", "--workspace", prepared.root, "--horizon", 5, "--set", "gru.hidden=8")
+    assert code == 2 and "No such model" in one_line(code, out, err) and "xgboost, lstm, patchtst" in err
 
 
 def test_bars_that_break_the_contract(call, tmp_path):
@@ -285,7 +344,7 @@ def test_prepare_train_predict_as_json(call, prepared, tmp_path):
     facts = json.loads(out)
     assert code == 0 and facts["reused"] is False and facts["limited"] and facts["resumed_from"] is None
     assert "-s3-quick-" in facts["run_id"]
-    assert {row["name"] for row in facts["metrics"]} == {"lightgbm", "prior", "last_move"}
+    assert {row["name"] for row in facts["metrics"]} == {"lightgbm", *BASELINES}
     written = Path(facts["predictions_path"])
     assert hashlib.sha256(written.read_bytes()).hexdigest() == facts["predictions_hash"]
     assert Path(facts["report_path"]).is_file() and Path(facts["artifact"]).is_dir()
@@ -298,6 +357,40 @@ def test_prepare_train_predict_as_json(call, prepared, tmp_path):
     assert hashlib.sha256(target.read_bytes()).hexdigest() == facts["frame_hash"]
     code, out, _ = call("predict", "--workspace", prepared.root, "--horizon", 5, "--model", "lightgbm")
     assert code == 0 and "predictions-lightgbm-h5.parquet" in out and "rows" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("stack", "--base-model", "xgboost"), 2, "A stack needs different models"),
+        (("stack", "--base-model", "xgboost", "--base-model", "lsmt"), 2, "did you mean 'lstm'?"),
+        (("evaluate", "--model", "xgbost"), 2, "did you mean 'xgboost'?"),
+        (("evaluate", "--model", "linear"), 1, "No finished linear"),
+        (("evaluate", "--model", "stack"), 1, "stack them first"),
+        (("evaluate",), 1, "Nothing is trained yet"),
+    ],
+)
+def test_stack_and_evaluate_wrong_request_one_line_and_exit_code(words, code, message, call, prepared):
+    got, out, err = call(*words, "--workspace", prepared.root, "--horizon", 5)
+    assert got == code and message in one_line(got, out, err)
+
+
+def test_stack_and_evaluate_json_facts_of_the_same_models(call, prepared):
+    place = ("--workspace", prepared.root, "--horizon", 5)
+    bases = ("--base-model", "lightgbm", "--base-model", "linear")
+    code, out, err = call("stack", *place, *bases, "--folds", 2, "--quick", "--json")
+    stacked = json.loads(out)
+    assert code == 0 and stacked["base_models"] == ["lightgbm", "linear"] and stacked["limited"], err
+    assert Path(stacked["report_path"]).is_file() and err == ""
+    code, out, err = call("stack", *place, *bases, "--folds", 2, "--quick")
+    assert code == 0 and "stack of lightgbm, linear" in out and stacked["predictions_path"] in out
+    code, out, _ = call("evaluate", *place, "--model", "linear", "--model", "stack", "--title", "Two", "--json")
+    facts = json.loads(out)
+    assert code == 0 and {"linear", "stack", "prior"} <= {row["name"] for row in facts["metrics"]}
+    assert "lightgbm" not in {row["name"] for row in facts["metrics"]}
+    assert "<h1>Two</h1>" in Path(facts["report_path"]).read_text()
+    code, out, _ = call("evaluate", *place)
+    assert code == 0 and facts["report_path"] in out
 
 
 def test_vendor_bars_stamped_at_the_end(call, tmp_path):
@@ -434,3 +527,46 @@ def test_a_roll_can_be_forced_and_told_where_to_begin(call, tmp_path):
     assert rolls.tolist() == [bars.index[0], pd.Timestamp("2024-03-06 15:00", tz="UTC")]
     assert bars["contract"].unique().tolist() == [202403, 202406] and (bars["factor"] == 1).all()
     assert bars["chain"].nunique() == 2
+
+
+# ---- the first answer ----------------------------------------------------------------------------------------------
+
+HEAVY = (
+    "torch", "xgboost", "lightgbm", "catboost", "sklearn", "scipy", "numba", "pandas", "pyarrow", "matplotlib", "wandb",
+    "IPython", "papermill", "exchange_calendars", "gcsfs", "optuna",
+)  # fmt: skip
+FIRST_ANSWERS = [
+    *((verb, "--help") for verb in VERBS),
+    ("--help",), ("no-such-verb",), ("train", "--model", "xgbost"), ("cross-validate", "--model", "xgbost"),
+    ("predict", "--model", "xgbost"), ("plan", "--model", "xgbost"), ("audit", "--model", "xgbost"),
+    ("prepare", "--symbol", "MES", "--data", "none.csv"), ("suite", "--symbol", "MES", "--data", "none.csv"),
+    ("predict", "--data", "none.csv"), ("train", "--horizon", "0"), ("prepare", "--horizon", "0"),
+    ("suite", "--horizon", "0"), ("train", "--symbol", "BTC/USDT"), ("prepare", "--symbol", "mes"),
+    ("train", "--seed", "-1"), ("cross-validate", "--scheme", "purged"), ("run", "99"), ("run", "02", "-p", "HORIZ=3"),
+]  # fmt: skip
+
+
+def test_help_and_refused_arguments_import_no_heavy_library(tmp_path):
+    """All in one process; after each answer no heavy module may have been imported."""
+    ask = f"""
+import contextlib, io, json, os, sys
+from ml_factory.__main__ import main
+found = {{}}
+for words in {FIRST_ANSWERS!r}:
+    sys.argv = ["ml_factory", *words]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main()
+            code = None
+        except SystemExit as stop:
+            code = stop.code
+    found[" ".join(words)] = [code or 0, [name for name in {HEAVY!r} if name in sys.modules]]
+print(json.dumps(found))
+"""
+    environment = {**os.environ, "ML_FACTORY_ROOT": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", ask], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {words: heavy for words, (_, heavy) in found.items() if heavy} == {}
+    assert {words: code for words, (code, _) in found.items() if (code == 0) is not words.endswith("--help")} == {}
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == set()

@@ -44,7 +44,9 @@ def test_an_environment_is_reused_until_a_pin_changes_and_rebuilt_when_broken(tm
     held.write_text("")
     first = run(folder, pins)
     assert first.returncode == 0 and "is ready after" in first.stdout, first.stdout + first.stderr
+    _link(folder, tmp_path).unlink()
     assert run(folder, pins).stdout == ""
+    assert _link(folder, tmp_path).is_file()
     (folder / "kept").touch()
     held.write_text("pip>=1\n")  # a file that the pins include
     assert "is ready after" in run(folder, pins).stdout
@@ -52,6 +54,18 @@ def test_an_environment_is_reused_until_a_pin_changes_and_rebuilt_when_broken(tm
     (folder / "bin" / "python").unlink()
     assert "is ready after" in run(folder, pins).stdout
     assert not (folder / "kept").exists() and run(folder, pins).stdout == ""
+
+
+def _link(folder: Path, tmp_path: Path) -> Path:
+    """The file that makes `import ml_factory` work from any folder; a package in the current folder comes first."""
+    other = tmp_path / "other"
+    (other / "ml_factory").mkdir(parents=True, exist_ok=True)
+    (other / "ml_factory" / "__init__.py").touch()
+    for cwd, home in ((tmp_path, SCRIPT.parents[1]), (other, other)):
+        words = [folder / "bin" / "python", "-c", "import ml_factory; print(ml_factory.__file__)"]
+        done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=True)
+        assert Path(done.stdout.strip()) == home / "ml_factory" / "__init__.py"
+    return next(folder.glob("lib/python*/site-packages/ml_factory_checkout.pth"))
 
 
 def test_pins_that_cannot_be_installed_leave_no_stamp(tmp_path):

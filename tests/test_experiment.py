@@ -7,18 +7,16 @@ from pathlib import Path
 import pytest
 
 from ml_factory import provenance
+from ml_factory.arguments import check_horizon, check_seed, quick_from_environment
 from ml_factory.data.bars import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import (
     DataSpec,
     QuickLimits,
     RunSpec,
-    check_horizon,
-    check_seed,
     machine,
     open_checkpoints,
     open_run,
-    quick_from_environment,
     run_spec,
     save_minutes_from_environment,
 )

@@ -11,18 +11,20 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "ml_factory"
 
-# The map of README.md from top to bottom. A file imports only from files above it; a new file is placed here first.
+# The map of docs/architecture.md from top to bottom. A file imports only from files above it; a new file is placed
+# here first.
 MAP_TEXT = """
-compiled cores keys errors seeding progress
+compiled cores keys errors seeding late compilations progress heartbeat
 runs.children runs.mount_table runs.placing runs.mounts
 runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.programs
 runs.timer
 runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
-runs.mount_io runs.courier runs.signals runs.phases runs.checkpoints runs.registry
+runs.mount_io runs.courier runs.signals runs.phases runs.registry runs.trainings runs.checkpoints
 runs.records runs.delivery runs.mirror runs.keepsake runs.versions runs.retelling runs.tracking runs.recovery
-data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock data.levels
-data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.continued data.sources
-data.synthetic data.plain_parquet data.frames
+arguments
+data.holidays data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock
+data.levels data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.bad_rows
+data.continued data.sources data.synthetic data.plain_parquet data.frames
 data.resample data.stream data.sampling
 features.logarithm features.windows features.recursions features.moments features.engine features.momentum
 features.volatility features.volume features.microstructure
@@ -33,31 +35,35 @@ targets.barriers targets.outcomes targets.labels targets.forward targets.trend_s
 targets.primary targets.kinds
 targets.search_spec targets.barrier_search
 targets.bootstrap targets.weights
-targets.splits targets.walk_forward targets.combinatorial
+targets.splits targets.sufficiency targets.walk_forward targets.combinatorial
 datasets.quantiles datasets.ranks datasets.block_quantiles datasets.scaling datasets.transforms datasets.selection
 datasets.preprocessing datasets.rows datasets.parts datasets.mapped datasets.store datasets.writing datasets.beside
 datasets.windows
 leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted
-leakage.effort leakage.tried leakage.proof leakage.certificate
-models.contract models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
+leakage.artefacts leakage.recount leakage.sampled_days leakage.effort leakage.tried leakage.proof leakage.certificate
+models.contract models.offset models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.linear models.importances
 models.products models.heads models.layers models.recurrent models.sequence models.transformer models.gating
-models.tft models.frames models.checks models.signature models.registry
+models.tft models.frames models.checks models.signature models.settings models.registry
 training.spec training.losses training.order training.optim training.averaging training.precision training.processes
 training.pages training.watchdog training.device training.recompute training.feed training.run training.step
-training.judging training.meter training.loop training.neural training.estimator training.forecaster
-evaluation.metrics evaluation.calibration evaluation.drawing evaluation.data_figures evaluation.figures
-evaluation.explained evaluation.report
+training.judging training.meter training.loop training.neural training.estimator training.state_dict
+training.forecaster
+evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
+evaluation.metrics_view evaluation.calibration evaluation.drawing evaluation.data_figures
+evaluation.figures evaluation.explained evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
-units.dataset units.results units.keeping units.standing units.restoring
-units.appending units.proving units.views units.loading units.trials units.searching units.searched
+units.dataset units.split_times units.summaries units.results units.keeping units.standing units.restoring
+units.appending units.proving units.views units.loading units.artefacts units.trials units.searching units.searched
 units.kernels units.preparation
 units.holdout units.helping units.opening units.schemes units.folds units.fold_scores units.nested
-units.forecasts units.auditing
-units.explaining units.stacked units.warming units.planning units.pages
-pipeline bootstrap parameters notebook suite doctor console
+units.forecasts
+units.explaining units.exporting units.stacked units.audited_models units.audited_runs units.audited_stack
+units.auditing units.warming units.planning units.pages
+pipeline bootstrap parameters notebook suite doctor console interrupt
+commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """
 MAP = MAP_TEXT.split()
@@ -77,7 +83,7 @@ HOMES = {
         "notebook",
     },
     "ipywidgets": {"notebook"},
-    "IPython": {"notebook", "parameters"},
+    "IPython": {"heartbeat", "notebook", "parameters"},
     "papermill": {"suite"},
     "optuna": {"targets.barrier_search"},
 }
@@ -93,7 +99,7 @@ def files() -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import, wherever it stands, also by importlib with a plain string."""
+    """(line, dotted module) of every import, wherever it stands, also by importlib or Late with a plain string."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -104,7 +110,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             for item in node.names:
                 whole = f"{base}.{item.name}"
                 yield node.lineno, whole if is_module(whole) else base
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "Late")):
             yield from ((node.lineno, name.value) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
@@ -151,6 +157,7 @@ def test_imports_come_from_above_and_dependencies_from_their_homes(name):
         ("features.build", "import torch.nn"),
         ("pipeline", "import wandb"),
         ("inference.predict", "import importlib\nimportlib.import_module('matplotlib.figure')"),
+        ("data.bars", "later = Late('ml_factory.pipeline')"),
         ("runs.workspace", "from google.colab import drive"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
         ("data.bars", "from .sources import read_table"),

@@ -46,6 +46,15 @@ def test_passwords_of_netrc_and_for_whose_host(monkeypatch, bare):
     assert has_wandb_key()
 
 
+def test_the_client_s_own_login_is_found(monkeypatch, bare):
+    """Whatever host the installed client talks to by default."""
+    from wandb.sdk.lib import urls, wbauth
+
+    monkeypatch.setenv("NETRC", str(bare))
+    wbauth.write_netrc_auth(host=urls.DEFAULT_BASE_URL, api_key=LONG)
+    assert has_wandb_key()
+
+
 def test_the_longest_first(monkeypatch):
     monkeypatch.setenv("A_KEY", LONG)
     monkeypatch.setenv("B_KEY", LONG + "-and-more")

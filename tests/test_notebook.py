@@ -24,7 +24,7 @@ def test_progress_and_markets_tell_what_the_workspace_holds(tmp_path):
     (workspace.results / "ES" / "folds-x").mkdir(parents=True)
     for name in ("folds-x/folds.parquet", "predictions-xgboost-h20.parquet"):
         (workspace.results / "ES" / name).touch()
-    assert markets(workspace).to_dict("records") == [{"symbol": "ES", "MB": 2.0}]
+    assert markets(workspace).to_dict("records") == [{"symbol": "ES", "minutes": 1, "MB": 2.0}]
     done = progress(workspace, "ES")
     assert [name[:2] for name, things in done.items() if things] == ["01", "03", "05", "06", "07"]
     texts = [item.get_text() for item in draw_progress(done, "ES").axes[0].texts]

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,10 @@ def no_source(notebook):
     del cell(notebook, "train")["source"]
 
 
+def untagged_for_nbval(notebook):
+    cell(notebook, "metrics")["metadata"] = {}
+
+
 def drop(*names: str):
     def fault(notebook: dict) -> None:
         notebook["cells"] = [item for item in notebook["cells"] if item["id"] not in names]
@@ -85,9 +90,9 @@ FAULTS = {
     "QUICK ships as False": replace("parameters", "QUICK: bool = False", "QUICK: bool = True"),
     "WORKSPACE is not among": replace("parameters", "WORKSPACE:", "FOLDER:"),
     "7 lines, wanted 2 to 6": replace("train", "print(trained.summary())", "x = 1\ny = 2"),
-    "1 lines, wanted 2 to 6": replace("curves", "\nshow(trained.plot())", ""),
-    "defines a helper": replace("metrics", "assert", "helper = lambda: 1\nassert"),
-    "defines a helper (a function)": replace("metrics", "assert", "@cached()\ndef helper():\n    return 1\nassert"),
+    "1 lines, wanted 2 to 6": replace("callbacks", "# Add your own to this list.\n", ""),
+    "defines a helper": replace("metrics", "columns =", "helper = lambda: 1\ncolumns ="),
+    "defines a helper (a function)": replace("metrics", "columns =", "@one()\ndef helper():\n    return 1\ncolumns ="),
     "not plain Python": replace("predictions", "show(said.tail(4))", "!ls"),
     "installs torch": replace("about-train", "## Training", "`!pip install -q torch`"),
     "installs torch (in code)": replace("setup", "workspace = ", "%pip install --upgrade numpy\nworkspace = "),
@@ -98,9 +103,9 @@ FAULTS = {
     "no name shew in ml_factory.notebook": replace("check", "show", "shew"),
     "no name pipelines in ml_factory": replace("prepare", "import pipeline", "import pipelines"),
     "no module ml_factory.piper": replace("prepare", "from ml_factory import pipeline", "import ml_factory.piper"),
-    "claims nothing": drop("curves", "metrics", "predictions"),
+    "claims nothing": drop("curves-checks", "metrics-checks", "predictions-checks"),
     "shows no picture": replace("curves", "show(trained.plot())", "print(trained.plot())"),
-    "marks no cell for nbval": replace("metrics", "# NBVAL_CHECK_OUTPUT", "# checked"),
+    "marks no cell for nbval": untagged_for_nbval,
     "the last code cell does not say": drop("finish"),
     "lacks **Minutes**": replace("title", "**Minutes**", "Minutes"),
     "lacks https://colab.research": replace("title", "02_train_tabular.ipynb)", "03_train_sequence.ipynb)"),
@@ -180,3 +185,16 @@ def test_badges_refuse_what_is_no_owner(copied, owner):
     done = badges(copied, owner)
     assert done.returncode == 2 and "OWNER=name" in done.stderr
     assert (copied / "pyproject.toml").read_bytes() == before
+
+
+def test_asserts_and_marks_move_to_collapsed_cells_and_tags_and_a_second_run_changes_nothing():
+    hide = runpy.run_path(str(ROOT / ".ci" / "hide_checks.py"))["hidden_checks"]
+    source = "# NBVAL_CHECK_OUTPUT\ntable = read()\nassert (\n    len(table)\n)\nshow(table)"
+    cell = {"cell_type": "code", "id": "table", "metadata": {}, "outputs": [], "source": source.splitlines(True)}
+    shown, checks = hide([cell])
+    assert source_of(shown) == "table = read()\nshow(table)" and shown["metadata"] == {"tags": ["nbval-check-output"]}
+    assert source_of(checks) == "#@title Checks\nassert (\n    len(table)\n)" and checks["id"] == "table-checks"
+    assert checks["metadata"]["jupyter"] == {"source_hidden": True} and checks["metadata"]["cellView"] == "form"
+    assert hide([shown, checks]) == [shown, checks]
+    alone = cell | {"source": ["assert 1\n", "assert 2"]}
+    assert [source_of(one) for one in hide([alone])] == ["#@title Checks\nassert 1\nassert 2"]

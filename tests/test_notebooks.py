@@ -97,9 +97,14 @@ def pictures(notebook: Path) -> int:
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
+def is_compared(cell: nbformat.NotebookNode) -> bool:
+    """Whether nbval compares its output: by the tag, or by the older comment."""
+    return "nbval-check-output" in cell.metadata.get("tags", ()) or "NBVAL_CHECK_OUTPUT" in cell.source
+
+
 def marked_numbers(notebook: Path) -> list[str]:
     """The outputs that nbval compares."""
-    cells = [cell for cell in nbformat.read(notebook, 4).cells if "NBVAL_CHECK_OUTPUT" in cell.source]
+    cells = [cell for cell in nbformat.read(notebook, 4).cells if is_compared(cell)]
     return ["".join(output.get("text", "") for output in cell.outputs) for cell in cells]
 
 
@@ -150,7 +155,7 @@ def test_nbval_passes_on_executed_copies_where_marked_cells_must_reproduce(home,
 
 def test_nbval_fails_on_an_altered_marked_output(home, call, tmp_path):
     notebook = nbformat.read(executed(home)[0], 4)
-    (marked,) = [cell for cell in notebook.cells if "NBVAL_CHECK_OUTPUT" in cell.source]
+    (marked,) = [cell for cell in notebook.cells if is_compared(cell)]
     marked.outputs[0]["text"] = marked.outputs[0]["text"].replace("7", "8")
     nbformat.write(notebook, tmp_path / "altered.ipynb")
     done = nbval(call, tmp_path / "altered.ipynb", cwd=tmp_path)
@@ -178,13 +183,13 @@ def test_papermill_as_typed_needs_raw_bars_alone(cwd, path, home, call, tmp_path
     executed(home)
     raw = tmp_path / "workspace" / "data" / "raw"
     raw.mkdir(parents=True)
-    shutil.copy(home / "workspace" / "data" / "raw" / "DEMO_1m.parquet", raw / "MINE_1m.parquet")
-    words = ["-p", "SYMBOL", "MINE", *SHORTEST]
+    shutil.copy(home / "workspace" / "data" / "raw" / "DEMO_1m.parquet", raw / "MES_1m.parquet")
+    words = ["-p", "SYMBOL", "MES", *SHORTEST]
     done = papermill(call, path, tmp_path / "out.ipynb", *words, cwd=cwd, ML_FACTORY_ROOT=str(tmp_path / "workspace"))
     assert done.returncode == 0, done.stderr[-3000:]
     said = list(texts(tmp_path / "out.ipynb"))
     assert f"Code: {ROOT} " in said[0]
-    assert "MINE" in "".join(said) and not (raw / "DEMO_1m.parquet").exists()
+    assert "MES" in "".join(said) and not (raw / "DEMO_1m.parquet").exists()
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_a_cell_that_papermill_would_misread_is_refused(source):
 
 def test_every_notebook_declares_what_the_contract_shares():
     declared = notebook_parameters(FOLDER / "02_train_tabular.ipynb")
-    assert list(declared) == ["SYMBOL", "HORIZON", "MODEL", "WORKSPACE", "SEED", "QUICK", "FRESH"]
+    assert list(declared) == ["SYMBOL", "HORIZON", "MODEL", "SETTINGS", "WORKSPACE", "SEED", "QUICK", "FRESH"]
     assert (declared["QUICK"].kind, declared["QUICK"].default) == (bool, False)
 
 

@@ -15,7 +15,9 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.data.sources import write_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.experiment import DataSpec, QuickLimits
 from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
 from ml_factory.runs.delivery import SUMMARY
@@ -164,6 +166,24 @@ def test_impossible_horizons(horizons, message, prepared):
         pipeline.prepare(prepared, "DEMO", horizons)
 
 
+@pytest.mark.parametrize(
+    ("horizons", "labels", "words"),
+    [
+        ((H, 5000), LabelSpec(), r"longer than a session.*5000 bars, while the longest session has 276.*Next: "),
+        ((H,), LabelSpec(k_down=60.0), r"train rows .* lack a class.*short 0, .*Next: "),
+    ],
+)
+def test_prepare_of_a_question_the_bars_cannot_answer_is_refused_and_keeps_what_there_is(
+    horizons, labels, words, prepared
+):
+    processed, raw = prepared.processed("DEMO"), content(prepared.raw)
+    current = (processed / CURRENT).read_bytes()
+    with pytest.raises(FactoryError, match=words):
+        pipeline.prepare(prepared, "DEMO", horizons, settings=DataSpec(labels=labels))
+    assert content(prepared.raw) == raw and (processed / CURRENT).read_bytes() == current
+    assert not list(processed.rglob("labels_h5000*")) and train(prepared).verdict is not None
+
+
 # ---- train: the same bits again ------------------------------------------------------------------------------------
 
 
@@ -256,7 +276,8 @@ def test_fresh_opens_a_new_run_beside(prepared):
     second = train(prepared, fresh=True)
     assert not second.reused and second.resumed_from is None
     assert second.run_id == f"{first.run_id}-2" and second.artifact != first.artifact
-    assert second.predictions_hash == first.predictions_hash
+    same = [pd.read_parquet(one.predictions_path).drop(columns="run_id") for one in (first, second)]
+    pd.testing.assert_frame_equal(*same, check_exact=True)
     assert content(first.artifact) | content(first.predictions_path.parent) == kept
     assert train(prepared).run_id == second.run_id  # the newest attempt is the one gone on with
 
@@ -299,19 +320,21 @@ def test_what_cannot_be_done_leaves_nothing_behind(attempt, prepared):
 def test_predictions_of_the_labelled_rows(model, finished):
     said = pipeline.load_predictions(finished, "DEMO", H, model)
     labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
-    assert list(said.columns) == [*P, "split", "label"] and said.index.name == "known_at"
+    assert list(said.columns) == [*P, "split", "run_id", "label"] and said.index.name == "known_at"
+    assert set(said["run_id"]) == {train(finished, model).run_id}
     assert said.index.is_unique and said.index.is_monotonic_increasing and str(said.index.tz) == "UTC"
     p = said[P].to_numpy()
     assert p.dtype == np.float64 and (p >= 0).all()
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-9)
     positions = labels.index.get_indexer(said.index)
     assert (positions >= 0).all()
-    wanted = np.full(len(labels), "purged", dtype=object)
+    wanted = np.full(len(labels), "", dtype=object)
     for name, rows in splits.items():
         wanted[rows] = name
     assert (said["split"].to_numpy() == wanted[positions]).all()
     assert (said["label"].to_numpy() == labels["label"].to_numpy()[positions]).all()
-    assert len(said) == len(labels) if model == "xgboost" else 0 < len(said) < len(labels)
+    inside = sum(map(len, splits.values()))  # purged rows belong to no part
+    assert len(said) == inside < len(labels) if model == "xgboost" else 0 < len(said) < inside
 
 
 def test_the_columns_stand_for_short_neutral_long(prepared):
@@ -326,7 +349,7 @@ def test_the_columns_stand_for_short_neutral_long(prepared):
 @pytest.mark.parametrize("model", ["xgboost", "lstm"])
 def test_predict_says_what_the_run_said_and_the_newest_rows_too(model, finished, tmp_path):
     said = pipeline.load_predictions(finished, "DEMO", H, model)
-    result = pipeline.predict(finished, "DEMO", H, model)
+    result = pipeline.predict(finished, "DEMO", H, model, all_rows=True)
     assert result.path == finished.results / "DEMO" / f"predictions-{model}-h{H}.parquet"
     written = pd.read_parquet(result.path)
     pd.testing.assert_frame_equal(written, result.frame, check_freq=False)
@@ -345,7 +368,7 @@ def test_predict_another_file(finished, tmp_path):
     result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "later.csv", out=tmp_path / "p.parquet")
     assert result.path == tmp_path / "p.parquet"
     whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
-    np.testing.assert_allclose(pd.read_parquet(tmp_path / "p.parquet"), whole, rtol=0, atol=1e-9)
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "p.parquet"), whole, rtol=0, atol=1e-9, check_freq=False)
     with pytest.raises(FactoryError, match="No such file"):
         pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "latter.csv")
 
@@ -360,8 +383,39 @@ def test_predict_a_file_stamped_at_the_end_of_each_bar(finished, tmp_path):
     spec = BarSpec(stamp="end", zone="America/Chicago")
     result = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "vendor.csv", bars=spec)
     whole = pipeline.predict(finished, "DEMO", H, "xgboost").frame
-    np.testing.assert_allclose(result.frame, whole, rtol=0, atol=1e-9)
-    assert result.frame.index.equals(whole.index)
+    pd.testing.assert_frame_equal(result.frame, whole, rtol=0, atol=1e-9, check_freq=False)
+
+
+def test_predict_default_writes_test_and_new_rows_only(finished):
+    """The parts by hand: from the first test row on, and behind the last labelled row."""
+    labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
+    features = pipeline.load_features(finished, "DEMO").index
+    first = {name: labels.index[rows[0]] for name, rows in splits.items()}
+    everything = pipeline.predict(finished, "DEMO", H, "xgboost", all_rows=True).frame
+    result = pipeline.predict(finished, "DEMO", H, "xgboost")
+    written = pd.read_parquet(result.path)
+    pd.testing.assert_frame_equal(written, result.frame, check_freq=False)
+    assert list(written.columns) == [*P, "split", "run_id"] and set(written["run_id"]) == {result.run_id}
+    assert written.index.equals(features[features >= first["test"]])
+    assert written.index[written["split"] == "new"].equals(features[features > labels.index[-1]])
+    assert set(written["split"]) == {"test", "new"} and "new" in result.summary()
+    assert everything.index.equals(features)
+    for name, after in (("train", "validation"), ("validation", "test")):
+        mine = everything.index[everything["split"] == name]
+        assert mine[-1] == features[features < first[after]][-1]  # purged rows count with the part before
+        assert mine[0] == (features[0] if name == "train" else first[name])
+
+
+def test_predict_bars_before_the_test_rows_are_refused_unless_all(finished, tmp_path):
+    bars = pd.read_parquet(finished.raw_bars("DEMO"))
+    labels, splits = pipeline.load_labels(finished, "DEMO", H), pipeline.load_splits(finished, "DEMO", H)
+    bars[bars["timestamp"] < labels.index[splits["test"][0]] - pd.Timedelta(hours=1)].to_csv(
+        tmp_path / "old.csv", index=False
+    )
+    with pytest.raises(FactoryError, match=r"No row of these bars is out of sample.*--all"):
+        pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "old.csv")
+    told = pipeline.predict(finished, "DEMO", H, "xgboost", data=tmp_path / "old.csv", all_rows=True)
+    assert set(told.frame["split"]) == {"train", "validation"}
 
 
 # ---- folds, stack, report ------------------------------------------------------------------------------------------
@@ -391,7 +445,7 @@ def test_folds_are_found_again_one_by_one(prepared, monkeypatch):
     pd.testing.assert_frame_equal(again.folds, whole.folds)
     pd.testing.assert_frame_equal(pd.read_parquet(again.path), whole.folds)
     assert cross_validate().resumed_from == 3
-    assert set(whole.folds["name"]) == {"xgboost", "xgboost_uncalibrated", "prior", "last_move"}
+    assert set(whole.folds["name"]) == {"xgboost", "xgboost_uncalibrated", *BASELINES}
     assert len(whole.fold_table) == 3
     gains = whole.folds.loc[whole.folds["name"] == "xgboost", "log_loss_gain"]
     assert whole.gain_mean == pytest.approx(gains.mean())
@@ -406,7 +460,7 @@ def test_a_stack_of_two(prepared):
     said = pipeline.load_predictions(prepared, "DEMO", H, "stack")
     np.testing.assert_allclose(said[P].sum(axis=1), 1, atol=1e-9)
     assert result.report_path.is_file()
-    assert set(result.metrics["name"]) == {"stack", "equal_pool", "prior", "last_move"}
+    assert set(result.metrics["name"]) == {"stack", "equal_pool", *BASELINES}
     bases = [pipeline.load_predictions(prepared, "DEMO", H, name).loc[said.index] for name in ("xgboost", "lightgbm")]
     plain = (bases[0][P] + bases[1][P]) / 2  # what nothing was learnt for
     clear = (pipeline.load_labels(prepared, "DEMO", H).loc[said.index, "barrier"] != "ambiguous").to_numpy()
@@ -418,7 +472,7 @@ def test_a_stack_of_two(prepared):
     assert "the plain mean of its models (equal_pool)" in result.report_path.read_text()
     again = pipeline.stack(prepared, "DEMO", H, ("xgboost", "lightgbm"), folds=2, quick=True, mirror="off")
     assert again.predictions_hash == result.predictions_hash and again.artifact == result.artifact
-    new = pipeline.predict(prepared, "DEMO", H, "stack").frame
+    new = pipeline.predict(prepared, "DEMO", H, "stack", all_rows=True).frame
     np.testing.assert_allclose(new.loc[said.index, P], said[P], rtol=0, atol=1e-9)
     assert new.index[-1] == pipeline.load_features(prepared, "DEMO").index[-1]
     compared = pipeline.evaluate(prepared, "DEMO", H)
@@ -431,11 +485,12 @@ def test_a_stack_of_two(prepared):
 def test_the_report_stands_alone(finished):
     result = pipeline.evaluate(finished, "DEMO", H)
     assert result.report_path == finished.results / "report.html"
-    assert set(result.metrics["name"]) == {"xgboost", "lstm", "prior", "last_move"}
+    assert set(result.metrics["name"]) == {"xgboost", "lstm", *BASELINES}
     assert result.metrics["rows"].nunique() == 1  # all of them judged on the same rows
+    assert result.metrics.columns[:2].tolist() == ["split", "name"] and set(result.metrics["split"]) == {"test"}
     for path in (result.report_path, train(finished).report_path):
         page = path.read_text(encoding="utf-8")
-        for word in ("<svg", "xgboost", "prior", "last_move", "Calibration", "The split", "Labels", "</html>"):
+        for word in ("<svg", "xgboost", *BASELINES, "Calibration", "The split", "Labels", "</html>"):
             assert word in page, word
         links = re.findall(r"""(?:src|href)\s*=\s*["']([^"']*)""", page) + re.findall(r"url\(([^)]*)\)", page)
         assert [link for link in links if not link.startswith(("#", "data:"))] == []
@@ -444,7 +499,9 @@ def test_the_report_stands_alone(finished):
 
 
 @pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost", "lstm"])
-def test_training_rows_that_lack_a_class(model, prepared):
+def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
+    """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
+    monkeypatch.setattr(preparation, "check_classes", lambda *_: None)
     result = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_down=60.0)))
     assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
     trained = train(prepared, model)
@@ -453,12 +510,15 @@ def test_training_rows_that_lack_a_class(model, prepared):
     np.testing.assert_allclose(said.sum(axis=1), 1, atol=1e-9)
     if model != "lstm":  # which is hardly trained here
         assert said["p_short"].max() < 0.2
-    assert trained.report_path.is_file() and set(trained.metrics["name"]) == {model, "prior", "last_move"}
+    assert trained.report_path.is_file() and set(trained.metrics["name"]) == {model, *BASELINES}
+    assert trained.verdict.status == "not enough data"
+    assert trained.verdict.reason == "no train row is short; no validation row is short; no test row is short"
     folds = pipeline.cross_validate(prepared, "DEMO", H, model, folds=2, model_settings=SMALL[model]).folds
-    assert sorted(folds["name"]) == sorted(2 * [model, f"{model}_uncalibrated", "prior", "last_move"])
+    assert sorted(folds["name"]) == sorted(2 * [model, f"{model}_uncalibrated", *BASELINES])
 
 
-def test_training_rows_of_one_class_teach_nothing(prepared):
+def test_training_rows_of_one_class_teach_nothing(prepared, monkeypatch):
+    monkeypatch.setattr(preparation, "check_classes", lambda *_: None)
     only_neutral = DataSpec(labels=LabelSpec(k_up=60.0, k_down=60.0))
     pipeline.prepare(prepared, "DEMO", (H,), settings=only_neutral)
     with pytest.raises(FactoryError, match=r"fewer than two classes.*Next: "):

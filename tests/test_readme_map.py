@@ -1,4 +1,4 @@
-"""README's map, badges, verbs and links, held to the tree as it is."""
+"""README's badges, verbs and links and the map of docs/architecture.md, held to the tree as it is."""
 
 import json
 import re
@@ -11,11 +11,12 @@ from tests.notebook_lint import FOLDER, ROOT, owner_and_ref, source_of
 from tests.test_import_order import MAP
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def on_the_map(text: str) -> list[str]:
-    """Paths of README's map from top to bottom; folders end with a slash."""
+    """Paths of the map from top to bottom; folders end with a slash."""
     block = re.search(r"## The map\n.*?```text\n(.*?)```", text, re.DOTALL).group(1)
     above, paths = [], []
     for line in filter(str.strip, block.splitlines()):
@@ -32,7 +33,7 @@ def modules(folder: str) -> set[str]:
 
 
 def test_every_module_is_on_the_map_once_and_every_name_on_it_exists():
-    paths = on_the_map(README)
+    paths = on_the_map(ARCHITECTURE)
     assert len(paths) == len(set(paths))
     assert modules("ml_factory") | modules("utils") <= set(paths)
     assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
@@ -40,12 +41,12 @@ def test_every_module_is_on_the_map_once_and_every_name_on_it_exists():
 
 
 def test_the_map_is_in_import_order():
-    files = [path for path in on_the_map(README) if path.startswith("ml_factory/") and path.endswith(".py")]
+    files = [path for path in on_the_map(ARCHITECTURE) if path.startswith("ml_factory/") and path.endswith(".py")]
     assert [path.removeprefix("ml_factory/").removesuffix(".py").replace("/", ".") for path in files] == MAP
 
 
 def test_every_line_of_the_map_says_what_is_there():
-    block = README.split("```text\n")[1].split("```")[0]
+    block = ARCHITECTURE.split("```text\n")[1].split("```")[0]
     assert [line for line in block.splitlines() if line.endswith(".py") and len(line.split()) < 2] == []
 
 
@@ -69,7 +70,11 @@ def test_the_verbs_and_models_are_those_that_exist():
 
 def test_links_and_targets_lead_somewhere():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    documents = {ROOT / "README.md": README, ROOT / "CONTRIBUTING.md": CONTRIBUTING}
+    documents = {
+        ROOT / "README.md": README,
+        ROOT / "docs" / "architecture.md": ARCHITECTURE,
+        ROOT / "CONTRIBUTING.md": CONTRIBUTING,
+    }
     documents |= {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
     for path, text in documents.items():
         links = re.findall(r"\]\(([^)#:\s]+)\)", text)

@@ -7,20 +7,27 @@ The same call works on Colab, on a workstation and in CI. Only the standard libr
 before anything is installed.
 """
 
+import contextlib
 import dataclasses
+import getpass
 import importlib
+import io
 import math
 import os
 import platform
+import sys
 import textwrap
 import threading
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.keys import has_wandb_key
 from ml_factory.runs import mounts
 from ml_factory.runs import workspace as places
+from ml_factory.runs.lives import USUAL_TPU_LIFE
 from ml_factory.runs.mirror import MODES, mirror_mode
-from ml_factory.runs.session import hours_left
+from ml_factory.runs.session import hours_left, on_free_tpu
+from ml_factory.runs.storage import is_file, write_bytes_atomic
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
@@ -46,6 +53,13 @@ class EnvInfo:
     installed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __getitem__(self, name: str):
+        """A field by its name, as `env_info["workspace"]`; KeyError names those there are."""
+        names = [item.name for item in dataclasses.fields(self)] + ["device"]
+        if name not in names:
+            raise KeyError(f"{name!r} is not known of this runtime; there are {', '.join(names)}")
+        return getattr(self, name)
+
     @property
     def device(self) -> str:
         """cuda, xla or cpu."""
@@ -57,7 +71,7 @@ class EnvInfo:
             "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {_memory()}",
             "accelerator": self.accelerator + (f" ({self.device_name})" if self.device_name else ""),
             "workspace": str(self.workspace.root),
-            "time left": "no limit" if math.isinf(self.hours_remaining) else f"{self.hours_remaining:.1f} h",
+            "time left": _time_left(self.hours_remaining),
             "tracking": f"wandb {self.tracking}",
             "installed": ", ".join(self.installed),
         }
@@ -83,6 +97,7 @@ def setup_colab_environment(
     """
     if install not in (True, False, "always"):
         raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
+    workspace = None if workspace is ... else workspace  # a guide writes the call with three dots
     colab, notes = places.on_colab(), []
     _ask_for_tracking(wandb)
     runtime.refuse_impossible_pair(runtime.installed_versions())
@@ -90,18 +105,22 @@ def setup_colab_environment(
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
     if install == "always" or (install and colab):
-        installed = runtime.install_missing(runtime.requirements_for(colab, tpu))
+        extra = runtime.BUCKETS if _in_bucket(root) else ()
+        installed = runtime.install_missing(runtime.requirements_for(colab, tpu), extra)
+    if colab and _in_bucket(root):
+        _sign_in(root)
     versions = runtime.installed_versions()
     runtime.refuse_impossible_pair(versions)
     accelerator, device_name = runtime.choose_accelerator(tpu, gpu, versions, notes)
+    root = places.Workspace(root)
     info = EnvInfo(
         on_colab=colab,
         accelerator=accelerator,
-        workspace=places.Workspace(root),
+        workspace=root,
         versions=versions,
         hours_remaining=estimate_training_time_remaining(),
         device_name=device_name,
-        tracking=_prepare_tracking(colab, notes),
+        tracking=_prepare_tracking(colab, root, notes),
         installed=installed,
         notes=(*notes, *runtime.still_missing(), *runtime.replaced_after_import()),
     )
@@ -179,7 +198,7 @@ def _choose_root(workspace, colab: bool, notes: list[str]):
     if os.environ.get("ML_FACTORY_ROOT") == str(LOCAL_ROOT):
         del os.environ["ML_FACTORY_ROOT"]  # an earlier call fell back to it; try Drive again
     if isinstance(workspace, places.Workspace):
-        workspace = workspace.root
+        workspace = workspace.address
     given = (os.fspath(workspace).strip() if workspace is not None else "") or os.environ.get("ML_FACTORY_ROOT", "")
     mountpoint = places.COLAB_ROOT.parents[1]
     if not colab or (given and not Path(os.path.abspath(given)).is_relative_to(mountpoint)):
@@ -200,6 +219,27 @@ def _choose_root(workspace, colab: bool, notes: list[str]):
         "Next: run this cell again and allow the access."
     )
     return LOCAL_ROOT
+
+
+def _in_bucket(root: object) -> bool:
+    """Whether the workspace is gs://bucket/prefix."""
+    return str(root or "").startswith("gs://")
+
+
+def _sign_in(address: str) -> None:
+    """Ask the person at the page to let this session into Google Cloud, unless a key file or an emulator is named.
+
+    Raises WorkspaceError when they do not.
+    """
+    if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST")):
+        return
+    try:
+        importlib.import_module("google.colab.auth").authenticate_user()
+    except (ImportError, *_colab_failures()) as error:
+        raise WorkspaceError(
+            "Google Cloud did not let this session in", where=address, got=f"{type(error).__name__}: {error}",
+            next_step="run this cell again and allow the access, or set GOOGLE_APPLICATION_CREDENTIALS to a key file",
+        ) from error  # fmt: skip
 
 
 def _colab_failures() -> tuple[type[Exception], ...]:
@@ -238,8 +278,8 @@ def _ask_for_tracking(wandb: "bool | str | None") -> None:
     os.environ["ML_FACTORY_WANDB"] = mode
 
 
-def _prepare_tracking(colab: bool, notes: list[str]) -> str:
-    """online, offline or off. A key goes into this process's environment for the wandb client, and nowhere else."""
+def _prepare_tracking(colab: bool, workspace: places.Workspace, notes: list[str]) -> str:
+    """online, offline or off. A key of the environment or of Colab's secrets stays in this process's environment."""
     mode = mirror_mode("auto")
     asked_offline = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
     if mode != "offline" or asked_offline or os.environ.get("WANDB_MODE") == "dryrun":
@@ -248,8 +288,41 @@ def _prepare_tracking(colab: bool, notes: list[str]) -> str:
     if key:
         os.environ["WANDB_API_KEY"] = key
         return mirror_mode("auto")
+    if _can_ask():
+        reason = _log_in(workspace)
+        if not reason:
+            return mirror_mode("auto")
     notes.append(f"wandb is offline ({reason}); the record in the workspace is whole without it")
     return mode
+
+
+def _can_ask() -> bool:
+    """Whether a person can type below this cell: not under papermill or nbval, and not in a script."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    on_main = threading.current_thread() is threading.main_thread()
+    return on_main and bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
+
+
+def _log_in(workspace: places.Workspace) -> str:
+    """Ask for a W&B key, once a workspace; "" when logged in, else the reason why not.
+
+    The wandb client keeps the key in .netrc of this machine, as `wandb login` does. An empty answer is remembered in
+    the workspace, so that no other notebook asks again.
+    """
+    declined = workspace.root / "wandb_login.txt"
+    if is_file(declined):
+        return f"declined in this workspace; to be asked again, delete {declined}"
+    key = getpass.getpass("W&B API key from https://wandb.ai/authorize, or Enter to work without: ").strip()
+    if not key:
+        text = "No W&B key was given when a notebook asked. Delete this file to be asked again.\n"
+        write_bytes_atomic(declined, text.encode())
+        return "no key given; later: wandb login, WANDB_API_KEY, or Colab's secret of that name"
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its warning is about keys in cells
+            importlib.import_module("wandb").login(key=key, verify=False)
+    except Exception as error:  # noqa: BLE001 - of any package below the client; its text may repeat the key
+        return f"the key was refused: {type(error).__name__}; run this cell again, or leave the field empty"
+    return "" if has_wandb_key() else "the W&B client did not store the key; set WANDB_API_KEY"
 
 
 def read_secret(name: str, colab: bool) -> tuple[str, str]:
@@ -270,6 +343,11 @@ def read_secret(name: str, colab: bool) -> tuple[str, str]:
 
 def _row(name: str, text: str) -> str:
     return textwrap.fill(text, 110, initial_indent=f"{name:<12} ", subsequent_indent=" " * 13, break_long_words=False)
+
+
+def _time_left(hours: float) -> str:
+    usual = f"; a free TPU session usually ends after {USUAL_TPU_LIFE / 3600:.1f} h" if on_free_tpu() else ""
+    return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 
 def _grid(versions: dict[str, str], columns: int = 4) -> list[str]:

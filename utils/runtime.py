@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERAL = ROOT / "requirements.txt"
 KEEP = ROOT / "requirements" / "colab-constraints.txt"
 PIP_SECONDS = 1800
+BUCKETS = ("gcsfs>=2024.6",)  # what a workspace gs://bucket/prefix needs; the TPU runtime lacks it
 # PCI device ids by which jax and libtpu know a TPU; the same vendor also makes network cards.
 _TPU_VENDOR = "0x1ae0"
 _TPU_CHIPS = {"0x0027": "v2/v3", "0x0056": "TPU", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
@@ -58,13 +59,13 @@ def requirements_for(colab: bool, tpu: str) -> Path:
     return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
 
 
-def install_missing(requirements: Path) -> tuple[str, ...]:
+def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Install what `requirements` and the library ask for and this runtime lacks; nothing that is there is replaced.
 
-    Lines of `requirements` must be met; of the library's own list only what is absent is added, so that a runtime
-    which drops a package heals itself. Returns the names installed. Raises RuntimeMismatchError when pip fails.
+    Lines of `requirements` and `extra` must be met; of the library's own list only what is absent is added, so that a
+    runtime which drops a package heals itself. Returns the names installed. Raises RuntimeMismatchError when pip fails.
     """
-    lines = [line for line in requirement_lines(requirements) if not _is_met(line)]
+    lines = [line for line in (*requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
     general = requirement_lines(GENERAL)
     lines += [line for line in general if _name(line) not in listed and version_of(_name(line)) is None]

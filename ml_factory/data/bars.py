@@ -5,6 +5,7 @@ contradict each other, another spacing) is refused. What is only strange is repo
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +18,9 @@ from ml_factory.data.habits import rows_of_runs
 from ml_factory.data.numbers import read_numbers
 from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
-from ml_factory.data.stamps import check_zone, combine_date_and_time, read_stamps
-from ml_factory.errors import BarsError, SettingsError
+from ml_factory.data.stamps import LEAST_STEPS, check_zone, combine_date_and_time, read_stamps
+from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.runs.workspace import BAR_MINUTES
 
 FEW_BARS = 300
 PRICES = ("open", "high", "low", "close")
@@ -39,20 +41,32 @@ SPELLINGS = {
 class BarSpec:
     """How raw bars are written.
 
-    minutes : length of a bar.  zone : where naive timestamps were written, such as "America/Chicago".
+    minutes : length of a bar; None: as the file has it (`stamps.length_of`).
+    zone : where naive timestamps were written, such as "America/Chicago".
     stamp : "start" or "end" of the bar.  strict : refuse what is otherwise only reported.
     decimal : "." or ",", for text prices that could be read both ways.
+    skip_bad : leave out rows that cannot be bars, and report them, instead of refusing the file.
+    columns : (ours, theirs) for columns under names of their own, such as ("close", "Schluss").
     """
 
-    minutes: int = 1
+    minutes: int | None = None
     zone: str | None = None
     stamp: str = "start"
     strict: bool = False
     decimal: str | None = None
+    skip_bad: bool = False
+    columns: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
-        if not isinstance(self.minutes, int) or self.minutes < 1 or 60 % self.minutes:
-            wanted = "1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30 or 60"
+        object.__setattr__(self, "columns", tuple((str(ours), str(theirs)) for ours, theirs in self.columns))
+        for ours, _ in self.columns:
+            if ours not in SPELLINGS:
+                raise SettingsError(
+                    "There is no such column of bars", where="columns", got=repr(ours), wanted=", ".join(SPELLINGS),
+                    next_step="give ours=theirs, such as close=Schluss",
+                )  # fmt: skip
+        if self.minutes is not None and (isinstance(self.minutes, bool) or self.minutes not in BAR_MINUTES):
+            wanted = ", ".join(map(str, BAR_MINUTES))
             raise SettingsError("Bars of this length are not read", where="minutes", got=self.minutes, wanted=wanted)
         for field, options in (("stamp", ("start", "end")), ("decimal", (None, ".", ","))):
             if getattr(self, field) not in options:
@@ -73,8 +87,8 @@ def check_bars(
     """Bars in the contract's form, and the report.
 
     raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume.
-    where : the file, for messages.  market : its calendar and tick; if None, looked up by `symbol` or inferred from
-        the first 20 sessions.
+    where : the file, for messages.  market : its calendar, tick and length of bars; if None, looked up by `symbol` or
+        inferred from the first 20 sessions.
 
     Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
     and `volume` only where the source has any; single unknown volumes become 0; `contract` (int32) where the source
@@ -83,10 +97,12 @@ def check_bars(
     what is refused (its `.findings` holds all of it).
     """
     spec = spec or BarSpec()
+    if market is not None and spec.minutes is None:
+        spec = replace(spec, minutes=market.bar_minutes)
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
     contract = next((raw[name] for name in raw.columns if _plain(name) == "contract"), None)
-    start_ns, values, rows, findings = _in_order(raw, spec, contract, where)
+    start_ns, values, rows, findings, minutes = _in_order(raw, spec, contract, where)
     known_volume = values.get("volume")
     values, found = _settle_volume(values, rows, market)
     findings += found
@@ -95,10 +111,10 @@ def check_bars(
     if contract is not None:
         bars["contract"] = contract_codes(contract.iloc[rows])
         bars["chain"] = _chain(raw, rows, bars)
-    market = market or market_for(symbol, bars)
+    market = market or market_for(symbol, bars, bar_minutes=minutes)
     prices = {name: values[name] for name in PRICES}
     volume = known_volume if "volume" in values else None
-    found, facts = find_blemishes(start_ns, prices, volume, market, spec.minutes, spec.stamp)
+    found, facts = find_blemishes(start_ns, prices, volume, market, minutes, spec.stamp)
     found = merge_kinds([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
@@ -107,40 +123,43 @@ def check_bars(
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
     findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # what matters most comes first
-    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], spec.minutes, hashed, facts)
+    return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hashed, facts)
 
 
 def _in_order(
     raw: pd.DataFrame, spec: BarSpec, contract: pd.Series | None, where: object
-) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[Finding]]:
-    """(start_ns, values, rows, findings): the bars by time, each once, and the row of `raw` that each comes from.
+) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[Finding], int]:
+    """(start_ns, values, rows, findings, minutes): the bars by time, each once, the row of `raw` that each comes from,
+    and their length.
 
     Raises BarsError for what cannot be.
     """
-    start_ns, values, findings = read_columns(raw, spec, where)
+    start_ns, values, findings, minutes = read_columns(raw, spec, where)
     named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
     rows, found = _order(start_ns, values | named, raw)
-    findings += [*found, *_spacing_faults(start_ns[rows], rows, spec.minutes)]
+    findings += [*found, *_spacing_faults(start_ns[rows], rows, minutes)]
     refuse([finding for finding in findings if finding.severity == "refused"], where)
-    return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings
+    return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings, minutes
 
 
 def read_columns(
     raw: pd.DataFrame, spec: BarSpec, where: object
-) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding]]:
-    """UTC starts (int64 ns), prices and volume (float64) in the rows' own order, and what was found in single rows.
+) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding], int]:
+    """UTC starts (int64 ns), prices and volume (float64) in the rows' own order, what was found in single rows, and
+    the minutes of a bar.
 
     Findings of severity "refused" are left for the caller to refuse; what cannot be read at all raises BarsError.
     """
-    columns, findings = _find_columns(raw, where)
+    columns, findings = find_columns(raw, where, spec.columns)
     findings += [Finding("source", "mapped", _NONE, note) for note in raw.attrs.get("notes", ())]
-    start_ns, found = read_stamps(
+    start_ns, found, minutes = read_stamps(
         columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
     )
     findings += found
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
-    return start_ns, values, [*findings, *found, *_price_faults(values, shown), *_volume_faults(values, shown)]
+    findings += [*found, *_price_faults(values, shown), *_volume_faults(values, shown)]
+    return start_ns, values, findings, minutes
 
 
 def contract_codes(contract: pd.Series) -> np.ndarray:
@@ -189,8 +208,25 @@ def _plain(name: object) -> str:
     return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
 
 
-def _find_columns(raw: pd.DataFrame, where: object) -> tuple[dict[str, pd.Series], list[Finding]]:
-    """Our column names -> the columns of `raw` that carry them, and what was mapped."""
+def find_columns(
+    raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
+) -> tuple[dict[str, pd.Series], list[Finding]]:
+    """Our column names -> the columns of `raw` that carry them, and what was mapped.
+
+    given : (ours, theirs) as the user says; theirs must be there.
+    """
+    for ours, theirs in given:
+        if theirs not in raw.columns:
+            raise BarsError(
+                "There is no such column", where=where or "bars", got=f"{ours}={theirs}",
+                wanted="one of " + ", ".join(map(repr, raw.columns.tolist())),
+                next_step=did_you_mean(theirs, [str(name) for name in raw.columns]),
+            )  # fmt: skip
+    if given:
+        taken = dict(given)
+        others = raw.drop(columns=[name for name in raw if _plain(name) in taken and name not in taken.values()])
+        raw = others.rename(columns={theirs: ours for ours, theirs in taken.items()})
+        raw.attrs = {}
     named: dict[str, list] = {}
     for column in raw.columns:
         named.setdefault(_plain(column), []).append(column)
@@ -218,8 +254,9 @@ def _find_columns(raw: pd.DataFrame, where: object) -> tuple[dict[str, pd.Series
             where=where or "bars",
             got="columns " + ", ".join(map(repr, raw.columns.tolist())),
             wanted="timestamp, open, high, low, close and perhaps volume",
-            next_step="rename the columns in the first line (capitals and usual short forms are understood)",
+            next_step="name them: --columns close=Schluss, or rename the columns in the first line",
         )
+    mapped += [f"{theirs!r} as {ours}" for ours, theirs in given if ours != theirs]
     message = "columns read: " + ", ".join(mapped)
     return found, [Finding("columns", "mapped", _NONE, message)] if mapped else []
 
@@ -305,9 +342,12 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
         return []
     spacing, count = np.unique(steps, return_counts=True)
     usual = int(spacing[np.argmax(count)])
-    if usual != minutes and len(steps) >= 3:
+    if usual != minutes and len(steps) >= LEAST_STEPS:
         message = f"the bars are {usual} minutes apart, not {minutes}"
         step = f"give {minutes}-minute bars"
+        if usual in BAR_MINUTES:
+            step += f", or declare their length: --minutes {usual} (BarSpec(minutes={usual})), in data/raw by the "
+            step += f"name of the file: SYMBOL_{usual}m.parquet"
         return [Finding("spacing", "refused", _NONE, message, step)]
     # a stretch of one other spacing: a single bar seldom traded is legal, thirty equal steps in a row are not
     edges = np.flatnonzero(np.diff(steps, prepend=-1, append=-1) != 0)

@@ -83,7 +83,9 @@ def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple
     position = np.searchsorted([at for at, _, _ in turns], start_ns, side="right") - 1
     held = np.array([which for _, which, _ in turns] + [-1])  # position -1, before the beginning, holds none
     rows = np.flatnonzero(code == held[position])
-    factor, shift, chain, rolls = _join(table, start_ns, code, rows, position[rows], turns, spec.adjust)
+    factor, shift, chain, rolls = _join(
+        table, start_ns, code, rows, position[rows], turns, spec.adjust, market.bar_minutes
+    )
     bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
     for name in PRICES:
         bars[name] = table[name].to_numpy(float)[rows] * factor + shift
@@ -235,7 +237,7 @@ def _position(name: str, names: list[str], where: str) -> int:
 
 def _join(
     table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, rows: np.ndarray, turn: np.ndarray, turns: list,
-    adjust: str,
+    adjust: str, bar_minutes: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple]]:  # fmt: skip
     """factor, shift, chain[N] of the kept rows and the rolls. `turn` : which change each kept row comes after."""
     opens, close, lowest = (table[name].to_numpy(float) for name in ("open", "close", "low"))
@@ -243,7 +245,7 @@ def _join(
     rolls, ties, scale, offset = [], [], 1.0, 0.0
     for k, (at, which, why) in enumerate(turns):
         previous = turns[k - 1][1] if k else None
-        pair = _last_common(start_ns, code, at, previous, which) if k else None
+        pair = _last_common(start_ns, code, at - bar_minutes * MINUTE_NS, previous, which) if k else None
         old, new = (close[pair[0]], close[pair[1]]) if pair else (np.nan, np.nan)
         level = old * scale + offset  # of the series, in the minute both traded
         if pair and adjust == "difference":
@@ -288,9 +290,11 @@ def _chain(turn: np.ndarray, ties: list[float | None], opens: np.ndarray, close:
     return chain
 
 
-def _last_common(start_ns: np.ndarray, code: np.ndarray, at: int, previous: int, which: int) -> tuple[int, int] | None:
-    """Rows of two contracts in the last minute that both traded and that was complete by `at`."""
-    end = int(np.searchsorted(start_ns, at - MINUTE_NS, side="right"))
+def _last_common(
+    start_ns: np.ndarray, code: np.ndarray, until: int, previous: int, which: int
+) -> tuple[int, int] | None:
+    """Rows of two contracts in the last bar that both have and that begins by `until`."""
+    end = int(np.searchsorted(start_ns, until, side="right"))
     old, new = (np.flatnonzero(code[:end] == one) for one in (previous, which))
     _, in_old, in_new = np.intersect1d(start_ns[old], start_ns[new], assume_unique=True, return_indices=True)
     return (int(old[in_old[-1]]), int(new[in_new[-1]])) if len(in_old) else None

@@ -8,11 +8,11 @@ import pandas as pd
 from ml_factory.data.findings import Finding, name_rows, refuse
 
 _NONE = np.empty(0, np.int64)
-_GROUPED = {
+GROUPED = {
     ".": r"[+-]?\d{1,3}(?:,\d{3})*(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?\d*\.?\d+(?:[eE][+-]?\d+)?",
     ",": r"[+-]?\d{1,3}(?:\.\d{3})*(?:,\d*)?(?:[eE][+-]?\d+)?|[+-]?\d*,?\d+(?:[eE][+-]?\d+)?",
 }
-_WORDS = {"": "nan", "nan": "nan", "none": "nan", "null": "nan", "<na>": "nan", "inf": "inf", "-inf": "-inf"}
+WORDS = {"": "nan", "nan": "nan", "none": "nan", "null": "nan", "<na>": "nan", "inf": "inf", "-inf": "-inf"}
 
 
 def read_numbers(
@@ -34,16 +34,21 @@ def read_numbers(
                 message = f"{name} was stored in {column.dtype} and read to its 7 significant digits"
                 findings.append(Finding("float32", "mapped", _NONE, message))
         else:
-            text[name] = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
-            text[name] = text[name].str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
+            text[name] = plain_text(column)
     if text:
         fractions = any(np.any(v[np.isfinite(v)] % 1 != 0) for name, v in values.items() if name != "volume")
-        mark = decimal or _decimal_mark(text, "." if fractions else None, where)
+        mark = decimal or decimal_mark(text, "." if fractions else None, where)
         for name, column in text.items():
             values[name] = _parse(name, column, mark, where, shown)
         message = f"text in {', '.join(text)} read as numbers with {mark!r} before the decimals"
         findings.append(Finding("text_numbers", "mapped", _NONE, message))
     return {name: values[name] for name in columns}, findings
+
+
+def plain_text(column: pd.Series) -> pd.Series:
+    """The cells as text without spaces and apostrophes; "" where they are empty."""
+    text = column.astype(object).where(column.notna().to_numpy(), "").astype(str)
+    return text.str.replace(r"[\s'\u00a0\u202f\u2009]", "", regex=True)
 
 
 def _seven_digits(values: np.ndarray) -> np.ndarray:
@@ -54,7 +59,7 @@ def _seven_digits(values: np.ndarray) -> np.ndarray:
     return np.where(usable, np.round(values * 10.0**digits) / 10.0**digits, values)
 
 
-def _decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
+def decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) -> str:
     """The decimal mark all texts agree on; refused where 4,500 could mean two numbers."""
     together = pd.concat(text.values(), ignore_index=True)
     marked = together[together.str.fullmatch(r"[+-]?\d*[.,][\d.,]*(?:[eE][+-]?\d+)?")]
@@ -82,13 +87,13 @@ def _decimal_mark(text: dict[str, pd.Series], known: str | None, where: object) 
 
 
 def _parse(name: str, column: pd.Series, mark: str, where: object, shown: pd.DatetimeIndex) -> np.ndarray:
-    word = column.str.lower().isin(_WORDS).to_numpy()
-    number = column.str.fullmatch(_GROUPED[mark]).to_numpy(bool)
+    word = column.str.lower().isin(WORDS).to_numpy()
+    number = column.str.fullmatch(GROUPED[mark]).to_numpy(bool)
     bad = np.flatnonzero(~word & ~number)
     if len(bad):
         message = f"{name} is not a number in {name_rows(bad, shown)}: {column.iloc[bad[0]]!r}"
         refuse([Finding("text", "refused", bad, message, "mend or drop these rows")], where)
     thousands = "," if mark == "." else "."
     plain = column.str.replace(thousands, "", regex=False).str.replace(mark, ".", regex=False)
-    plain = plain.where(~word, column.str.lower().map(_WORDS).fillna("nan"))
+    plain = plain.where(~word, column.str.lower().map(WORDS).fillna("nan"))
     return plain.to_numpy(object).astype(str).astype(np.float64)

@@ -47,12 +47,12 @@ class Frame:
         return len(self.start)
 
 
-def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int = 1) -> Frame:
+def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None) -> Frame:
     """Bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
-    bars : checked bars, index = UTC starts of `bar_minutes` bars, increasing; bars outside the calendar's sessions
-        (the halt, weekends, after hours) are left out. An optional column `contract` names each bar's contract, and
-        `chain` is as of `Frame`.
+    bars : checked bars, index = UTC starts, increasing; bars outside the calendar's sessions (the halt, weekends, after
+        hours) are left out. An optional column `contract` names each bar's contract, and `chain` is as of `Frame`.
+    bar_minutes : length of the bars; None: the market's.
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
     neither delay it nor move it. A bucket without any bar does not exist. The bucket in which the feed stops is
     emitted only if the feed's last bar reaches its `known_at`, so more bars never change a row already there.
@@ -64,14 +64,14 @@ def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minu
 
 
 def frames_of(
-    bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int = 1, threads: int = 1
+    bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int | None = None, threads: int = 1
 ) -> dict[int, Frame]:
     """`base_frame` for several lengths at once: sessions, holes and rolls are looked up once for all.
 
     Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
     (read-only where pandas says so). threads : frames made side by side; the bits do not depend on it.
     """
-    lengths = tuple(minutes)
+    lengths, bar_minutes = tuple(minutes), bar_minutes or market.bar_minutes
     for length in lengths:
         check_length(length, bar_minutes)
     start, columns, names = chunk = chunk_of(bars, market)
@@ -106,7 +106,10 @@ def check_length(minutes: int, bar_minutes: int) -> None:
     """SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
     if minutes < bar_minutes or minutes % bar_minutes:
         wanted = f"a multiple of the bars' own {bar_minutes}"
-        raise SettingsError("A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted)
+        step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
+        raise SettingsError(
+            "A frame cannot be made of these bars", where="minutes", got=minutes, wanted=wanted, next_step=step
+        )
 
 
 class Chunk(NamedTuple):

@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
+from ml_factory.arguments import ACTIVITY_BARS
 from ml_factory.data.resample import Frame, base_frame, frames_of
 from ml_factory.data.sessions import INFER_SESSIONS, MarketSpec, first_sessions, sessions_of
 from ml_factory.data.stream import BarFeed, FrameStream
 from ml_factory.errors import BarsError, SettingsError
 
-KINDS = ("volume", "dollar", "tick_imbalance")
+KINDS = ACTIVITY_BARS
 PER_SESSION = 50  # bars a session where the threshold is estimated (the book's 1/50 of the daily volume)
 
 # The unfinished bar, what flowed since it began, and what is expected of the next one; `count` its minutes.
@@ -143,6 +144,9 @@ def sized(
 def _check_kind(market: MarketSpec, kind: str) -> None:
     if kind not in KINDS:
         raise SettingsError("No such bars", where="bars", got=repr(kind), wanted=", ".join(KINDS))
+    if market.bar_minutes > 1:
+        got, step = f"bars of {market.bar_minutes} minutes", "use bars of time, or give a file of 1-minute bars"
+        raise BarsError("Bars by activity are made of 1-minute bars", where="bars", got=got, next_step=step)
     if kind != "tick_imbalance" and not market.has_volume:
         got, step = f"{kind} bars of {market.symbol}", "use bars of time or tick_imbalance, or give a file with volume"
         raise BarsError("Without volume nobody knows when such a bar is full", where="bars", got=got, next_step=step)
@@ -184,8 +188,13 @@ def base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame:
 
 
 def base_and_fine(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> tuple[Frame, Frame | None]:
-    """The base bars and the one-minute bars inside them, which labels are resolved with; None where they are these."""
-    return base_bars(bars, market, base), None if base == 1 else base_frame(bars, market, 1)
+    """The base bars and the raw bars inside them, which labels are resolved with; None where they are these."""
+    return base_bars(bars, market, base), fine_bars(bars, market, base)
+
+
+def fine_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame | None:
+    """The raw bars inside the base bars, which labels are resolved with; None where the base bars are the raw ones."""
+    return None if base == market.bar_minutes else base_frame(bars, market, market.bar_minutes)
 
 
 def base_and_frames(

@@ -5,51 +5,58 @@ A session is one exchange day. CME index and metal futures open at 17:00 Chicago
 day is cut at that hour; 24-hour markets are cut at 00:00 UTC. Clock times are the exchange's, so a session's UTC
 edges move with daylight saving.
 
-CME hours of earlier years (CME notices): the day ended at 16:15 before trade date 21 September 2015, at 16:30 before
-19 November 2012, and index futures halted from 15:15 to 15:30 until 28 June 2021. One calendar serves index and metal
-futures, so that halt is no edge of a session (metals traded on) but a pause that explains a silence; and that before
-November 2012 the index futures' trade date began at 15:30 is not told.
+CME hours of earlier years (CME notices): the day ended at 16:15 before trade date 21 September 2015, that of index
+futures at 16:30 before 19 November 2012, and index futures halted from 15:15 to 15:30 until 28 June 2021. That halt is
+no edge of a session but a pause that explains a silence; and that before November 2012 the index futures' trade date
+began at 15:30 is not modelled. Holidays and early closes by product group: `data.holidays`.
 """
 
 import re
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
-import exchange_calendars
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import CALENDARS
+from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, open_days, short_days
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 
 MINUTE_NS = 60_000_000_000
-DAY_NS = 1440 * MINUTE_NS
 INFER_SESSIONS = 20
 
 # calendar -> (zone, minutes from the exchange day's midnight to open and to close)
 CLOCKS = {
-    "cme": ("America/Chicago", -7 * 60, 16 * 60),
+    **dict.fromkeys(
+        ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"), ("America/Chicago", -7 * 60, 16 * 60)
+    ),
     "us_equity": ("America/New_York", 9 * 60 + 30, 16 * 60),
     "fx": ("America/New_York", -7 * 60, 17 * 60),
     "24h": ("UTC", 0, 24 * 60),
 }
-_EXCHANGE = {"cme": "CMES", "us_equity": "XNYS"}
+assert tuple(CLOCKS) == CALENDARS
 # (first trade date of the hours that followed, minutes by which the day was longer before)
-_LATER_CLOSES = {"cme": (("2015-09-21", 15), ("2012-11-19", 15))}
+_LATER_CLOSES = {
+    "cme": (("2015-09-21", 15), ("2012-11-19", 15)),
+    **dict.fromkeys(("nymex", "comex"), (("2015-09-21", 15),)),
+}
 # (first trade date without it, minutes of the exchange day from and to) of a pause inside the session
 _PAUSES = {"cme": ("2021-06-28", 15 * 60 + 15, 15 * 60 + 30)}
-_YEARS = ("1970-01-01", "2099-12-31")
 
 
 @dataclass(frozen=True)
 class MarketSpec:
     """What holds for a market whatever file is read: stored once, never re-read off a whole file.
 
-    calendar : "cme" (17:00-16:00 Chicago), "us_equity" (9:30-16:00 New York), "fx" (17:00-17:00 New York, Sunday to
-        Friday) or "24h" (UTC days).
+    calendar : "cme" (index futures, 17:00-16:00 Chicago), with the holidays of other CME product groups "nymex"
+        (energy), "comex" (metals), "cme_crypto", "cme_fx" and "cme_rates"; "us_equity" (9:30-16:00 New York), "fx"
+        (spot, 17:00-17:00 New York, Sunday to Friday) or "24h" (UTC days).
     tick : price step, or None where prices follow none.  has_volume : whether volume means something.
     hole_minutes : a silence inside a session longer than this is a hole.
     bar_size, bars_since : of bars by activity (`data.sampling`): what fills one, and the first exchange day with any.
+    bar_minutes : length of the raw bars, of which frames are made and with which labels are resolved.
+    learn_since : the first exchange day whose rows may be learnt from, days since 1970-01-01: where calendar or tick
+        were inferred, that after the sessions they were inferred from; else 0.
     source : field -> "given" | "lookup" | "inferred".
     """
 
@@ -60,6 +67,8 @@ class MarketSpec:
     hole_minutes: int = 60
     bar_size: float | None = None
     bars_since: int = 0
+    bar_minutes: int = 1
+    learn_since: int = 0
     source: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self):
@@ -84,6 +93,7 @@ class MarketSpec:
     def to_dict(self) -> dict:
         """Plain values for a manifest; `from_dict` undoes it."""
         fields = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
+        fields += ("bar_minutes", "learn_since")
         return {name: getattr(self, name) for name in fields} | {"source": dict(self.source)}
 
     @classmethod
@@ -138,15 +148,13 @@ def _clock_to_utc(zone: str, days: np.ndarray, minute: np.ndarray | int) -> np.n
 
 @lru_cache(maxsize=len(CLOCKS))
 def _book(calendar: str) -> _Book:
-    """The calendar day by day; holidays and early closes by `exchange_calendars` (XNYS, CMES).
+    """The calendar day by day; closed and short days by `data.holidays`.
 
-    CMES closes every short day at 12:00 Chicago and does not know Juneteenth, which is one since 2022. The index
-    futures stop at 12:15 on the day after Thanksgiving, on 3 July and on 24 December (CME Globex holiday schedule).
     Of currencies only the days of Christmas and New Year are off, from 17:00 New York the evening before: what single
     banks do around them is no rule.
     """
     zone, open_minute, close_minute = CLOCKS[calendar]
-    first, last = (int(np.datetime64(day).astype(int)) + edge for day, edge in zip(_YEARS, (-30, 30), strict=True))
+    first, last = (int(np.datetime64(day).astype(int)) + edge for day, edge in zip(YEARS, (-30, 30), strict=True))
     days = np.arange(first, last + 1)
     minutes = np.full(len(days), close_minute)
     for until, longer in _LATER_CLOSES.get(calendar, ()):
@@ -154,40 +162,16 @@ def _book(calendar: str) -> _Book:
     opens, closes = _clock_to_utc(zone, days, open_minute), _clock_to_utc(zone, days, minutes)
     weekday = np.ones(len(days), bool) if calendar == "24h" else (days + 3) % 7 < 5  # day 0 was a Thursday
     early, held = closes.copy(), weekday.copy()
-    if calendar in _EXCHANGE:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # its own use of pandas, harmless here
-            book = exchange_calendars.get_calendar(_EXCHANGE[calendar], start=_YEARS[0], end=_YEARS[1])
-        held = np.isin(days, book.sessions.as_unit("ns").asi8 // DAY_NS)
-        at, ends = _early_closes(calendar, book)
-        early[at - first] = np.minimum(early[at - first], ends)
+    if calendar in EXCHANGE:
+        held = np.isin(days, open_days(calendar))
+        short, minute = short_days(calendar)
+        early[short - first] = np.minimum(early[short - first], _clock_to_utc(zone, short, minute))
     if calendar == "fx":
         day = pd.DatetimeIndex(days.astype("datetime64[D]"))
         held &= ~(((day.month == 12) & (day.day == 25)) | ((day.month == 1) & (day.day == 1)))
     if calendar == "us_equity":
         closes = early  # the exchange itself closes: nothing regular comes after
     return _Book(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
-
-
-def _early_closes(calendar: str, book: exchange_calendars.ExchangeCalendar) -> tuple[np.ndarray, np.ndarray]:
-    """Exchange days with an early close, and its UTC nanoseconds."""
-    closes = book.closes[book.early_closes]
-    day = closes.index.as_unit("ns")
-    ends = pd.DatetimeIndex(closes).as_unit("ns").asi8.copy()
-    if calendar == "cme":
-        quarter_past = ((day.month == 11) & (day.day_of_week == 4)) | ((day.month == 7) & (day.day == 3))
-        ends[quarter_past | ((day.month == 12) & (day.day == 24))] += 15 * MINUTE_NS
-        freed = _juneteenths()
-        ends = np.append(ends, _clock_to_utc(CLOCKS[calendar][0], freed, 12 * 60))
-        return np.append(day.asi8 // DAY_NS, freed), ends
-    return day.asi8 // DAY_NS, ends
-
-
-def _juneteenths() -> np.ndarray:
-    """The weekdays on which 19 June is kept, days since 1970-01-01: Friday for a Saturday, Monday for a Sunday."""
-    days = np.array([f"{year}-06-19" for year in range(2022, 2100)], "datetime64[D]").astype(np.int64)
-    weekday = (days + 3) % 7
-    return days - (weekday == 5) + (weekday == 6)
 
 
 def pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
@@ -242,12 +226,18 @@ def _days_of(start_ns: np.ndarray, begin: np.ndarray) -> np.ndarray:
 _ROOTS = {
     **dict.fromkeys(("MES", "ES", "MNQ", "NQ", "DEMO"), ("cme", 0.25)),
     **dict.fromkeys(("YM", "MYM"), ("cme", 1.0)),
-    **dict.fromkeys(("RTY", "M2K", "GC", "MGC"), ("cme", 0.10)),
-    **dict.fromkeys(("SI", "HG"), ("cme", None)),
-    **dict.fromkeys(("CL", "MCL"), ("cme", 0.01)),
-    **dict.fromkeys(("XAUUSD", "XAGUSD"), ("cme", None)),
+    **dict.fromkeys(("RTY", "M2K"), ("cme", 0.10)),
+    **dict.fromkeys(("GC", "MGC"), ("comex", 0.10)),
+    **dict.fromkeys(("SI", "SIL", "HG", "XAUUSD", "XAGUSD"), ("comex", None)),
+    **dict.fromkeys(("PL", "PA"), ("nymex", None)),
+    **dict.fromkeys(("CL", "MCL"), ("nymex", 0.01)),
+    **dict.fromkeys(("NG", "QG", "RB", "HO", "QM"), ("nymex", None)),
+    **dict.fromkeys(("MBT", "MET"), ("cme_crypto", None)),
+    **dict.fromkeys(("6E", "6B", "6J", "6A", "6C", "6S", "6N", "6M", "M6E", "M6B", "M6A"), ("cme_fx", None)),
+    **dict.fromkeys(("ZN", "ZB", "ZF", "ZT", "TN", "UB", "SR3"), ("cme_rates", None)),
     **dict.fromkeys(("SPY", "QQQ", "IWM", "DIA", "GLD", "AAPL", "MSFT", "NVDA", "TSLA"), ("us_equity", 0.01)),
 }
+_COIN_FUTURE = re.compile(r"^(BTC|ETH|SOL|XRP)[FGHJKMNQUVXZ]\d{1,4}$")  # a CME contract: BTCZ4, never the coin itself
 _COINS = "BTC|XBT|ETH|SOL|XRP|ADA|DOGE|LTC|BNB|LINK|FIL|AVAX|DOT|BCH|MATIC|TRX"
 _CRYPTO = re.compile(rf"^({_COINS})([-_.].*|USD.*|EUR.*|GBP.*)?$|USD[TC]$")
 _MONEY = "EUR|USD|GBP|JPY|CHF|AUD|NZD|CAD|SEK|NOK|DKK|PLN|CZK|HUF|TRY|ZAR|MXN|SGD|HKD|CNH"
@@ -262,12 +252,14 @@ def _lookup(symbol: str) -> tuple[str | None, float | None]:
     contract = _CONTRACT.match(symbol)
     if contract and contract[1] in _ROOTS:
         return _ROOTS[contract[1]]
+    if _COIN_FUTURE.match(symbol):
+        return "cme_crypto", None
     if _PAIR.match(symbol):
         return "fx", None
     return ("24h", None) if _CRYPTO.search(symbol) else (None, None)
 
 
-def _infer_calendar(start_ns: np.ndarray) -> str:
+def _infer_calendar(start_ns: np.ndarray, bar_minutes: int = 1) -> str:
     """The calendar that leaves almost no bar out: weekends traded -> 24h; regular hours only -> us_equity.
 
     Currencies are told from CME hours by the missing halt, and from 24-hour markets by a weekend without bars.
@@ -275,16 +267,29 @@ def _infer_calendar(start_ns: np.ndarray) -> str:
     days = np.unique(start_ns // DAY_NS)
     head = start_ns[start_ns // DAY_NS <= days[min(INFER_SESSIONS, len(days)) - 1]]
     for calendar in ("us_equity", "cme"):
-        # one closing print a day may stand at the close itself
-        if len(days) >= 2 and sessions_of(head - MINUTE_NS, calendar).inside.mean() >= 0.99:
+        if len(days) >= 2 and _share_inside(head, calendar, bar_minutes) >= 0.99:
             return calendar
     # a daily halt at the wrong hour: CME hours under a mislabelled zone, which the bars' report will say
     for hours in (*range(1, 15), *range(-14, 0)) if len(days) >= 5 else ():
-        if sessions_of(head + hours * 60 * MINUTE_NS, "cme").inside.mean() >= 0.998:
+        moved = head + hours * 60 * MINUTE_NS
+        inside = (
+            sessions_of(moved, "cme").inside.mean() if bar_minutes == 1 else _share_inside(moved, "cme", bar_minutes)
+        )
+        if inside >= 0.998:
             return "cme"
     if days[-1] - days[0] >= 7 and sessions_of(head, "fx").inside.mean() >= 0.99:
         return "fx"
     return "24h"
+
+
+def _share_inside(start_ns: np.ndarray, calendar: str, bar_minutes: int) -> float:
+    """Share of the bars inside the sessions. One closing print a day may stand at the close itself; of longer bars the
+    one at the open counts too, as a session has few, and of hours none may stand at the close: it is the halt."""
+    before = sessions_of(start_ns - MINUTE_NS, calendar).inside
+    if bar_minutes == 1:
+        return before.mean()
+    inside = sessions_of(start_ns, calendar).inside
+    return (inside if bar_minutes == 60 else inside | before).mean()
 
 
 _TICKS = sorted(step * 10.0**power for power in range(-8, 3) for step in (1.0, 2.5, 5.0))[::-1]
@@ -307,6 +312,7 @@ def market_for(
     tick: float | None = None,
     has_volume: bool | None = None,
     hole_minutes: int = 60,
+    bar_minutes: int = 1,
 ) -> MarketSpec:
     """The market's fixed facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
 
@@ -323,14 +329,20 @@ def market_for(
         if not len(start_ns):
             step = "give calendar= one of " + ", ".join(CLOCKS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
-        calendar, source["calendar"] = _infer_calendar(start_ns), "inferred"
+        calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
     head = bars.iloc[: first_sessions(start_ns, calendar)] if len(start_ns) else None
     if tick is None and head is not None:
         tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
         source["tick"] = "inferred"
     if has_volume is None:
         has_volume = bool(head is not None and "volume" in head and (head["volume"].to_numpy(float) > 0).any())
-    return MarketSpec(symbol, calendar, tick, has_volume, hole_minutes, source=tuple(sorted(source.items())))
+    since = 0
+    if head is not None and "inferred" in (source["calendar"], source["tick"]):
+        since = int(sessions_of(start_ns[len(head) - 1 : len(head)], calendar).id[0]) + 1
+    return MarketSpec(
+        symbol, calendar, tick, has_volume, hole_minutes, bar_minutes=bar_minutes, learn_since=since,
+        source=tuple(sorted(source.items())),
+    )  # fmt: skip
 
 
 def first_sessions(start_ns: np.ndarray, calendar: str) -> int:

@@ -1,8 +1,8 @@
 """Bars from files: Parquet and CSV in, the workspace's raw Parquet out."""
 
 import csv
-import difflib
 import gzip
+import importlib
 import io
 import os
 from dataclasses import replace
@@ -12,24 +12,24 @@ import numpy as np
 import pandas as pd
 import pyarrow
 
+from ml_factory.arguments import check_file
+from ml_factory.data.bad_rows import refuse_bad_rows, shown_lines, skipped_finding, skipped_table, without_bad_rows
 from ml_factory.data.bars import BarSpec, check_bars, read_columns
 from ml_factory.data.contracts import RollSpec, continuous
 from ml_factory.data.findings import BarReport, Finding, refuse
 from ml_factory.data.sessions import MarketSpec, market_for
-from ml_factory.errors import BarsError, NotPreparedError, SettingsError
+from ml_factory.errors import BarsError, SettingsError
 from ml_factory.progress import phase
 from ml_factory.runs import mount_table, mounts
 from ml_factory.runs.storage import (
     at_hand,
     disk_errors,
     is_file,
-    is_folder,
-    names_in,
     read_file,
     replace_file,
     write_bytes_atomic,
 )
-from ml_factory.runs.workspace import Workspace
+from ml_factory.runs.workspace import Workspace, raw_bars_of, raw_name
 
 DELIMITERS = (",", ";", "\t", "|")
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
@@ -39,19 +39,28 @@ _HEAD_BYTES = 65_536
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
-def read_table(path: str | os.PathLike, *, delimiter: str | None = None) -> pd.DataFrame:
+def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
     """The table in a Parquet or CSV file (also .gz), whatever its columns; notes about it in `.attrs["notes"]`.
 
+    path : also gs://bucket/folder/file, which is copied to this machine once.
     delimiter : of a CSV; found from its first lines if None (comma, semicolon, tab or bar).
+    skip_bad : lines of a CSV with another number of fields are left out; `.attrs["skipped"]` has their (number, text).
     Raises BarsError for a file that is absent, empty, cut short or neither.
     """
-    path = Path(path).expanduser()
-    _check_there(path)
+    path = local_file(path)
+    check_file(path)
     with at_hand(path) as here:
-        return _read(path, here, delimiter)
+        return _read(path, here, delimiter, skip_bad)
 
 
-def _read(path: Path, here: Path, delimiter: str | None) -> pd.DataFrame:
+def local_file(source: str | os.PathLike) -> Path:
+    """Where a file of the user lies on this machine or a mount; one in a bucket is copied here."""
+    if "://" in os.fspath(source):
+        return importlib.import_module("ml_factory.runs.buckets").file_at(os.fspath(source))
+    return Path(source).expanduser()
+
+
+def _read(path: Path, here: Path, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
     """path : what the user calls it.  here : where it is read."""
     head = _first_bytes(path, here)
     if head[:4] == b"PK\x03\x04":
@@ -59,7 +68,7 @@ def _read(path: Path, here: Path, delimiter: str | None) -> pd.DataFrame:
         raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
         return _read_parquet(path, here)
-    return _read_csv(path, here, head, delimiter)
+    return _read_csv(path, here, head, delimiter, skip_bad)
 
 
 def import_bars(
@@ -75,27 +84,42 @@ def import_bars(
 ) -> BarReport:
     """Check bars and put them at data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
 
-    source : a file, or a table already read. Bars of other content that were there are kept once more beside the
-    new ones, as {SYMBOL}_1m.previous.parquet.
+    Bars of 5 minutes go to {SYMBOL}_5m.parquet, and so on. A symbol has bars of one length: others are refused.
+
+    source : a file (also gs://bucket/folder/file), or a table already read. With `spec.skip_bad` the rows that were
+    left out are listed in {SYMBOL}_skipped.csv in the same folder. Bars of other content that were there are kept once
+    more, as {SYMBOL}_1m.previous.parquet.
     roll : joins bars of several contracts to one series (`contracts.continuous`); the file then also has `contract`,
     `chain` (for features), `factor` and `shift`, which give the contracts' own prices back.  calendar : whose
     sessions the rolls follow, if
     it is not to be looked up by symbol.
     """
-    spec = spec or BarSpec()
-    path = workspace.raw_bars(symbol)
-    if spec.minutes != 1:
-        step = "give 1-minute bars; coarser ones are made of them"
-        raise SettingsError("The workspace keeps 1-minute bars", where="minutes", got=spec.minutes, next_step=step)
+    spec, path = spec or BarSpec(), workspace.raw_bars(symbol)
+    if market is not None and spec.minutes is None:
+        spec = replace(spec, minutes=market.bar_minutes)
     where = "bars" if isinstance(source, pd.DataFrame) else source
-    raw = source if isinstance(source, pd.DataFrame) else read_table(source, delimiter=delimiter)
-    if roll is None:
-        bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
-    else:
-        known = market or (market_for(symbol, calendar=calendar) if calendar else None)
-        bars, report = _join_contracts(raw, roll, spec, where, known, symbol)
+    file = None if isinstance(source, pd.DataFrame) else local_file(source)
+    raw = source if isinstance(source, pd.DataFrame) else _read_to_import(source, file, delimiter, spec)
+    rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), []
+    if spec.skip_bad:
+        raw, skipped = without_bad_rows(raw, spec, file)
+    try:
+        if roll is None:
+            bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+        else:
+            bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
+    except BarsError as error:
+        refuse_bad_rows(raw, spec, file, error)
+        raise
     if is_file(path):
-        if not isinstance(source, pd.DataFrame) and _is_at(Path(source).expanduser(), path):
+        _same_length(path, report.minutes)
+    path = workspace.raw_bars(symbol, report.minutes)
+    if skipped:
+        report = replace(report, findings=(skipped_finding(skipped, rows), *report.findings))
+        listed = skipped_table(skipped).to_csv(index=False)
+        write_bytes_atomic(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
+    if is_file(path):
+        if file is not None and _is_at(file, path):
             return report
         if _holds(path, bars):
             return report  # the same bars once more: what was there before them stays the previous
@@ -104,8 +128,28 @@ def import_bars(
     return report
 
 
+def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: BarSpec) -> pd.DataFrame:
+    """The table; where lines of a CSV have another number of fields, the error lists all other bad rows too."""
+    try:
+        return read_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
+    except BarsError as error:
+        try:
+            others = None if spec.skip_bad else read_table(source, delimiter=delimiter, skip_bad=True)
+        except BarsError:
+            others = None  # nothing can be read of this file
+        if others is not None and "skipped" in others.attrs:
+            refuse_bad_rows(others, spec, file, error)
+        raise
+
+
 def _join_contracts(
-    raw: pd.DataFrame, roll: RollSpec, spec: BarSpec, where: object, market: MarketSpec | None, symbol: str
+    raw: pd.DataFrame,
+    roll: RollSpec,
+    spec: BarSpec,
+    where: object,
+    market: MarketSpec | None,
+    symbol: str,
+    calendar: str | None,
 ) -> tuple[pd.DataFrame, BarReport]:
     """Checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
     plain = {str(name).strip().lower(): name for name in raw.columns}
@@ -113,21 +157,23 @@ def _join_contracts(
     if named is None:
         got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
         raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
-    start_ns, values, findings = read_columns(raw, spec, where)
+    start_ns, values, findings, minutes = read_columns(raw, spec, where)
     refuse([finding for finding in findings if finding.severity == "refused"], where)
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     code, names = pd.factorize(raw[named].astype(str))
     order = np.lexsort((code, start_ns))
     order = order[~_repeated(np.column_stack([start_ns, code])[order], {k: v[order] for k, v in values.items()})]
     table = pd.DataFrame({"contract": names[code]} | values, index=index).iloc[order]
-    joined, rolls = continuous(table, roll, market or market_for(symbol, table))
+    if market is None and calendar:
+        market = market_for(symbol, calendar=calendar, bar_minutes=minutes)
+    joined, rolls = continuous(table, roll, market or market_for(symbol, table, bar_minutes=minutes))
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
         raise BarsError("The first session decides the first contract, and no other came", where=where, next_step=step)
     own = [name for name in joined.columns if name not in ("factor", "shift")]
     # joined bars are in the contract's form: nothing is to be shifted or translated again
     bars, report = check_bars(
-        joined[own].reset_index(), BarSpec(strict=spec.strict), where=where, market=market, symbol=symbol
+        joined[own].reset_index(), BarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
     )
     told = [finding for finding in findings if finding.severity != "refused"] + _told_rolls(rolls, table, joined)
     report = replace(report, findings=(*told, *report.findings))
@@ -164,18 +210,19 @@ def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) 
     return told
 
 
-def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
-    """The symbol's raw file. Raises NotPreparedError where there is none."""
-    path = workspace.raw_bars(symbol)
-    if is_file(path):
-        return path
-    raise NotPreparedError(
-        "There are no raw bars for this symbol",
-        where=path,
-        got="no file",
-        wanted="1-minute bars as Parquet",
-        next_step=f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
-    )
+def raw_minutes(workspace: Workspace, symbol: str, given: int | None = None) -> int:
+    """Minutes of the symbol's raw bars, as the file's name has them; SettingsError where others are given."""
+    return _same_length(raw_bars_of(workspace, symbol), given)
+
+
+def _same_length(path: Path, given: int | None) -> int:
+    there = raw_name(path.name)[1]
+    if given not in (None, there):
+        raise SettingsError(
+            "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{there} min",
+            next_step=f"move {path.name} away first, or use another workspace (--workspace)",
+        )  # fmt: skip
+    return there
 
 
 def load_bars(
@@ -186,6 +233,7 @@ def load_bars(
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
     """
     path = raw_bars_of(workspace, symbol)
+    spec = replace(spec or BarSpec(), minutes=raw_minutes(workspace, symbol, spec and spec.minutes))
     with phase("reading") as done:
         table = read_table(path)
         done(len(table))
@@ -222,16 +270,6 @@ def _keep_previous(path: Path) -> None:
         write_bytes_atomic(previous, content)
 
 
-def _check_there(path: Path) -> None:
-    if is_file(path):
-        return
-    if is_folder(path):
-        raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
-    near = difflib.get_close_matches(path.name, names_in(path.parent), n=1)
-    step = f"did you mean {near[0]!r}?" if near else "check the path"
-    raise BarsError("No such file", where=path, next_step=step)
-
-
 def _first_bytes(path: Path, here: Path) -> bytes:
     try:
         with open(here, "rb") as file:
@@ -258,7 +296,7 @@ def _read_parquet(path: Path, here: Path) -> pd.DataFrame:
         raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
 
 
-def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None) -> pd.DataFrame:
+def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
     encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
     try:
         with gzip.open(here) if head[:2] == b"\x1f\x8b" else open(here, "rb") as file:
@@ -269,18 +307,39 @@ def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None) -> pd.
         raise BarsError("This file is neither Parquet nor text", where=path, got=got, next_step=step) from error
     except (EOFError, OSError) as error:
         raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
+    text, skipped = _without_ragged(text, delimiter) if skip_bad else (text, [])
     width, delimiter = _check_layout(path, text, delimiter)
     try:
         table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        got = str(error).removeprefix("Error tokenizing data. C error: ").strip()
-        step = f"every line needs {width} fields like the first; mend that line"
+        ragged = _without_ragged(text, delimiter)[1]
+        got = shown_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        step = f"every line needs {width} fields like the first; mend these lines, or leave them out (--skip-bad)"
         raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
     if not len(table):
         raise BarsError("No bars", where=path, got="a header and no rows", next_step="export the file again")
     if not text.endswith(("\n", "\r")):
         table.attrs["notes"] = ["the file does not end with a line break: the last bar may be cut short"]
+    if skipped:
+        table.attrs["skipped"] = skipped
     return table
+
+
+def _without_ragged(text: str, delimiter: str | None) -> tuple[str, list[tuple[int, str]]]:
+    """The text without lines that have another number of fields than the first, and these as (number from 1, line)."""
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = delimiter or max(DELIMITERS, key=first.count)
+    width = len(next(csv.reader([first], delimiter=delimiter, skipinitialspace=True), []))
+    bad = []
+    for number, line in enumerate(lines, start=1):
+        if line.count(delimiter) + 1 == width or not line.strip():
+            continue
+        if len(next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))) != width:  # quotes are rare
+            bad.append((number, line))
+    left_out = {number for number, _ in bad}
+    kept = text if not bad else "\n".join(line for number, line in enumerate(lines, 1) if number not in left_out) + "\n"
+    return kept, bad
 
 
 def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:

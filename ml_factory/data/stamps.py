@@ -8,31 +8,34 @@ import pandas as pd
 from ml_factory.data.findings import Finding, name_rows, refuse
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.errors import SettingsError
+from ml_factory.runs.workspace import BAR_MINUTES
 
 _OFFSET = re.compile(r"(?:[zZ]|UTC|GMT|[+-]\d{2}:?\d{2})$")
-_TEXT_FORMATS = (
+_SLASHED = ("%m/%d/%Y", "%d/%m/%Y")
+_CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
+TEXT_FORMATS = (
     "ISO8601",
     "%Y%m%d %H%M%S",
     "%Y.%m.%d %H:%M:%S",
     "%Y.%m.%d %H:%M",
     "%d.%m.%Y %H:%M:%S",
     "%d.%m.%Y %H:%M",
+    *(f"{day} {clock}" for day in _SLASHED for clock in _CLOCKS),
 )
-_SLASHED = ("%m/%d/%Y", "%d/%m/%Y")
-_CLOCKS = ("%H:%M:%S", "%H:%M", "%I:%M:%S %p", "%I:%M %p")
 _EPOCHS = {"s": (1e8, 1e11, 10**9), "ms": (1e11, 1e14, 10**6), "us": (1e14, 1e17, 10**3), "ns": (1e17, 5e18, 1)}
 _PLAUSIBLE = (pd.Timestamp("1970-01-02").value, pd.Timestamp("2100-01-01").value)
 _NONE = np.empty(0, np.int64)
+LEAST_STEPS = 3  # between bars, before anything is said of their spacing
 
 
 def read_stamps(
-    values: pd.Series, *, zone: str | None, stamp: str, minutes: int, where: object
-) -> tuple[np.ndarray, list[Finding]]:
-    """UTC starts of the bars, int64 ns in file order, and what had to be mapped.
+    values: pd.Series, *, zone: str | None, stamp: str, minutes: int | None, where: object
+) -> tuple[np.ndarray, list[Finding], int]:
+    """UTC starts of the bars (int64 ns, in file order), what had to be mapped, and the minutes of a bar.
 
     values : the time column: zone-aware or naive datetimes, ISO or other text, epochs in s, ms, us or ns.
     zone : where naive times were written; without it naive times are refused, since a guess shifts every session.
-    stamp : "start" or "end" of the bar of `minutes`.
+    stamp : "start" or "end" of the bar of `minutes`; None: by `length_of`.
     Raises BarsError for what cannot be read, for an hour that does not exist in the zone or cannot be told apart
     from its repetition, and for stamps off the grid of `minutes`.
     """
@@ -62,11 +65,33 @@ def read_stamps(
         # close times such as 09:30:59.999 mean the minute that ends a moment later
         start_ns = -(-start_ns // 10**9) * 10**9
         late = start_ns % MINUTE_NS == 59 * 10**9
-        start_ns = start_ns + late * 10**9 - minutes * MINUTE_NS
+        start_ns = start_ns + late * 10**9
+    if minutes is None:
+        minutes = length_of(start_ns)
+        if minutes > 1:
+            message = f"bars of {minutes} min: their usual distance, and all stand on the {minutes}-minute grid"
+            findings.append(Finding("bar_length", "mapped", _NONE, message))
+    if stamp == "end":
+        start_ns = start_ns - minutes * MINUTE_NS
         message = f"end-stamped bars moved back by {minutes} min to their start"
         findings.append(Finding("end_stamped", "mapped", _NONE, message))
     _refuse_off_grid(start_ns, minutes, stamp, where)
-    return start_ns, findings
+    return start_ns, findings, minutes
+
+
+def length_of(stamp_ns: np.ndarray) -> int:
+    """Minutes of the bars with these stamps (int64 ns, any order): their most frequent distance if it divides an hour
+    and every stamp is a multiple of it, else 1.
+
+    Every stamp of bars of n minutes is on the grid of n minutes; those of shorter bars, however rare, are not.
+    """
+    steps = np.diff(np.unique(stamp_ns))
+    if len(steps) < LEAST_STEPS:
+        return 1
+    spacing, count = np.unique(steps, return_counts=True)
+    usual = int(spacing[np.argmax(count)])
+    fits = usual % MINUTE_NS == 0 and usual // MINUTE_NS in BAR_MINUTES and not (stamp_ns % usual).any()
+    return usual // MINUTE_NS if fits else 1
 
 
 def check_zone(zone: str) -> str:
@@ -130,9 +155,8 @@ def _from_text(text: pd.Series, where: object) -> tuple[pd.DatetimeIndex, list[F
     if aware.all():
         text = text.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
         text = text.str.replace(r"\s+(?=(?:[zZ]|[+-]\d{2}:?\d{2})$)", "", regex=True)
-    formats = _TEXT_FORMATS + tuple(f"{day} {clock}" for day in _SLASHED for clock in _CLOCKS)
     fitting, furthest = {}, 0
-    for form in formats:
+    for form in TEXT_FORMATS:
         with_zone = form if form == "ISO8601" or not aware.all() else form + "%z"
         sample = text.iloc[[0, len(text) // 2, -1]]  # most formats fail on these and cost nothing more
         if pd.to_datetime(sample, format=with_zone, errors="coerce", utc=True).isna().all():
@@ -191,7 +215,7 @@ def _refuse_off_grid(start_ns: np.ndarray, minutes: int, stamp: str, where: obje
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     message = f"timestamps off the {minutes}-minute grid: {name_rows(off, shown)}"
     phase = np.unique(start_ns % MINUTE_NS)
-    step = f"aggregate to whole {minutes}-minute bars, or declare the right minutes"
+    step = f"aggregate to whole {minutes}-minute bars, or declare their length (--minutes, BarSpec(minutes=...))"
     if len(phase) == 1 and phase[0] >= 59 * 10**9 and stamp == "start":
         step = "these look like close times: give stamp='end' (--stamp end)"
     refuse([Finding("off_minute", "refused", off, message, step)], where)

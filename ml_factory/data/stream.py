@@ -26,16 +26,16 @@ _VERSION = 2
 
 
 class BarFeed:
-    """One-minute bars (or longer ones) as they come, parted into runs of one session, one contract and no hole.
+    """Bars as they come, parted into runs of one session, one contract and no hole.
 
     A subclass keeps the unfinished bar in `_bucket`, a record of plain numbers, and says with `_emit` which bars came
     to their end. Segments are counted from the first bar ever pushed, and the count is part of the state.
     """
 
-    def __init__(self, market: MarketSpec, bucket: np.ndarray, bar_minutes: int = 1):
-        self.market, self.bar_minutes = market, bar_minutes
-        self._bar_ns = bar_minutes * MINUTE_NS
-        self._silence_ns = (market.hole_minutes + bar_minutes) * MINUTE_NS
+    def __init__(self, market: MarketSpec, bucket: np.ndarray, bar_minutes: int | None = None):
+        self.market, self.bar_minutes = market, bar_minutes or market.bar_minutes
+        self._bar_ns = self.bar_minutes * MINUTE_NS
+        self._silence_ns = (market.hole_minutes + self.bar_minutes) * MINUTE_NS
         self._place, self._bucket = frames.first_place(), bucket
         self._now = frames.BEFORE_ALL
         self._contracts: list[str] = []
@@ -122,8 +122,8 @@ class FrameStream(BarFeed):
     market, minutes, bar_minutes : as for `base_frame`.
     """
 
-    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int = 1):
-        check_length(minutes, bar_minutes)
+    def __init__(self, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None):
+        check_length(minutes, bar_minutes or market.bar_minutes)
         super().__init__(market, np.zeros(1, frames.BUCKET), bar_minutes)
         self.minutes = minutes
 

@@ -19,7 +19,6 @@ from ml_factory.runs.storage import is_file
 from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import generator
 
-DEMO = "DEMO"  # the made-up market: never written under a real symbol's name
 KINDS = ("planted", "null", "drift")
 STATES = np.array([-1.0, 0.0, 1.0])
 STATE_PRIOR = np.array([0.25, 0.5, 0.25])

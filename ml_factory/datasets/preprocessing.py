@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ml_factory.datasets.scaling import SCALERS, Scaler, unreadable
+from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable
 from ml_factory.datasets.selection import SELECTIONS, Selection
 from ml_factory.datasets.transforms import FractionalDifference, Pca, Sample, TwoStateHmm
 from ml_factory.errors import SettingsError, did_you_mean
@@ -106,6 +106,11 @@ def names_out(step: Fitted | Scaler, names: Sequence[str]) -> tuple[str, ...]:
 def changing_columns(steps: Sequence[str | Mapping]) -> list[str]:
     """The steps' names after which columns are others than before: all but scalers drop, mix or add some."""
     return [name for name, _ in map(_told, steps) if name not in SCALERS]
+
+
+def evenly_scaled(steps: Sequence[str | Mapping]) -> bool:
+    """Whether equal steps of a column stay equal steps: every scaler among these steps is linear."""
+    return all(issubclass(SCALERS[name], LinearScaler) for name, _ in map(_told, steps) if name in SCALERS)
 
 
 def from_dict(stored: dict) -> Fitted:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import CLASSES, among
 from ml_factory.targets.weights import training_weights
 
@@ -58,6 +58,7 @@ class FoldFit:
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
     on_fold : called with the fold number and what `fit` returned.
     classes : the labels there can be; others are given no probability.
+    horizon : rows over which one label reaches.
     """
 
     labels: pd.DataFrame
@@ -69,22 +70,24 @@ class FoldFit:
     fit_options: Callable[[int], dict] = lambda fold: {}
     on_fold: Callable[[int, object], None] = lambda fold, result: None
     classes: Sequence[int] = CLASSES
+    horizon: int = 1
 
-    def forecast(self, number: int, fold: Fold) -> tuple[np.ndarray, float]:
-        """(float64 (test rows, 3), the temperature that calibrates them) of the fold of this number.
+    def forecast(self, number: int, fold: Fold) -> tuple[np.ndarray, Calibration]:
+        """(float64 (test rows, 3), the calibration) of the fold of this number.
 
         NaN in rows that are not usable, and in all of them where the rows to fit on are of one class: there is
-        nothing to tell apart. The temperature is fitted on the rows that it stopped early on; 1 without such rows.
+        nothing to tell apart. The calibration is fitted on the rows that it stopped early on, each clear one
+        with equal weight; it changes nothing without such rows.
         """
         usable = np.ones(len(self.labels), dtype=bool) if self.usable is None else np.asarray(self.usable, dtype=bool)
         (train, test), y = fold, self.labels["label"].to_numpy()
         train, said = train[usable[train]], usable[test]
-        p, temperature = np.full((len(test), 3), np.nan), 1.0
+        p, calibration = np.full((len(test), 3), np.nan), Calibration()
         fit, validation = inner_validation(self.labels, train, self.validation_share)
         w_fit = self.weigh(fit) if self.weigh else training_weights(self.labels.iloc[fit])
         fit, w_fit = fit[w_fit > 0], w_fit[w_fit > 0]
         if len(np.unique(y[fit])) < 2:
-            return p, temperature
+            return p, calibration
         take, held_out = self.inputs(fit), None
         if len(validation):
             held_out = (take(validation), y[validation], training_weights(self.labels.iloc[validation]))
@@ -92,14 +95,15 @@ class FoldFit:
         result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **self.fit_options(number))
         if held_out is not None:
             known = log_probabilities(among(model.predict_proba(held_out[0]), self.classes))
-            temperature = Temperature.fit(known, *held_out[1:]).temperature
+            clear = (held_out[2] > 0).astype(np.float64)
+            calibration = Calibration.fit(known, held_out[1], clear, horizon=self.horizon)
         if said.any():
             p[said] = among(model.predict_proba(take(test[said])), self.classes)
         self.on_fold(number, result)
-        return p, temperature
+        return p, calibration
 
 
-def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tuple[list[np.ndarray], list[float]]:
+def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tuple[list[np.ndarray], list[Calibration]]:
     """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
 
     Parameters
@@ -109,7 +113,7 @@ def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tup
 
     Returns
     -------
-    For each fold its forecasts, float64 (test rows, 3), as the model says them, and its temperature: see
+    For each fold its forecasts, float64 (test rows, 3), as the model says them, and its calibration: see
     `FoldFit.forecast`.
 
     Raises
@@ -117,18 +121,18 @@ def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tup
     SettingsError when a fold trains on a row it predicts; FactoryError when one has too few training rows.
     """
     _check_apart(folds, len(how.labels))
-    forecasts, temperatures = [], []
+    forecasts, calibrations = [], []
     if checkpoints is not None and (found := checkpoints.load()) is not None:
         forecasts = [np.array(p, dtype=np.float64) for p in found["state"]["p"]]
-        temperatures = [float(temperature) for temperature in found["state"]["temperatures"]]
+        calibrations = [Calibration.from_dict(one) for one in found["state"]["calibrations"]]
     for number in range(len(forecasts), len(folds)):
-        p, temperature = how.forecast(number, folds[number])
+        p, calibration = how.forecast(number, folds[number])
         forecasts.append(p)
-        temperatures.append(temperature)
+        calibrations.append(calibration)
         if checkpoints is not None:
-            state = {"finished": number + 1, "p": forecasts, "temperatures": temperatures}
+            state = {"finished": number + 1, "p": forecasts, "calibrations": [one.to_dict() for one in calibrations]}
             checkpoints.save(state, metrics={"finished": number + 1}, force=True)
-    return forecasts, temperatures
+    return forecasts, calibrations
 
 
 def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:

@@ -18,8 +18,9 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.evaluation.baselines import class_shares
 from ml_factory.evaluation.calibration import log_probabilities, softmax
-from ml_factory.evaluation.metrics import checked_rows, class_shares
+from ml_factory.evaluation.metrics import checked_rows
 
 
 @dataclass(frozen=True)

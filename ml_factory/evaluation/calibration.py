@@ -1,15 +1,18 @@
-"""Probabilities that mean what they say: temperature, and the table behind a reliability plot."""
+"""Calibration of class probabilities: temperature and class biases with shrinkage, and tables that show it."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import brentq
+from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.metrics import CLASSES, checked_rows
+from ml_factory.evaluation.intervals import Interval, gain_interval
+from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, checked_rows
 
 SMALLEST = 1e-12  # a probability below this is taken for this, so that its logarithm stays a number
+ABSENT = -1e5  # log-probability of a class that cannot occur: 0 at every temperature that is allowed
 
 
 def log_probabilities(p_N3) -> np.ndarray:
@@ -24,71 +27,173 @@ def softmax(z_N3: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Temperature:
-    """p ∝ p^(1/T): above 1 softens, below 1 sharpens; the order of the classes never changes (Guo et al. 2017, §4.2).
+class Calibration:
+    """p ∝ exp(log p / T + b): temperature and class biases (Alexandari et al. 2020).
 
-    Fit it on validation rows alone: on training rows it learns the model's overfit, on test rows it cheats.
+    Fit it on validation rows alone: on training rows it corrects for the model's overfit, on test rows it looks ahead.
+
+    temperature : T; above 1 softens, below 1 sharpens (Guo et al. 2017, §4.2).
+    bias : b of the classes short, neutral, long, summing to 0.
     """
 
     temperature: float = 1.0
+    bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    LOWEST, HIGHEST = 0.2, 20.0  # sharper than that is a broken model, and could not be undone above the floor of 1e-12
+    LOWEST, HIGHEST = (
+        0.2,
+        20.0,
+    )  # sharper than that is a broken model, and could not be inverted above the floor of 1e-12
+    # Standard deviations of the priors of each bias and of log T, both centred at no change. Chosen on validation rows
+    # of eight files: fitted on one part of them, judged on the part after it (docs/log.md).
+    BIAS_SPREAD, LOG_TEMPERATURE_SPREAD = 0.2, 0.5
 
     def __post_init__(self):
         if not (np.isfinite(self.temperature) and self.temperature > 0):
             raise SettingsError("A temperature must be positive", got=self.temperature, wanted="a number above 0")
+        object.__setattr__(self, "bias", tuple(float(value) for value in self.bias))
+        if len(self.bias) != len(CLASSES) or not np.isfinite(self.bias).all():
+            raise SettingsError(
+                "A class bias must be three finite numbers", got=self.bias, wanted="short, neutral, long"
+            )
 
     @classmethod
-    def fit(cls, logp_N3, y, w=None) -> "Temperature":
-        """The T that makes the weighted log loss of softmax(logp / T) least on these rows.
+    def fit(cls, logp_N3, y, w=None, *, horizon: int = 1) -> "Calibration":
+        """The maximum a posteriori temperature and biases on these rows.
+
+        The log likelihood counts as many rows as `independent_rows` finds, the prior is normal around no calibration:
+        few or dependent rows leave the probabilities almost as they were, many independent rows are followed.
 
         Parameters
         ----------
-        logp_N3 : log-probabilities (or logits) of the validation rows.  y : their labels.  w : their weights.
+        logp_N3 : log-probabilities (or logits) of the validation rows, in time order.
+        y : their labels.  w : their weights; None: each row counts the same, as in the metrics.
+        horizon : rows over which one label reaches.
         """
-        logp_N3 = np.asarray(logp_N3, dtype=np.float64)
-        code, _, w = checked_rows(y, softmax(logp_N3), w)
-        chosen = logp_N3[np.arange(len(code)), code]
+        logp_N3 = np.array(logp_N3, dtype=np.float64)
+        # A class that the question does not have is given no probability: it must not attract any here either.
+        logp_N3[:, (logp_N3 <= np.log(SMALLEST)).all(axis=0)] = ABSENT
+        p_N3 = softmax(logp_N3)
+        code, _, w = checked_rows(y, p_N3, w)
+        rows = independent_rows(y, p_N3, w, horizon=horizon)
+        weight, hit = w / w.sum(), np.eye(len(CLASSES))[code]
+        precision = np.r_[cls.LOG_TEMPERATURE_SPREAD**-2, np.full(len(CLASSES), cls.BIAS_SPREAD**-2)] / max(rows, 1e-9)
 
-        def slope(sharpness: float) -> float:
-            # The loss is convex in 1/T: its derivative is the mean over rows of E_p[z] - z of what happened.
-            return float(w @ ((softmax(sharpness * logp_N3) * logp_N3).sum(axis=1) - chosen))
+        def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            scaled = np.exp(-theta[0]) * logp_N3
+            q_N3 = log_softmax(scaled + theta[1:])
+            residual = (np.exp(q_N3) - hit) * weight[:, None]
+            slope = np.r_[-(residual * scaled).sum(), residual.sum(axis=0)]
+            loss = -float(weight @ q_N3[np.arange(len(code)), code])
+            return loss + 0.5 * float(precision @ theta**2), slope + precision * theta
 
-        soft, sharp = 1 / cls.HIGHEST, 1 / cls.LOWEST
-        if slope(soft) >= 0:  # the model knows nothing here, or less: as flat as allowed
-            flat = np.ptp(logp_N3, axis=1).max() == 0
-            return cls(1.0 if flat else cls.HIGHEST)
-        if slope(sharp) <= 0:
-            return cls(cls.LOWEST)
-        return cls(1 / brentq(slope, soft, sharp, xtol=1e-12, rtol=1e-12))
+        bounds = [(np.log(cls.LOWEST), np.log(cls.HIGHEST)), *[(None, None)] * len(CLASSES)]
+        found = minimize(objective, np.zeros(1 + len(CLASSES)), jac=True, method="L-BFGS-B", bounds=bounds,
+                         options={"ftol": 1e-14, "gtol": 1e-9, "maxiter": 500})  # fmt: skip
+        bias = found.x[1:] - found.x[1:].mean()
+        return cls(float(np.exp(found.x[0])), tuple(bias))
 
     def apply(self, p_N3) -> np.ndarray:
         """Calibrated probabilities, float64 (N, 3)."""
-        if self.temperature == 1.0:
+        if self == Calibration():
             return np.asarray(p_N3, dtype=np.float64)
-        return softmax(log_probabilities(p_N3) / self.temperature)
+        return softmax(log_probabilities(p_N3) / self.temperature + np.array(self.bias))
+
+    def invert(self, p_N3) -> np.ndarray:
+        """The probabilities that `apply` was given, of those it returned; float64 (N, 3)."""
+        if self == Calibration():
+            return np.asarray(p_N3, dtype=np.float64)
+        return softmax((log_probabilities(p_N3) - np.array(self.bias)) * self.temperature)
 
     def to_dict(self) -> dict:
-        return asdict(self)
+        return {"temperature": self.temperature, "bias": list(self.bias)}
 
     @classmethod
-    def from_dict(cls, facts: dict) -> "Temperature":
-        return cls(float(facts["temperature"]))
+    def of_state(cls, state: Mapping) -> "Calibration":
+        """That of a registered model's or stack's state."""
+        return cls.from_dict(state["calibration"] if "calibration" in state else state["temperature"])
+
+    @classmethod
+    def from_dict(cls, facts: Mapping) -> "Calibration":
+        """What `to_dict` gave; bundles of before 2026-11-22 have a temperature alone."""
+        return cls(float(facts["temperature"]), tuple(facts.get("bias", (0.0, 0.0, 0.0))))
+
+
+def independent_rows(y, p_N3, w=None, *, horizon: int = 1) -> float:
+    """Number of independent rows that would estimate the class shares as precisely as these dependent ones.
+
+    The variance that independent outcomes would have, over the variance of the mean difference p_k - 1[y = k] that
+    `class_interval` measures (overlapping labels, slow forecasts and a class mix that changes slowly all widen it),
+    summed over the classes; at most the number of rows with weight.
+    """
+    code, p_N3, w = checked_rows(y, p_N3, w)
+    errors = [class_interval(code, p_N3, k, w, horizon=horizon).standard_error for k in range(len(CLASSES))]
+    spread = float((w @ (p_N3 * (1 - p_N3))).sum() / w.sum())
+    variance = float(np.square(errors).sum())
+    most = float((w > 0).sum())
+    if not np.isfinite(variance):  # too few rows to measure it: overlap alone is counted
+        return most / max(1, horizon)
+    return min(most, spread / variance) if variance > 0 else most
+
+
+def class_interval(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> Interval:
+    """95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
+
+    The difference that each outcome would have given is p_k or p_k - 1, so its memory is that of the forecasts: where
+    they drift slowly and the outcomes do not follow, the difference drifts as slowly beneath the noise of the outcomes.
+
+    code : class codes 0..2 of the rows, in time order.  k : 0, 1 or 2.  w, horizon, times_N : as of `gain_interval`.
+    """
+    by_outcome_N3 = p_N3[:, [k]] - np.eye(len(CLASSES))[k]
+    difference = by_outcome_N3[np.arange(len(code)), code]
+    return gain_interval(difference, w, horizon=horizon, times_N=times_N, by_outcome_NK=by_outcome_N3)
+
+
+def log_softmax(z_N3: np.ndarray) -> np.ndarray:
+    """log of `softmax`, without underflow."""
+    z_N3 = z_N3 - z_N3.max(axis=1, keepdims=True)
+    return z_N3 - np.log(np.exp(z_N3).sum(axis=1, keepdims=True))
+
+
+def calibration_by_class(
+    y, p_N3, w=None, *, horizon: int = 1, times_N=None, classes: Mapping[str, int] | None = None
+) -> pd.DataFrame:
+    """Mean predicted probability and observed frequency of each class ("calibration in the large", Van Calster 2019).
+
+    y, p_N3, w : labels, probabilities and weights of rows in time order.
+    horizon, times_N : rows over which one label reaches, and when each row is known; as of `gain_interval`.
+    classes : name -> label of the classes that the question has; None: short, neutral and long.
+
+    Returns
+    -------
+    DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus
+    observed), low and high (95 %, by `class_interval`), rows.
+    """
+    code, p_N3, w = checked_rows(y, p_N3, w)
+    table = []
+    classes = dict(zip(CLASS_NAMES, CLASSES, strict=True)) if classes is None else classes
+    for name, label in classes.items():
+        k = CLASSES.index(label)
+        predicted, observed = (float(w @ part / w.sum()) for part in (p_N3[:, k], (code == k).astype(np.float64)))
+        off = class_interval(code, p_N3, k, w, horizon=horizon, times_N=times_N)
+        row = {"class": name, "predicted": predicted, "observed": observed, "difference": off.mean}
+        row |= {"low": off.low, "high": off.high, "rows": off.rows}
+        table.append(row)
+    return pd.DataFrame(table)
 
 
 def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", horizon: int = 1) -> pd.DataFrame:
-    """Said against happened, per class and bin of the said probability.
+    """Observed frequency by predicted probability, per class and bin.
 
     Parameters
     ----------
     bins : how many.  strategy : "quantile" (equal numbers of rows) or "uniform" (equal widths of [0, 1]).
-    horizon : rows over which one label reaches. Overlapping labels are not separate witnesses, so the standard
+    horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard
         error counts (Σw)²/Σw²/horizon of them, which is cautious.
 
     Returns
     -------
     DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability
-    (mean said), frequency (weighted share that happened), error (binomial standard error), rows.
+    (mean predicted), frequency (weighted share observed), error (binomial standard error), rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     if bins < 1 or strategy not in ("quantile", "uniform"):

@@ -20,6 +20,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 # name → (on a light page, on a dark page). Blue and orange stay apart for the colour-blind; grey is never a claim.
+# Each baseline has a colour of its own, and a diamond where models have a circle.
 COLOURS = {
     "card": ("#fffffe", "#171c26"),
     "ink": ("#1c2430", "#e7ebf2"),
@@ -32,6 +33,11 @@ COLOURS = {
     "second": ("#8a4fc2", "#bb8cf0"),
     "third": ("#138574", "#3fc1ac"),
     "fourth": ("#b3830f", "#e0b445"),
+    "prior": ("#7b8796", "#8c98a8"),
+    "last_move": ("#96633a", "#cf9a6c"),
+    "clock": ("#c03a86", "#ec78b8"),
+    "clock_volatility": ("#6f8a12", "#a9c74a"),
+    "equal_pool": ("#4a4fb0", "#8f94f5"),
     "train": ("#2d6dc3", "#649ff0"),
     "validation": ("#b07d0a", "#e3b548"),
     "test": ("#8447be", "#bd90f2"),

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, PercentFormatter
 
+from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.drawing import (
     BEHIND,
     DASHED,
@@ -28,7 +29,7 @@ from ml_factory.evaluation.drawing import (
 )
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, PROBABILITIES
 
-BASELINES = ("prior", "last_move", "equal_pool")  # the last one beside a stack
+REFERENCES = (*BASELINES, "equal_pool")  # what models are compared with; the last one in the table of a stack
 
 
 # ---- training --------------------------------------------------------------------------------------------------
@@ -88,13 +89,14 @@ def fold_scores(
     ax.axhline(0, color=INK["muted"], linewidth=1.1)
     for number, name in enumerate(names):
         rows = folds[folds["name"] == name] if "name" in folds.columns else folds
-        colour = INK["neutral"] if name in BASELINES else SERIES[number % len(SERIES)]
+        colour = baseline_ink(name) if name in REFERENCES else SERIES[number % len(SERIES)]
         gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
-        said = name if name in BASELINES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
+        label = name if name in REFERENCES else f"{name} mean {gain.mean():+.4f}".strip().replace("-", "−")
         x = rows["fold"].to_numpy(dtype=np.float64) + 0.16 * (number - (len(names) - 1) / 2)
-        ax.errorbar(x, gain, 1.96 * np.nan_to_num(error), fmt="o", color=colour, markersize=6, elinewidth=1.6,
-                    markeredgecolor=INK["card"], label=said or None)  # fmt: skip
-        if name not in BASELINES:
+        ax.errorbar(x, gain, 1.96 * np.nan_to_num(error), fmt="D" if name in REFERENCES else "o", color=colour,
+                    markersize=5 if name in REFERENCES else 6, elinewidth=1.6,
+                    markeredgecolor=INK["card"], label=label or None)  # fmt: skip
+        if name not in REFERENCES:
             ax.axhline(gain.mean(), color=colour, linewidth=1.1, linestyle=DASHED, alpha=0.8)
     ax.set_xticks(sorted(folds["fold"].unique()))
     ax.margins(x=0.08, y=0.12)
@@ -107,34 +109,39 @@ def fold_scores(
 # ---- verdicts --------------------------------------------------------------------------------------------------
 
 
-def metrics_bar(
-    table: pd.DataFrame, reference: str = "prior", title: str = "Gain in log loss over the class prior"
-) -> Figure:
-    """Each forecast's gain with its 95 % interval (`metrics_table`); right of the line beats the reference."""
+def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
+    """Gain of each forecast over the best baseline with its 95 % interval (`metrics_table`); right of 0 is better.
+
+    Models are circles; each baseline is a diamond in a colour of its own.
+    """
+    reference = str(table["best_baseline"].iloc[0])
     rows = table[[str(name) != reference for name in table.index]]
-    figure, (ax,) = new_figure(title, 1.15 + 0.52 * max(1, len(rows)))
-    place = np.arange(len(rows))
-    gain, error = (rows[key].to_numpy(dtype=np.float64) for key in ("log_loss_gain", "gain_se"))
-    low, high = (rows[key].to_numpy(dtype=np.float64) for key in ("gain_low", "gain_high"))
-    colours = [INK["muted"] if str(name) in BASELINES else INK["accent"] for name in rows.index]
-    ax.axvline(0, color=INK["muted"], linewidth=1.1)
-    ax.hlines(place, np.where(np.isfinite(low), low, gain), np.where(np.isfinite(high), high, gain), colors=colours,
-              linewidth=3, alpha=0.45)  # fmt: skip
-    ax.scatter(gain, place, s=52, c=colours, edgecolors=INK["card"], zorder=3)
+    figure, (ax,) = new_figure(title or f"Gain over the best baseline ({reference})", 1.15 + 0.52 * max(1, len(rows)))
+    gain, low, high = (rows[key].to_numpy(float) for key in ("gain_best", "gain_best_low", "gain_best_high"))
+    ax.axvline(0, color=baseline_ink(reference), linewidth=1.4)
     names = [" · ".join(map(str, name)) if isinstance(name, tuple) else str(name) for name in rows.index]
-    lying_rows(
-        ax, [f"{name}\n{a:+.4f} ± {b:.4f}".replace("-", "−") for name, a, b in zip(names, gain, error, strict=True)]
-    )
+    for place, (name, value) in enumerate(zip(names, gain, strict=True)):
+        mark = {"marker": "D", "s": 40} if name in REFERENCES else {"marker": "o", "s": 60}
+        colour = baseline_ink(name) if name in REFERENCES else INK["accent"]
+        if np.isfinite([low[place], high[place]]).all():
+            ax.hlines(place, low[place], high[place], colors=colour, linewidth=3, alpha=0.45)
+        ax.scatter(value, place, color=colour, edgecolors=INK["card"], zorder=3, **mark)
+    lying_rows(ax, [f"{name}\n{value:+.4f}".replace("-", "−") for name, value in zip(names, gain, strict=True)])
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, f"nats per row; 0 is the {reference}. Bars: 95 %; ±: one standard error")
+    axis_labels(ax, f"nats per row; 0 is {reference}. Bars: 95 %")
     return figure
 
 
+def baseline_ink(name: str) -> str:
+    """The colour of a baseline, the same in every figure."""
+    return INK.get(name, INK["neutral"])
+
+
 def calibration_plot(
-    tables: Mapping[str, pd.DataFrame], title: str = "Said against happened", classes: Mapping[str, int] | None = None
+    tables: Mapping[str, pd.DataFrame], title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
 ) -> Figure:
-    """Reliability per class: on the diagonal, what was said is what happened. `tables`: name → `reliability(…)`.
+    """Reliability diagram per class: on the diagonal predicted equals observed. `tables`: name → `reliability(…)`.
 
     classes : what the labels are called, where they are not short, neutral and long.
     """
@@ -149,9 +156,10 @@ def calibration_plot(
         ax.plot([low, high], [low, high], color=INK["muted"], linewidth=1.1, linestyle=DASHED)
         for number, (name, table) in enumerate(tables.items()):
             part, colour = table[table["class"] == code], SERIES[number % len(SERIES)]
-            said, happened, error = (part[key] for key in ("probability", "frequency", "error"))
-            _, _, bars = ax.errorbar(said, happened, 1.96 * error, fmt="o-", label=name, color=colour, markersize=4.5,
-                                     linewidth=1.4, elinewidth=1.2, markeredgecolor=INK["card"])  # fmt: skip
+            predicted, observed, error = (part[key] for key in ("probability", "frequency", "error"))
+            _, _, bars = ax.errorbar(predicted, observed, 1.96 * error, fmt="o-", label=name, color=colour,
+                                     markersize=4.5, linewidth=1.4, elinewidth=1.2,
+                                     markeredgecolor=INK["card"])  # fmt: skip
             for bar in bars:
                 bar.set_alpha(0.4)
         ax.set(xlim=(low, high), ylim=(low, high))
@@ -159,7 +167,7 @@ def calibration_plot(
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_major_locator(MaxNLocator(4))
             axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axis_labels(ax, "said", "happened")
+        axis_labels(ax, "predicted", "observed")
     if len(tables) > 1:
         handles, names = axes[0].get_legend_handles_labels()
         name_lines(figure, len(names), handles=handles, labels=names, loc="outside lower left")
@@ -198,7 +206,9 @@ def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") ->
 
 
 def importance_bars(table: pd.DataFrame, title: str = "What the features are worth") -> Figure:
-    """`importance_table`: what is lost when a feature is permuted, with two spreads; its share of gain beside it."""
+    """`importance_table`, largest first: log loss added when a feature is permuted, with two standard deviations; its
+    share of gain behind its name."""
+    table = table.sort_values("permuted", ascending=False, kind="stable")
     figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(table))
     place, (rise, spread) = np.arange(len(table)), (table[key].to_numpy(dtype=float) for key in ("permuted", "spread"))
     ax.axvline(0, color=INK["muted"], linewidth=1.1)
@@ -207,7 +217,25 @@ def importance_bars(table: pd.DataFrame, title: str = "What the features are wor
     lying_rows(ax, [f"{name}  {gain:.0%}" for name, gain in table["gain"].items()])
     ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(FuncFormatter(signed))
-    axis_labels(ax, "log loss added when permuted, nats per row; beside the names their share of gain")
+    axis_labels(ax, "log loss added when permuted, nats per row\n(behind the names: share of gain)")
+    return figure
+
+
+def decile_bars(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
+    """Mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
+
+    table : as of `deciles.DecileReturns`.
+    """
+    figure, (ax,) = new_figure(title, 2.9)
+    place, ret = table.index.to_numpy(), table["ret_bp"].to_numpy(dtype=np.float64)
+    colours = [INK["long"] if value >= 0 else INK["short"] for value in ret]
+    ax.axhline(0, color=INK["muted"], linewidth=1.1)
+    ax.bar(place, ret, width=0.7, color=colours, alpha=0.75)
+    ax.vlines(place, table["low_bp"], table["high_bp"], color=INK["ink"], linewidth=1.4)
+    ax.set_xticks(place)
+    ax.yaxis.set_major_locator(MaxNLocator(5))
+    ax.yaxis.set_major_formatter(FuncFormatter(signed))
+    axis_labels(ax, "decile of p_long − p_short, lowest to highest", "basis points")
     return figure
 
 

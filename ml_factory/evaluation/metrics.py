@@ -1,4 +1,4 @@
-"""Verdicts on class probabilities: (name, value) pairs, two baselines, and how sure a gain is.
+"""Metrics of class probabilities: (name, value) pairs, and how sure a gain is.
 
 Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1).
 Everywhere `w` is a weight per row (None: all ones); rows of weight 0 count for nothing.
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.evaluation.intervals import Interval, gain_interval
 from ml_factory.models.contract import CLASSES
 
 CLASS_NAMES = ("short", "neutral", "long")
@@ -62,10 +63,22 @@ def among(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
     return asked / asked.sum(axis=1, keepdims=True)
 
 
+def log_loss_by_class(p_N3) -> np.ndarray:
+    """-log of the probability given to each class: float64 (N, 3), what `row_log_loss` would be if it came; nats."""
+    return -np.log(np.clip(np.asarray(p_N3, dtype=np.float64), FLOOR, 1.0))
+
+
 def row_log_loss(y, p_N3) -> np.ndarray:
     """-log of the probability given to what happened, per row: float64 (N,), in nats."""
     code, p_N3, _ = checked_rows(y, p_N3)
     return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
+
+
+def direction_loss_by_class(p_N3) -> np.ndarray:
+    """-log P(side | not neutral) of each class: float64 (N, 3), what `row_direction_loss` would be if it came; nats."""
+    p_N3 = np.asarray(p_N3, dtype=np.float64)
+    side = np.clip(p_N3, FLOOR, 1.0) / np.maximum(p_N3[:, [0]] + p_N3[:, [2]], FLOOR)
+    return np.where(np.arange(3) == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
 
 
 def row_direction_loss(y, p_N3) -> np.ndarray:
@@ -75,8 +88,7 @@ def row_direction_loss(y, p_N3) -> np.ndarray:
     all follows the hour and the volatility, and is easy; which one, is what a position needs to know.
     """
     code, p_N3, _ = checked_rows(y, p_N3)
-    side = np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0) / np.maximum(p_N3[:, 0] + p_N3[:, 2], FLOOR)
-    return np.where(code == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
+    return direction_loss_by_class(p_N3)[np.arange(len(code)), code]
 
 
 def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
@@ -128,126 +140,86 @@ def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
     return float(np.abs(miss).sum() / w.sum())
 
 
-# ---- baselines -------------------------------------------------------------------------------------------------
+def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int = 1) -> float:
+    """Root of the mean squared calibration error of the top class, less what chance alone adds to it.
 
+    In each bin the squared difference of accuracy and confidence exceeds the true one by the variance of the accuracy,
+    which is subtracted (Bröcker 2012; Kumar, Liang and Ma 2019, definition 5.1): `expected_calibration_error` of a
+    perfectly calibrated model is not 0 but falls with the number of rows.
 
-def class_shares(y, w=None) -> np.ndarray:
-    """Weighted share of each class, float64 (3,). Where one is absent half a row is added to each (Jeffreys):
-    never seen is not impossible."""
-    y = np.asarray(y)
-    w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
-    if not len(y) or not w.sum() > 0 or not np.isin(y, CLASSES).all():
-        raise FactoryError(
-            "No class shares without labels", got=f"{len(y)} rows", wanted="labels -1, 0, 1 of weight > 0"
-        )
-    counts = np.bincount(y.astype(np.int64) + 1, weights=w * (np.count_nonzero(w) / w.sum()), minlength=3)
-    if (counts == 0).any():
-        counts = counts + 0.5
-    return counts / counts.sum()
-
-
-def prior_probabilities(y_train, w, n: int) -> np.ndarray:
-    """Baseline `prior`: the training rows' class shares, for each of n rows. Float64 (n, 3)."""
-    return np.tile(class_shares(y_train, w), (n, 1))
-
-
-def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
-    """Baseline `last_move`: class shares given the sign of the last base bar's return, counted on training rows.
-
-    Parameters
-    ----------
-    last_move_train, y_train, w : (M,) the training rows' last returns, labels and weights.
-    last_move : (N,) last returns of the rows to predict; NaN where there is none.
-
-    Returns
-    -------
-    float64 (N, 3). Each sign's counts are joined by one row spread like the class shares, so a sign seen rarely
-    leans on the prior, and one never seen (or NaN) gets the prior itself.
+    bins : of equal numbers of rows by confidence.  horizon : rows over which one label reaches; overlapping labels
+    are not independent, so a bin counts as (Σw)²/Σw²/horizon rows.
     """
-    moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
-    y_train = np.asarray(y_train)
-    w = np.ones(len(y_train)) if w is None else np.asarray(w, dtype=np.float64)
-    prior = class_shares(y_train, w)
-    w = w * (np.count_nonzero(w) / w.sum())
-    p_N3 = np.tile(prior, (len(last_move), 1))
-    for sign in (-1.0, 0.0, 1.0):
-        seen = moves == sign
-        counts = np.bincount(y_train[seen].astype(np.int64) + 1, weights=w[seen], minlength=3) + prior
-        p_N3[last_move == sign] = counts / counts.sum()
-    return p_N3
+    code, p_N3, w = checked_rows(y, p_N3, w)
+    code, p_N3, w = code[w > 0], p_N3[w > 0], w[w > 0]
+    confidence, hit = p_N3.max(axis=1), (p_N3.argmax(axis=1) == code).astype(np.float64)
+    edges = np.unique(np.quantile(confidence, np.linspace(0, 1, bins + 1)))
+    which = np.searchsorted(edges[1:-1], confidence)
+    total = np.bincount(which, weights=w)
+    inside = total > 0
+    total = total[inside]
+    accuracy, mean = (np.bincount(which, weights=w * part)[inside] / total for part in (hit, confidence))
+    rows = np.maximum(total**2 / np.bincount(which, weights=w**2)[inside] / max(1, horizon), 2.0)
+    squared = np.square(accuracy - mean) - accuracy * (1 - accuracy) / (rows - 1)
+    return float(np.sqrt(max(total @ squared / total.sum(), 0.0)))
 
 
-# ---- how sure is a gain ----------------------------------------------------------------------------------------
+def interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> Interval:
+    """Interval of the mean gain of the classes that happened.
 
-
-def mean_with_error(values, w=None, horizon: int = 1) -> tuple[float, float, float]:
-    """Weighted mean of a dependent series, its standard error, and the factor of a 95 % interval.
-
-    Labels overlap and volatility clusters, so neighbouring rows say the same thing twice. The error is Newey and
-    West's (1987, Bartlett kernel) of the linearised ratio Σwv/Σw, with the truncation 1.3·√N that Lazarus, Lewis,
-    Stock and Watson (2018) recommend, at least twice the horizon; the factor is Kiefer and Vogelsang's (2005,
-    table 1, Bartlett, 97.5 %) for that truncation, 1.96 where it is a small part of N.
-
-    Parameters
-    ----------
-    values : (N,) in time order.  horizon : rows over which one label reaches.
-
-    Returns
-    -------
-    (mean, standard error, factor); the last two are NaN below 8 rows of weight.
+    gain_N3 : what the gain of each row would be for each class.  y : labels.  w, horizon, times_N : as of
+    `intervals.gain_interval`.
     """
-    values = np.asarray(values, dtype=np.float64)
-    w = np.ones(len(values)) if w is None else np.asarray(w, dtype=np.float64)
-    values, w = values[w > 0], w[w > 0]
-    n = len(values)
-    mean = float(w @ values / w.sum())
-    if n < 8:
-        return mean, float("nan"), float("nan")
-    lags = min(max(2 * int(horizon), int(np.ceil(1.3 * np.sqrt(n)))), n - 1)
-    influence = w * (values - mean) / w.mean()
-    width = 1 << int(2 * n - 1).bit_length()  # room enough that the circular correlation does not wrap
-    spectrum = np.fft.rfft(influence, width)
-    covariance = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, width)[: lags + 1] / n
-    kernel = 1 - np.arange(1, lags + 1) / (lags + 1)
-    variance = max(covariance[0] + 2 * kernel @ covariance[1:], 0.0)
-    b = lags / n
-    return mean, float(np.sqrt(variance / n)), 1.96 + 2.9694 * b + 0.4160 * b**2 - 0.5324 * b**3
+    happened = gain_N3[np.arange(len(gain_N3)), np.asarray(y).astype(np.int64) + 1]
+    return gain_interval(happened, w, horizon=horizon, times_N=times_N, by_outcome_NK=gain_N3)
+
+
+# ---- the table -------------------------------------------------------------------------------------------------
 
 
 def metrics_table(
-    probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", horizon: int = 1,
-    effective_rows: float | None = None,
+    probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", best: str | None = None,
+    horizon: int = 1, effective_rows: float | None = None, times=None,
 ) -> pd.DataFrame:  # fmt: skip
     """All metrics of all forecasts on the same rows, and each one's gain in log loss over the reference.
 
     Parameters
     ----------
     probabilities : name -> (N, 3), all on the rows of `y`, in time order.
-    horizon : rows over which one label reaches; see `mean_with_error`.
+    reference, best : names of two of them: the class prior, and the best baseline (chosen on other rows; None: the
+        reference).
+    horizon, times : rows over which one label reaches, and when each row is known; see `intervals.gain_interval`.
     effective_rows : what `targets.weights.effective_rows` says of these rows; default: as if no two labels overlapped.
 
     Returns
     -------
-    DataFrame indexed by name: those of `classification_metrics`, then `log_loss_gain` (reference minus this one:
-    positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `direction_gain`, the part of it that is about
+    DataFrame indexed by name: those of `classification_metrics` and `ece_debiased`, then `log_loss_gain` (reference
+    minus this one: positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
+    gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the part of `log_loss_gain` that is about
     the side (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
-    if reference not in probabilities:
-        raise SettingsError(
-            "Nothing to compare with", got=reference, next_step=did_you_mean(reference, probabilities or ["prior"])
-        )
+    best = best or reference
+    for name in (reference, best):
+        if name not in probabilities:
+            raise SettingsError(
+                "Nothing to compare with", got=name, next_step=did_you_mean(name, probabilities or ["prior"])
+            )
     weights = np.ones(len(np.asarray(y))) if w is None else np.asarray(w, dtype=np.float64)
     if effective_rows is None:
         effective_rows = float(weights.sum() ** 2 / (weights**2).sum())  # Kish (1965)
-    base, base_side = row_log_loss(y, probabilities[reference]), row_direction_loss(y, probabilities[reference])
-    table = {}
+    base, base_side = log_loss_by_class(probabilities[reference]), direction_loss_by_class(probabilities[reference])
+    best_loss, table, options = log_loss_by_class(probabilities[best]), {}, {"horizon": horizon, "times_N": times}
     for name, p_N3 in probabilities.items():
         row = dict(classification_metrics(y, p_N3, weights))
-        gain, error, factor = mean_with_error(base - row_log_loss(y, p_N3), weights, horizon)
-        row |= {"log_loss_gain": gain, "gain_se": error, "gain_low": gain - factor * error}
-        row["gain_high"] = gain + factor * error
-        gain, error, factor = mean_with_error(base_side - row_direction_loss(y, p_N3), weights, horizon)
-        row |= {"direction_gain": gain, "direction_low": gain - factor * error, "direction_high": gain + factor * error}
+        row["ece_debiased"] = debiased_calibration_error(y, p_N3, weights, horizon=horizon)
+        loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
+        gain = interval_by_class(base - loss, y, weights, **options)
+        row |= {"log_loss_gain": gain.mean, "gain_se": gain.standard_error, "gain_low": gain.low}
+        row["gain_high"] = gain.high
+        over = gain if best == reference else interval_by_class(best_loss - loss, y, weights, **options)
+        row |= {"best_baseline": best, "gain_best": over.mean, "gain_best_low": over.low, "gain_best_high": over.high}
+        side = interval_by_class(base_side - side_loss, y, weights, **options)
+        row |= {"direction_gain": side.mean, "direction_low": side.low, "direction_high": side.high}
         row["rows"] = int((weights > 0).sum())
         row["effective_rows"] = effective_rows
         table[name] = row

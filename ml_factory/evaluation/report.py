@@ -45,7 +45,7 @@ def write_report(
 
     Parameters
     ----------
-    facts : label → value, shown as tiles under the title.
+    facts : label → value, or (value, note) such as a gain and its interval; shown as tiles under the title.
     notice : said once at the top, such as what QUICK limited.
     """
     page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
@@ -58,9 +58,7 @@ def render(title, sections, *, subtitle="", facts=None, notice="", footer="") ->
     facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
     links = "".join(f'<a href="#{key}">{_safe(part.title)}</a>' for key, part in zip(keys, sections, strict=True))
-    tiles = "".join(
-        f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}</dd></div>" for name, value in facts.items()
-    )
+    tiles = "".join(_tile(name, value) for name, value in facts.items())
     body = [
         "<header>",
         f"<h1>{_safe(title)}</h1>",
@@ -84,6 +82,12 @@ def render(title, sections, *, subtitle="", facts=None, notice="", footer="") ->
         + "\n".join(line for line in body if line)
         + "\n</body>\n</html>\n"
     )
+
+
+def _tile(name: str, value: object) -> str:
+    value, note = value if isinstance(value, tuple) else (value, "")
+    below = f"<small>{_safe(note)}</small>" if note else ""
+    return f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}{below}</dd></div>"
 
 
 def _columns(tiles: int) -> int:
@@ -206,6 +210,7 @@ h1{font-size:2.15rem;line-height:1.18;letter-spacing:-.022em;margin:0;font-weigh
 .tile dt{color:var(--muted);font-size:.78rem}
 .tile dd{margin:.1rem 0 0;font-size:1.18rem;font-weight:600;letter-spacing:-.012em;font-variant-numeric:tabular-nums;
 overflow-wrap:anywhere;line-height:1.3}
+.tile small{display:block;color:var(--muted);font-size:.8rem;font-weight:400;letter-spacing:0}
 nav{position:sticky;top:0;z-index:2;display:flex;gap:.35rem;overflow-x:auto;scrollbar-width:none;
 padding:.6rem max(1.5rem,calc((100% - 1000px)/2 + 1.5rem));
 background:color-mix(in srgb,var(--page) 86%,transparent);backdrop-filter:blur(10px);

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import BARS
 from ml_factory.cores import cores
 from ml_factory.data.resample import Frame, asof_rows, chained, stretches_between_rolls
 from ml_factory.data.sampling import KINDS, base_and_frames, sized
@@ -41,7 +42,6 @@ FAMILIES: dict[str, Family] = {
     "calendar": calendar.FAMILY,
 }
 NEEDS_VOLUME = ("volume",)
-BARS = ("time", *KINDS)  # what the base bars may be of
 
 # Bars of a frame before its first row is used: every window is full. On the base frame a recursion's start weighs
 # under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and forget even
@@ -195,7 +195,7 @@ def build_features(
     dtype: str = "float32",
     threads: int | None = None,
 ) -> FeatureMatrix:
-    """The matrix of `spec` for checked one-minute bars (index: UTC starts; open, high, low, close, volume).
+    """The matrix of `spec` for checked bars (index: UTC starts; open, high, low, close, volume).
 
     A row holds what was known at its `known_at`, so rows up to a cut are the same bits whatever bars come after.
     Columns depend on the market's stored settings and on `spec` only: without volume no volume column, on a 24-hour

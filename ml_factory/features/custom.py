@@ -2,11 +2,10 @@
 
     @feature(memory=96)
     def close_over_mean(bars):
-        close = pd.Series(bars.close)
-        return close / close.rolling(96).mean() - 1
+        return bars.close / bars.close.rolling(96).mean() - 1
 
-The function gets a Frame (columns open, high, low, close, volume as float64 arrays, session, known_at) and returns one
-number a bar. `memory` is how many bars a value may depend on. The proof disturbs made-up bars and compares;
+The function gets a Frame (columns open, high, low, close, volume as float64, session, known_at; each a `Column`) and
+returns one number a bar. `memory` is how many bars a value may depend on. The proof disturbs made-up bars and compares;
 the feature is proved again on the user's own bars when they are prepared and audited.
 """
 
@@ -18,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from types import FunctionType
 
 import numpy as np
+import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
@@ -58,6 +58,18 @@ def feature(function: Callable | None = None, *, memory: int = 256, name: str | 
     prove(made, made_up_bars(_PROOF_BARS))
     _FEATURES[name] = made
     return function
+
+
+class Column(np.ndarray):
+    """A column of bars: a NumPy array that has the methods of a pandas Series too (rolling, shift, ewm, diff, ...).
+
+    Arithmetic, slices and methods that both have (mean, std) are NumPy's; rows are numbered from 0.
+    """
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_") or not hasattr(pd.Series, name):
+            raise AttributeError(f"neither a NumPy array nor a pandas Series has {name!r}")
+        return getattr(pd.Series(np.asarray(self)), name)
 
 
 @contextmanager
@@ -193,6 +205,11 @@ def tail(bars: Frame, count: int) -> Frame:
     return _each(bars, lambda column: column[len(column) - min(count, len(column)) :])
 
 
+def part(bars: Frame, first: int, stop: int) -> Frame:
+    """The bars from position `first` to before `stop`."""
+    return _each(bars, lambda column: column[first:stop])
+
+
 def without(bars: Frame, row: int) -> Frame:
     """The bars but for one."""
     return _each(bars, lambda column: np.delete(column, row))
@@ -247,7 +264,7 @@ def _read_only(bars: Frame) -> Frame:
     """The bars so that a function cannot change them for those after it."""
 
     def frozen(column):
-        view = column.view()
+        view = column.view(Column)
         view.flags.writeable = False
         return view
 

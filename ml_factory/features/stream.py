@@ -77,7 +77,7 @@ class FeatureStream:
         return stream
 
     def push(self, bars: pd.DataFrame | Chunk) -> FeatureRows:
-        """Rows that these checked one-minute bars complete; all bars later than those before."""
+        """Rows that these checked bars complete; all bars later than those before."""
         chunk = bars if isinstance(bars, Chunk) else chunk_of(bars, self.market)
         return self._next({minutes: frame.push(chunk) for minutes, frame in self._frames.items()})
 

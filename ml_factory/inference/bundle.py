@@ -1,4 +1,4 @@
-"""Everything a prediction needs in one file: model, scaler, feature names, settings, temperature, versions."""
+"""Everything a prediction needs in one file: model, scaler, feature names, settings, calibration, versions."""
 
 import importlib.metadata
 import platform
@@ -31,7 +31,7 @@ class Bundle:
 
     model_state : what the model's `get_state()` gave.  scaler : `RobustScaler.to_dict()`.
     feature_names : the columns it was trained on, in order.  spec : settings of features and labels.
-    temperature : `Temperature.to_dict()`.  lookback : base rows a network's window spans, 0 for tabular models.
+    calibration : `Calibration.to_dict()`.  lookback : base rows a network's window spans, 0 for tabular models.
     versions : of the libraries it was made with.  facts : what a person may want to know (symbol, horizon, model…).
     """
 
@@ -39,7 +39,7 @@ class Bundle:
     scaler: dict
     feature_names: tuple[str, ...]
     spec: dict = field(default_factory=dict)
-    temperature: dict = field(default_factory=lambda: {"temperature": 1.0})
+    calibration: dict = field(default_factory=lambda: {"temperature": 1.0})
     lookback: int = 0
     versions: dict = field(default_factory=library_versions)
     facts: dict = field(default_factory=dict)
@@ -80,6 +80,8 @@ class Bundle:
                 got=state.get("format", "no bundle") if isinstance(state, Mapping) else "no bundle",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
+        if "calibration" not in state and "temperature" in state:  # written before 2026-11-22: a temperature alone
+            state = {**state, "calibration": state["temperature"]}
         missing = [item.name for item in fields(cls) if item.name not in state]
         if missing:
             raise CheckpointError("A bundle lacks parts", where=where, got=f"no {', '.join(missing)}")

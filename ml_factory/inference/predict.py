@@ -9,7 +9,7 @@ from ml_factory.datasets.beside import read_beside
 from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.errors import FactoryError
-from ml_factory.evaluation.calibration import Temperature
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, among
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
@@ -55,12 +55,12 @@ def predict_features(
             )
         rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
     scaled = transform(from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close)
-    model, temperature = load_model(bundle.model_state), Temperature.from_dict(bundle.temperature)
+    model, calibration = load_model(bundle.model_state), Calibration.from_dict(bundle.calibration)
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
         told = read_beside(model, features.index[some], bundle.spec)
-        said = temperature.apply(
+        said = calibration.apply(
             among(model.predict_proba(_inputs(scaled, some, bundle.lookback, told)), bundle.classes)
         )
         p_N3[first : first + batch] = among(said, bundle.classes)

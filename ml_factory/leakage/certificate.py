@@ -207,14 +207,16 @@ def required(processed: Path, symbol: str, horizon: int, *, subject: str, code: 
     """
     path = place_of(processed, subject, horizon)
     found = read_certificate(path)
-    step = f"run: python -m ml_factory audit --symbol {symbol}; or train with --uncertified"
+    step = f"python -m ml_factory audit --symbol {symbol}"
+    again = f"run: python -m ml_factory prepare --symbol {symbol} (the quick proof) or {step} (the full one); "
+    again += "or train with --uncertified"
     if found is None or found.subject != subject or found.horizon != horizon:
-        raise NotPreparedError("This data has no certificate that it does not look ahead", where=path, next_step=step)
+        raise NotPreparedError("This data has no certificate that it does not look ahead", where=path, next_step=again)
     if found.code != code:
-        raise NotPreparedError("The certificate is of other code than this", where=path, next_step=step)
+        raise NotPreparedError("The certificate is of other code than this", where=path, next_step=again)
     if not found.passed:
         got = found.leaks[0].sentence()
         more = f" and {len(found.leaks) - 1} more" if len(found.leaks) > 1 else ""
-        step = f"mend it, then {step}"
+        step = f"mend it, then run: {step}; or train with --uncertified"
         raise NotPreparedError("The pipeline looks ahead", where=path, got=got + more, next_step=step)
     return found

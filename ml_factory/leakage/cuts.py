@@ -1,7 +1,7 @@
 """Where to cut: at the moments at which pipelines see the future, and at random ones.
 
 A leak may live in one row of ten thousand: the last of a session, the first after a hole, the hour the clocks change.
-So the cuts go to such rows first, a few of each kind, and what is left of them is spread at random.
+So the cuts go to such rows first, a few of each kind, and what is left of them is spread over the hours of the week.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from ml_factory.seeding import generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")
 EDGES_MIN = (15, 60, 240)
+MOST_RANDOM = 20_000  # bars from which the random cuts are drawn
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,23 @@ class Cut:
 
 def choose_cuts(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, turn: int = 0,
+    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, turn: int = 0, bar_minutes: int = 1,
 ) -> list[Cut]:  # fmt: skip
     """At most `count` cuts in time order; the same arguments give the same ones.
 
     earliest, latest : positions a cut may have (its first future bar).  rows : int64 ns, `known_at` of the rows of
-    features.  labels : where outcomes are claimed proven.  turn : which kind comes first.
+    features.  labels : where outcomes are claimed proven.  turn : which kind comes first.  bar_minutes : of the bars.
     The kinds take turns, so that ten cuts see every kind too; rare kinds that run out leave their turns to chance.
     """
-    start = bars.index.as_unit("ns").asi8
+    start, bar_ns = bars.index.as_unit("ns").asi8, bar_minutes * MINUTE_NS
     latest = len(start) - 1 if latest is None else latest
     random = generator("cuts", seed, len(start))
-    anywhere = random.permutation(np.arange(earliest, latest + 1))[: 4 * count]
-    kinds = {"random": anywhere} | _market_kinds(bars, start, calendar, random)
+    kinds = {"hour of the week": _hours_of_the_week(start, earliest, latest, random)} | _market_kinds(
+        bars, start, calendar, random, bar_minutes
+    )
     if rows is not None:
-        kinds["row of extreme"] = _rows_of(kinds["extreme"], start, rows)
-    kinds |= _label_kinds(start, labels or {}, random)
+        kinds["row of extreme"] = _rows_of(kinds["extreme"], start, rows, bar_ns)
+    kinds |= _label_kinds(start, labels or {}, random, bar_ns)
     chosen: dict[int, str] = {}
     kinds = dict(list(kinds.items())[turn % len(kinds) :] + list(kinds.items())[: turn % len(kinds)])
     usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
@@ -63,14 +65,16 @@ def choose_cuts(
         for why, place in zip(usable, turn, strict=True):
             if place is not None and len(chosen) < count:
                 chosen.setdefault(place, why)
-    return [Cut(i, int(start[i - 1]) + MINUTE_NS, int(start[i]), why) for i, why in sorted(chosen.items())]
+    return [Cut(i, int(start[i - 1]) + bar_ns, int(start[i]), why) for i, why in sorted(chosen.items())]
 
 
-def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator) -> dict:
+def _market_kinds(
+    bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator, bar_minutes: int
+) -> dict:
     """Kind -> positions, the most telling first."""
     sessions = sessions_of(start, calendar)
     edges = np.flatnonzero(sessions.edges())[1:]
-    silence = np.diff(start, prepend=start[:1] - MINUTE_NS) // MINUTE_NS - 1
+    silence = np.diff(start, prepend=start[:1] - bar_minutes * MINUTE_NS) // MINUTE_NS - bar_minutes
     inside = np.flatnonzero((silence > 0) & ~sessions.edges())
     since = (start - sessions.open_ns) // MINUTE_NS
     clocks = _clock_changes(start)
@@ -78,7 +82,7 @@ def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: 
         "session end": _shaken(edges, random),
         "frame edge": _edges_of_frames(since, random),
         "gap": _largest(inside, silence, random),
-        "inside a frame": _shaken(np.flatnonzero(since % 60 == 32), random),
+        "inside a frame": _shaken(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes))), random),
         "daylight saving": clocks,
         "extreme": _extremes(bars),
         "short day": _short_days(edges, len(start)),
@@ -89,6 +93,15 @@ def _market_kinds(bars: pd.DataFrame, start: np.ndarray, calendar: str, random: 
         "one bar after a gap": _largest(inside, silence, random) + 1,
         "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
+
+
+def _hours_of_the_week(start: np.ndarray, earliest: int, latest: int, random: np.random.Generator) -> np.ndarray:
+    """Random cuts, one in each hour of the week in turn: a look ahead at a fixed hour has no hour to hide in."""
+    places = random.permutation(np.arange(earliest, latest + 1))[:MOST_RANDOM]
+    hour = start[places] // (60 * MINUTE_NS) % (7 * 24)
+    turn = pd.Series(hour).groupby(hour).cumcount().to_numpy()  # the first of each hour, then the second of each
+    rank = random.permutation(7 * 24)[hour]
+    return places[np.lexsort((rank, turn))]
 
 
 def _shaken(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -137,14 +150,14 @@ def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
     return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
 
 
-def _rows_of(places: np.ndarray, start: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def _rows_of(places: np.ndarray, start: np.ndarray, rows: np.ndarray, bar_ns: int) -> np.ndarray:
     """Cuts at the `known_at` of the first row that saw each of these bars: the row itself must not see what follows."""
-    seen_by = np.searchsorted(rows, start[places[places < len(start)]] + MINUTE_NS)
+    seen_by = np.searchsorted(rows, start[places[places < len(start)]] + bar_ns)
     known = rows[seen_by[seen_by < len(rows)]]
-    return np.searchsorted(start, known - MINUTE_NS) + 1
+    return np.searchsorted(start, known - bar_ns) + 1
 
 
-def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator) -> dict:
+def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator, bar_ns: int) -> dict:
     """For each way a label ends, cuts at the very moment at which some claim to be proven; the horizons take turns."""
     places: dict[str, list[list[int]]] = {}
     for table in labels.values():
@@ -152,7 +165,7 @@ def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.rand
         ways, of_row = np.unique(barrier.astype(str), return_inverse=True)
         for k, way in enumerate(ways):
             rows = random.permutation(np.flatnonzero(of_row == k))[:50]
-            found = np.searchsorted(start, table.proven[rows] - MINUTE_NS) + 1
+            found = np.searchsorted(start, table.proven[rows] - bar_ns) + 1
             places.setdefault(f"label proven by {way}", []).append(found.tolist())
     return {
         why: np.array([i for turn in zip_longest(*lists) for i in turn if i is not None], np.int64)

@@ -1,6 +1,7 @@
 """Other futures for the same past: each is a lawful feed that differs from the real one after the cut, and hard."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,19 +12,20 @@ from ml_factory.seeding import generator
 PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
 KEEP_THEIR_TIMES = ("rescale", "mirror", "shuffle", "volume")
-MOST_INSERTED = 500  # silent minutes after the cut that are filled
+MOST_INSERTED = 500  # absent bars after the cut that are filled in
 
 
-def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0) -> pd.DataFrame:
+def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
     """The bars with everything from position `first` on changed; what stands before is the same bits.
 
-    bars : checked one-minute bars, index UTC starts.  way : "truncate" or one of `WAYS`.
+    bars : checked bars of `bar_minutes`, index UTC starts.  way : "truncate" or one of `WAYS`.
     """
     if way == TRUNCATE:
         return bars.iloc[:first]
     later = {name: bars[name].to_numpy()[first:].copy() for name in bars}
     start = bars.index.as_unit("ns").asi8
-    start, later = WAYS[way](start[first:], later, _last(bars, start, first), generator("disturb", way, first, seed))
+    last = _Last(int(start[first - 1]), float(bars["close"].to_numpy(np.float64)[first - 1]), bar_minutes * MINUTE_NS)
+    start, later = WAYS[way](start[first:], later, last, generator("disturb", way, first, seed))
     past = bars.iloc[:first]
     if "volume" in later and "volume" not in bars:
         past = past.assign(volume=0.0)
@@ -32,9 +34,12 @@ def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0) -> pd.DataF
     return pd.concat([past.set_axis(past.index.as_unit("ns")), future]) if len(future) else past
 
 
-def _last(bars: pd.DataFrame, start: np.ndarray, first: int) -> tuple[int, float]:
-    """(end of the last bar before the cut in ns, its close)."""
-    return int(start[first - 1]) + MINUTE_NS, float(bars["close"].to_numpy(np.float64)[first - 1])
+class _Last(NamedTuple):
+    """The last bar before the cut: its start (ns), its close and its length (ns)."""
+
+    start: int
+    close: float
+    bar_ns: int
 
 
 def _rescale(start, later, last, random):
@@ -45,7 +50,7 @@ def _rescale(start, later, last, random):
 
 def _mirror(start, later, last, random):
     """Each log return with the other sign, and five times as large as far as prices stay numbers."""
-    _, close = last
+    close = last.close
     moves = {name: np.log(later[name] / close) for name in PRICES}
     reach = max(np.abs(moves["high"]).max(initial=0.0), np.abs(moves["low"]).max(initial=0.0))
     grown = 5.0 if 5.0 * reach < 10.0 else 1.0
@@ -60,11 +65,11 @@ def _shuffle(start, later, last, random):
 
 
 def _delete_insert(start, later, last, random):
-    """Some bars fall silent, often those right after the cut; silent minutes, the first ones too, get a bar."""
-    end, close = last
+    """Some bars fall silent, often those right after the cut; where there was none, right after it too, there is."""
+    close = last.close
     kept = random.random(len(start)) >= 0.3
     kept[: int(random.choice((0, 1, 7, 90)))] = False
-    absent = _absent_minutes(start, end, random)
+    absent = _absent_bars(start, last, random)
     price = close * np.exp(random.normal(0.0, 0.05, (4, len(absent))))
     new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
     if "volume" in later:
@@ -77,18 +82,18 @@ def _delete_insert(start, later, last, random):
     return times[order], {name: np.concatenate([later[name][kept], new[name]])[order] for name in later}
 
 
-def _absent_minutes(start: np.ndarray, end: int, random: np.random.Generator) -> np.ndarray:
-    """Minutes from the cut to an hour after the feed in which it says nothing: the first ones and some others."""
-    before = np.concatenate([[end - MINUTE_NS], start])
-    after = np.concatenate([start, [before[-1] + 61 * MINUTE_NS]])
-    silent = (after - before) // MINUTE_NS - 1
+def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) -> np.ndarray:
+    """Starts of bars that are absent, from the cut to an hour after the feed: the first ones and some others."""
+    before = np.concatenate([[last.start], start])
+    after = np.concatenate([start, [before[-1] + last.bar_ns + 60 * MINUTE_NS]])
+    silent = (after - before) // last.bar_ns - 1
     total = int(silent.sum())
     nearest = np.arange(min(total, MOST_INSERTED // 2))
     others = random.integers(0, total, MOST_INSERTED // 2) if total else nearest
     chosen = np.unique(np.concatenate([nearest, others]))
     behind = np.cumsum(silent)
     gap = np.searchsorted(behind, chosen, side="right")
-    return before[gap] + (chosen - (behind[gap] - silent[gap]) + 1) * MINUTE_NS
+    return before[gap] + (chosen - (behind[gap] - silent[gap]) + 1) * last.bar_ns
 
 
 def _volume(start, later, last, random):

@@ -56,7 +56,7 @@ def prove(
 ) -> Proof:  # fmt: skip
     """Try to make the pipeline's past depend on its future.
 
-    bars : checked one-minute bars.  facts : what the pipeline said of them, where that is at hand.  whole : makes the
+    bars : checked bars.  facts : what the pipeline said of them, where that is at hand.  whole : makes the
     tables of all of them where some lie ready; called when the first bars alone have been built.
     seen : first sights beside those that are made here, of a time at which no later bar had been shown.
     since, history : bars before `since` are proved: only those after it are tried, as `ProofSpec.of_part` says, behind
@@ -114,6 +114,7 @@ class _Attempt:
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
+            self.bar_minutes = facts.get("bar_minutes", 1)
             whole = self.tried(build or (lambda: tables_of(self.pipeline, self.bars, facts)))
         if whole is not None:
             self.try_first_sights(seen, whole)
@@ -181,7 +182,7 @@ class _Attempt:
         labels = {part: table for part, table in whole.items() if part.startswith("labels")}
         self.cuts = choose_cuts(
             self.bars, facts["calendar"], self.spec.cuts, seed=self.spec.seed, earliest=earliest,
-            rows=whole["features"].at, labels=labels, turn=self.turn,
+            rows=whole["features"].at, labels=labels, turn=self.turn, bar_minutes=self.bar_minutes,
         )  # fmt: skip
         if not self.cuts:  # nothing tried is nothing proved
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
@@ -191,7 +192,7 @@ class _Attempt:
         """What was made of the first bars before any later one was shown is what the whole file gives there."""
         for sight in seen:
             self.builds += 1
-            last = self.bars.index[sight.stop - 1] + pd.Timedelta("1min")
+            last = self.bars.index[sight.stop - 1] + pd.Timedelta(minutes=self.bar_minutes)
             moment, why, way = str(last), "before later bars were shown", TRUNCATE
             if sight.tables is None:
                 what = f"{RAISED} {sight.error}"
@@ -206,7 +207,9 @@ class _Attempt:
         for number, cut in self.spread([cut for cut in self.cuts if head is not None and cut.first >= head]):
             for way in self.ways_at(number):
                 here = self.bars.iloc[: self.whole_end(cut)]
-                other = self.tried(lambda b=here, c=cut, w=way: self.pipeline.facts(disturb(b, c.first, w)), cut, way)
+                other = self.tried(
+                    lambda b=here, c=cut, w=way: self.pipeline.facts(self.disturbed(b, c.first, w, 0)), cut, way
+                )
                 self.count("facts", 1)
                 for name in facts if other is not None else ():
                     if other.get(name) != facts[name]:
@@ -312,7 +315,7 @@ class _Attempt:
         if len(self.leaks) >= self.spec.enough:
             return
         other = self.tried(
-            lambda: tables_of(self.pipeline, disturb(bars, first, way, self.spec.seed), facts), cut, way, scope
+            lambda: tables_of(self.pipeline, self.disturbed(bars, first, way, self.spec.seed), facts), cut, way, scope
         )
         self.tell()
         until = cut.quiet if way in KEEP_THEIR_TIMES else cut.at
@@ -321,6 +324,9 @@ class _Attempt:
             self.count(part, rows)
             for one in found:
                 self.found(_leak(part, one, cut.moment, cut.why, way, scope))
+
+    def disturbed(self, bars: pd.DataFrame, first: int, way: str, seed: int) -> pd.DataFrame:
+        return disturb(bars, first, way, seed, self.bar_minutes)
 
     def tell(self) -> None:
         """How far the builds have come, as builds and as a share of the rows."""

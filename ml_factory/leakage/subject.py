@@ -49,7 +49,8 @@ class Fitted:
 
 
 class Pipeline(Protocol):
-    """What the proof disturbs. `bars` are checked one-minute bars; `facts` what `facts` said of the whole file.
+    """What the proof disturbs. `bars` are checked bars, of 1 minute unless
+    `facts`, what `facts` said of the whole file, has `bar_minutes`.
 
     facts : what holds for the market whatever comes later, from the first `head(bars)` bars or from settings.
     features : (known_at int64[N] ns, values [N, F], F names).

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 ROWS, COLUMNS, RAISED = "(rows)", "(columns)", "(exception)"  # what differs when it is no single column
+COMPARED = "compared"  # in the place of a disturbance: a stored or used value compared with its reference
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Leak:
 
     def sentence(self) -> str:
         """What changed, by how much, and where it was seen."""
+        if self.disturbance == COMPARED:
+            return f"{self.part}: {self.column} differs from {self.why} in {self.rows:,} places, first {self.first_row}"
         size = "" if self.size is None else f", up to {self.size:.3g} of its deviation"
         seen = f"cut {self.cut} ({self.why}), {self.disturbance}, {self.scope}"
         times = f"; in {self.cuts} comparisons" if self.cuts > 1 else ""
@@ -79,7 +82,7 @@ class Leak:
 def table_of_labels(labels: pd.DataFrame) -> Table:
     """Labels as `triple_barrier` makes them: proven at `label_end`."""
     at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
-    columns = {str(name): _plain(column) for name, column in labels.items()}
+    columns = {str(name): plain_column(column) for name, column in labels.items()}
     return Table(at, columns["label_end"], columns)
 
 
@@ -89,7 +92,8 @@ def table_of_frame(frame: Mapping[str, np.ndarray]) -> Table:
     return Table(columns["known_at"], columns["known_at"], columns)
 
 
-def _plain(column: pd.Series) -> np.ndarray:
+def plain_column(column: pd.Series) -> np.ndarray:
+    """The values as a plain array: categories as text, times as int64 ns."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.astype(str).to_numpy(object)
     if isinstance(column.dtype, pd.DatetimeTZDtype):

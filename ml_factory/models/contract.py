@@ -4,9 +4,11 @@ Boosters and networks share nothing else. Labels are -1, 0, +1 outside and 0, 1,
 """
 
 import dataclasses
+import inspect
+import logging
 import platform
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ml_factory.runs.state import load_state as read_state
 from ml_factory.runs.state import save_state as write_state
 
 CLASSES = (-1, 0, 1)
+FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
+_log = logging.getLogger("ml_factory.training")
 
 
 @dataclass
@@ -53,11 +57,13 @@ class Estimator:
     """Base of all models. A subclass fits, predicts, and gives and takes its state as plain values.
 
     name : the registry's name. settings : a frozen dataclass. lookback : base rows a prediction reads (1 = the row).
+    trained_on : {"symbol", "horizon", "features": names in order} of the rows it is for; {} where nobody said.
     """
 
     name: str
     settings: Any
     lookback: int = 1
+    trained_on: Mapping[str, Any] = {}
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
@@ -65,8 +71,9 @@ class Estimator:
         """Learn from x and y in {-1, 0, 1}.
 
         validation : (x, y, weight or None), read for early stopping alone.
-        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block;
-            one that has `remember(history)` is told first of the epochs that an interrupted fit had finished.
+        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block,
+            and with this model as third argument where it takes one; `get_state()` is then the model of that moment.
+            `remember(history)`, where it has one, is called first with the epochs that an interrupted fit had finished.
         checkpoints : what `CheckpointManager.phase(name)` gives; an unfinished fit goes on from there, to the bit.
         limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown ones are not ours.
         """
@@ -81,7 +88,16 @@ class Estimator:
         raise NotImplementedError
 
     def load_state(self, state: Mapping) -> "Estimator":
-        """Become the model whose state this is."""
+        """Become the model whose state this is.
+
+        Raises CheckpointError for the state of another model, or where both say what they were trained on and symbol,
+        horizon or features differ.
+        """
+        raise NotImplementedError
+
+    def state_in_training(self, saved: Mapping) -> dict:
+        """The state, as of `get_state`, of the model that a training's checkpoint holds: as it was then, or the
+        finished one."""
         raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
@@ -101,7 +117,60 @@ class Estimator:
                 wanted=repr(self.name),
                 next_step="use ml_factory.models.registry.load_model, which builds the right one",
             )
+        check_trained_on(self.trained_on, state)
+        self.trained_on = state.get("trained_on") or self.trained_on
         return state
+
+    def _signed(self, state: dict) -> dict:
+        """The state, and what the model was trained on where that is known."""
+        return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
+
+
+def check_trained_on(mine: Mapping, state: Mapping) -> None:
+    """Raise CheckpointError where a model for the rows `mine` is given a state of other ones."""
+    theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
+    for name in ("symbol", "horizon"):
+        if mine and theirs and mine[name] != theirs[name]:
+            raise CheckpointError(
+                f"This state is of another {name}", where=state["model"], got=theirs[name], wanted=mine[name],
+                next_step=step,
+            )  # fmt: skip
+    wanted, got = list(mine.get("features", ())), list(theirs.get("features", ()))
+    count = len(got) or int(state.get("n_features") or 0)
+    if wanted and count and (count != len(wanted) or (got and got != wanted)):
+        odd = [name for name in got if name not in wanted] + [name for name in wanted if got and name not in got]
+        named = f" ({', '.join(odd[:3])}{', …' * (len(odd) > 3)})" if odd else " in another order" if got else ""
+        raise CheckpointError(
+            "This state is of other features", where=state["model"], got=f"{count} features{named}",
+            wanted=f"the {len(wanted)} that this model reads", next_step=step,
+        )  # fmt: skip
+
+
+def with_model(callbacks: Iterable, model: Estimator) -> list:
+    """The callbacks as a fit calls them, (epoch, metrics): one that takes a third argument is given the model too."""
+    return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
+
+
+class _WithModel:
+    """A callback (epoch, metrics, model) as one of (epoch, metrics)."""
+
+    def __init__(self, callback, model: Estimator):
+        self._callback, self._model = callback, model
+        if hasattr(callback, "remember"):
+            self.remember = callback.remember
+
+    def __call__(self, epoch: int, metrics: dict) -> None:
+        self._callback(epoch, metrics, self._model)
+
+
+def _takes_model(callback) -> bool:
+    """Whether it wants the model: a third positional parameter without a default, or one named `model`."""
+    try:
+        items = list(inspect.signature(callback).parameters.values())
+    except (TypeError, ValueError):  # of a builtin nothing is known
+        return False
+    placed = [item for item in items if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    return len(placed) > 2 and (placed[2].default is inspect.Parameter.empty or placed[2].name == "model")
 
 
 def make_settings(kind: type, given: Mapping, *, where: str):
@@ -109,7 +178,10 @@ def make_settings(kind: type, given: Mapping, *, where: str):
     known = {item.name for item in dataclasses.fields(kind)}
     for name in given:
         if name not in known:
-            raise SettingsError("Unknown setting", where=where, got=repr(name), next_step=did_you_mean(name, known))
+            step, there = did_you_mean(name, known), ", ".join(sorted(known))
+            raise SettingsError(
+                "Unknown setting", where=where, got=repr(name), wanted=f"one of {there}", next_step=step
+            )
     return kind(**given)
 
 
@@ -194,6 +266,16 @@ def remind(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     for callback in callbacks if past else ():
         if hasattr(callback, "remember"):
             callback.remember(past)
+
+
+def hint_when_flat(history: Sequence[Mapping], rate: float) -> None:
+    """Log once, after FLAT_EPOCHS epochs or blocks, that the training loss has not moved since the first."""
+    losses = [float(one["train_loss"]) for one in history]
+    if len(losses) == FLAT_EPOCHS and max(losses) - min(losses) < FLAT_SHARE * abs(losses[0]):
+        _log.warning(
+            "The training loss is flat from the first epoch on (%.4f, then %.4f): check the learning rate, %.2g now "
+            "(SETTINGS or --set learning_rate=...)", losses[0], losses[-1], rate,
+        )  # fmt: skip
 
 
 def environment(**facts: Any) -> dict:

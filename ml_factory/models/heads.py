@@ -1,4 +1,4 @@
-"""What a network is asked for, and the last layer that answers.
+"""What a network is asked for, the last layer that answers, and the clock that its logits may start from.
 
 B batch, F features (channels), S steps ahead, C classes, or channels that are forecast, Q quantiles, X width of a code.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.offset import PROGRESS_CELLS, ClockOffset
 from ml_factory.models.products import Linear
 
 
@@ -91,3 +92,44 @@ class ChannelHead(nn.Module):
             return y_BSCQ if self.task.quantiles else y_BSCQ.squeeze(-1)
         code_BFX = torch.cat([code_BFX, level_BF2], dim=-1) if self.levels else code_BFX
         return self.linear(self.read(code_BFX).flatten(1))
+
+
+def start_at_zero(network: nn.Module, outputs: int) -> None:
+    """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
+
+    A network without one, which may be a user's own, keeps its first weights.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
+    for parameter in layers[-1].parameters() if layers else ():
+        nn.init.zeros_(parameter)
+
+
+class StartsFromClock(nn.Module):
+    """A network and the `ClockOffset` that its logits start from, as one module: what is exported of the two.
+
+    column, ending : those of the offset.  Its tables are buffers, so that a state dict holds all.
+    """
+
+    def __init__(self, network: nn.Module, column: int, ending: int, offset: ClockOffset | None = None):
+        super().__init__()
+        self.network, self.column, self.ending = network, column, ending
+        bounds_3, shares_C3 = torch.zeros(3, dtype=torch.float64), torch.zeros(PROGRESS_CELLS + ending, 3).double()
+        if offset is not None:
+            bounds_3 = torch.tensor([offset.low, offset.high, offset.step], dtype=torch.float64)
+            shares_C3 = torch.from_numpy(offset.log_shares_C3)
+        self.register_buffer("low_high_step_3", bounds_3)
+        self.register_buffer("log_shares_C3", shares_C3)
+
+    def forward(self, x_BTF: Tensor, **beside: Tensor) -> Tensor:
+        logits_BC = self.network(x_BTF, **beside)
+        return logits_BC + self.log_shares_C3[self._cells(x_BTF[:, -1, self.column].double())].to(logits_BC.dtype)
+
+    def _cells(self, value_B: Tensor) -> Tensor:
+        """int64 (B,), as of `ClockOffset`."""
+        low, high, step = self.low_high_step_3.unbind()
+        value_B = torch.minimum(torch.maximum(torch.where(value_B.isnan(), low, value_B), low), high)
+        span, one = high - low, torch.ones_like(low)
+        share_B = (value_B - low) / torch.where(span > 0, span, one)
+        progress_B = (share_B * PROGRESS_CELLS).long().clamp(max=PROGRESS_CELLS - 1)
+        left_B = ((high - value_B) / torch.where(step > 0, step, one)).round().long()
+        return torch.where((step > 0) & (left_B < self.ending), PROGRESS_CELLS + left_B, progress_B)

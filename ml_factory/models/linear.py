@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from ml_factory.models.offset import softmax
 from ml_factory.models.tabular import BlockSpec, Grower, Tabular
 from ml_factory.models.tabular_data import Rows
 
@@ -48,6 +49,9 @@ class Linear(Tabular):
     def _open(self, spec, train, valid, bins):
         return _Grower(spec, bins, [train, *([] if valid is None else [valid])])
 
+    def _grown(self, part, rounds):
+        return {"mean": part["mean"], "deviation": part["deviation"], "weights": part["path"][rounds]}
+
     def _read(self, fitted):
         return {name: np.asarray(fitted[name], dtype=np.float64) for name in ("mean", "deviation", "weights")}
 
@@ -55,7 +59,10 @@ class Linear(Tabular):
         return Scale(self._predictor["mean"], self._predictor["deviation"]).apply(x, self.settings.clip, np.float64)
 
     def _predict(self, x):
-        return softmax(self._scaled(x) @ self._predictor["weights"])
+        return softmax(self._scores(x))
+
+    def _scores(self, x):
+        return self._scaled(x) @ self._predictor["weights"]
 
     def _gain(self):
         """Mean size of a feature's weights against the classes' mean, a deviation of the feature each."""
@@ -88,22 +95,17 @@ class Scale:
         return np.concatenate([scaled_NF, np.ones((len(x_NF), 1))], axis=1).astype(dtype)
 
 
-def softmax(z_NK: np.ndarray) -> np.ndarray:
-    """float64 (N, K), rows summing to 1."""
-    e_NK = np.exp(z_NK - z_NK.max(axis=1, keepdims=True), dtype=np.float64)
-    return e_NK / e_NK.sum(axis=1, keepdims=True)
-
-
 class _Part:
     """One part's scaled rows, and their loss at given scores."""
 
     def __init__(self, rows: Rows, scale: Scale, clip: float):
         self.x_NP = scale.apply(rows.x, clip, np.float32)
         self.target, self.weight = rows.target, rows.weight / rows.weight.sum()
-        self.z_NK = np.zeros((len(rows.x), K))
+        self.offset_NK = np.zeros((len(rows.x), K)) if rows.offset is None else rows.offset
+        self.z_NK = self.offset_NK
 
     def move_to(self, w_PK: np.ndarray) -> None:
-        self.z_NK = self.toward(w_PK)
+        self.z_NK = self.offset_NK + self.toward(w_PK)
 
     def toward(self, d_PK: np.ndarray) -> np.ndarray:
         """Scores (N, K) of these weights, float64."""
@@ -193,7 +195,8 @@ class _Grower(Grower):
 
     def part(self):
         empty = np.zeros((0, 2, *self.path[0].shape))
-        return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty}
+        scale = {"mean": self.scale.mean_F, "deviation": self.scale.deviation_F}
+        return {"path": np.array(self.path), "pairs": np.array(self.pairs) if self.pairs else empty, **scale}
 
     def restore(self, part: Mapping, rounds):
         self.path = list(np.array(part["path"], dtype=np.float64))

@@ -2,12 +2,14 @@
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
 from ml_factory.models.contract import Estimator
+from ml_factory.models.settings import block_settings, network_settings
 from ml_factory.models.signature import signature
 
 
@@ -44,7 +46,9 @@ class ModelSpec:
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
+WITH_DATA = ("frames", "known", "static", "offset")  # settings that mean something with the data alone
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
+_TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular:BlockSpec"
 _SPECS = {
     spec.name: spec
     for spec in (
@@ -90,10 +94,44 @@ def locate(dotted: str | type) -> Any:
 
 
 def build_model(name: str, **settings: Any) -> Estimator:
-    """An unfitted model. Settings are those of its dataclass; an unknown one is refused with a suggestion."""
-    spec = spec_of(name)
+    """An unfitted model. Settings are those of its dataclass, or by the names of `models.settings`; an unknown one is
+    refused with a suggestion."""
+    spec, settings = spec_of(name), own_settings(name, settings)
     kind = locate(spec.estimator)
     return kind(**settings) if spec.network is None else kind(name, locate(spec.network), **settings)
+
+
+def own_settings(name: str, given: Mapping) -> dict:
+    """A model's settings by this project's names. Raises SettingsError as `models.settings` does."""
+    if spec_of(name).windowed:
+        return network_settings(name, given, locate(_TRAINING).batch)
+    return block_settings(name, given, locate(_BLOCKS).block)
+
+
+def settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str = "SETTINGS") -> dict[str, dict]:
+    """Model -> its settings, from settings of several models as one mapping.
+
+    "lstm.batch_size" is for that model alone; "batch_size" for every network among `names`, or for all where there is
+    none. Raises SettingsError for a model that is not among them.
+    """
+    every = [name for name in names if spec_of(name).windowed] or list(names)
+    found: dict[str, dict] = {}
+    for setting, value in given.items():
+        one, dot, rest = setting.partition(".")
+        if dot and one not in names:
+            raise SettingsError("No such model among those used here", where=where, got=one, wanted=", ".join(names))
+        for name in [one] if dot else every:
+            found.setdefault(name, {})[rest if dot else setting] = value
+    return found
+
+
+def check_settings(name: str, given: Mapping) -> None:
+    """Raise SettingsError for settings that the model does not take. What depends on the data (`WITH_DATA`) is not
+    looked at, and nothing of a model whose library is not installed yet."""
+    if "seed" in given:
+        raise SettingsError("This is no setting of the model", where=name, got="seed", next_step="give SEED or --seed")
+    with suppress(ImportError):
+        build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
 
 
 def load_model(state: Mapping) -> Estimator:
@@ -101,6 +139,12 @@ def load_model(state: Mapping) -> Estimator:
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
     return build_model(state["model"]).load_state(state)
+
+
+def state_in_training(saved: Mapping, trained_on: Mapping) -> dict:
+    """The model's state, as of `get_state`, in the checkpoint of a training on these rows."""
+    state = build_model(saved["model"], **saved["settings"]).state_in_training(saved)
+    return state | ({"trained_on": dict(trained_on)} if trained_on else {})
 
 
 def register_model(name: str, network: type | None = None, *, family: str = "advanced", check: bool = True) -> Any:

@@ -10,7 +10,7 @@ the checkpoint as bytes. The linear model draws nothing.
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,11 +28,15 @@ from ml_factory.models.contract import (
     data_signature,
     differences,
     environment,
+    hint_when_flat,
     make_settings,
     merged,
     remind,
+    with_model,
 )
+from ml_factory.models.offset import ClockOffset, check_offset, mean_log_loss, softmax
 from ml_factory.models.tabular_data import BinnedData, Rows, check_class_weight, matrix, read_rows, reweighed
+from ml_factory.progress import phase
 from ml_factory.seeding import derive_seed
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -45,6 +49,8 @@ class BlockSpec:
 
     rounds : trees a class, or steps of the linear fit, at most. block : rounds between two possible checkpoints.
     patience : rounds without a better validation loss before stopping, counted across blocks; 0 for never.
+    offset_column : the input that grows evenly through the session and whose `ClockOffset` the model starts from; -1
+    for none. offset_bars : bars before the session's end with cells of their own there.
     class_weight : none, or balanced (see `reweighed`). threads : 0 takes every core.
     """
 
@@ -55,8 +61,11 @@ class BlockSpec:
     class_weight: str = "none"
     seed: int = 0
     threads: int = 0
+    offset_column: int = -1
+    offset_bars: int = 0
 
     def __post_init__(self):
+        check_offset(self.offset_column, self.offset_bars)
         check_class_weight(self.class_weight)
         self._whole("rounds", 1)
         self._whole("block", 1)
@@ -72,6 +81,10 @@ class BlockSpec:
     def _at_least_0(self, name: str) -> None:
         if not getattr(self, name) >= 0:
             raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted=">= 0")
+
+    def identity(self) -> dict:
+        """The settings that make it another run when they change."""
+        return {name: value for name, value in asdict(self).items() if name not in _MACHINE}
 
     @property
     def thread_count(self) -> int:
@@ -89,7 +102,7 @@ class BoosterSpec(BlockSpec):
     """
 
     learning_rate: float = 0.05
-    depth: int = 5
+    depth: int = 3
     row_sample: float = 0.8
     column_sample: float = 0.8
     min_leaf: float = 20.0
@@ -151,6 +164,8 @@ class Tabular(Estimator, ABC):
         self.best_round = 0
         self._fitted: Any = None
         self._predictor: Any = None
+        self._growing: tuple[Grower, int, int] | None = None  # inside a fit: the grower, its rounds, the features
+        self._offset: ClockOffset | None = None
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None, binned=None
@@ -160,6 +175,7 @@ class Tabular(Estimator, ABC):
         valid = None if validation is None else read_rows(*validation)
         train, valid = reweighed(read_rows(x, y, sample_weight, where="training"), valid, spec.class_weight)
         run, here = self._identity(spec, train, valid)
+        start = self._start_from_offset(spec, train, valid)
         saved = checkpoints.load() if checkpoints is not None else None
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
@@ -170,14 +186,16 @@ class Tabular(Estimator, ABC):
         progress["environment"] = here
         result = FitResult(exact=not progress["inexact"], inexact=tuple(progress["inexact"]), limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
+        callbacks = with_model(callbacks, self)
         remind(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
                 grower = self._open(spec, train, valid, bins)
                 try:
-                    self._blocks(spec, grower, progress, callbacks, checkpoints)
+                    self._blocks(spec, grower, progress, callbacks, checkpoints, start)
                 finally:
+                    self._growing = None
                     grower.close()
         self.load_state(progress["finished"])
         result.history, result.best_round = list(progress["history"]), self.best_round
@@ -187,10 +205,23 @@ class Tabular(Estimator, ABC):
 
     def _identity(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> tuple[dict, dict]:
         arrays = [array for part in (train, valid) if part for array in (part.x, part.target, part.weight)]
-        settings = {name: value for name, value in asdict(spec).items() if name not in _MACHINE}
-        run = {"model": self.name, "settings": settings, "data": data_signature(train.x.shape[1], *arrays)}
+        run = {"model": self.name, "settings": spec.identity(), "data": data_signature(train.x.shape[1], *arrays)}
         device = "cuda" if self._on_gpu(spec) else "cpu"
         return run, environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
+
+    def _start_from_offset(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> float:
+        """Fit the offset on training rows of weight and give it to both parts; its loss on the validation rows, no loss
+        at all without an offset: the model of 0 rounds may be the best only where it is the clock."""
+        self._offset = None
+        if spec.offset_column < 0:
+            return np.inf
+        check_offset(spec.offset_column, spec.offset_bars, train.x.shape[1])
+        clock, given = train.x[:, spec.offset_column], {"column": spec.offset_column, "ending": spec.offset_bars}
+        self._offset = ClockOffset.of_rows(clock, train.target, train.weight, **given)
+        for part in (train, valid):
+            if part is not None:
+                part.offset = self._offset.scores(part.x[:, spec.offset_column])
+        return np.inf if valid is None else mean_log_loss(valid.offset, valid.target, valid.weight)
 
     def _on_gpu(self, spec: BlockSpec) -> bool:
         device = getattr(spec, "device", "cpu")
@@ -200,10 +231,26 @@ class Tabular(Estimator, ABC):
         """What keeps a run that is interrupted from being promised to the bit."""
         return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
 
-    def _blocks(self, spec: BlockSpec, grower: Grower, progress: dict, callbacks, checkpoints) -> None:
+    def _blocks(self, spec: BlockSpec, grower: Grower, progress: dict, callbacks, checkpoints, start: float) -> None:
         if progress["rounds"]:
             grower.restore(progress["part"], progress["rounds"])
-        while progress["rounds"] < spec.rounds and patience_end(progress["val"], spec.patience) is None:
+        with phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
+            self._grow(spec, grower, progress, callbacks, checkpoints, start, moved)
+        heard = progress["val"][: patience_end(progress["val"], spec.patience, start)]
+        best = int(np.argmin(heard)) + 1 if heard else progress["rounds"]
+        if heard and start <= min(heard):
+            best = 0  # no round is better than the clock; the first one is stored, and not asked
+        progress["finished"] = self._state(grower.model(max(best, 1)), best, progress["data"]["features"])
+        progress.pop("part", None)
+        if checkpoints is not None:
+            checkpoints.save(progress, metrics=progress["history"][-1], force=True)
+
+    def _grow(
+        self, spec: BlockSpec, grower: Grower, progress: dict, callbacks, checkpoints, start: float,
+        moved: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
+        while progress["rounds"] < spec.rounds and patience_end(progress["val"], spec.patience, start) is None:
             began, first = time.perf_counter(), progress["rounds"]
             until = min(first + spec.block, spec.rounds)
             block = first // spec.block
@@ -215,30 +262,33 @@ class Tabular(Estimator, ABC):
                 "val_loss": progress["val"][-1] if progress["val"] else None,
                 "seconds": time.perf_counter() - began,
             }
-            progress["rounds"] = until
+            progress["rounds"], self._growing = until, (grower, until, progress["data"]["features"])
             progress["history"] = [*progress["history"], {"epoch": block + 1, **metrics}]
+            if hasattr(spec, "learning_rate"):
+                hint_when_flat(progress["history"], spec.learning_rate)
             if checkpoints is not None and checkpoints.due():
-                checkpoints.save({**progress, "part": grower.part()}, metrics=metrics)
+                checkpoints.save({**progress, "part": grower.part(), "offset": self._offset_state()}, metrics=metrics)
+            moved(until - first)
             for callback in callbacks:
                 callback(block + 1, dict(metrics))
-        heard = progress["val"][: patience_end(progress["val"], spec.patience)]
-        best = int(np.argmin(heard)) + 1 if heard else progress["rounds"]
-        progress["finished"] = self._state(grower.model(best), best, progress["data"]["features"])
-        progress.pop("part", None)
-        if checkpoints is not None:
-            checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
     def predict_proba(self, x) -> np.ndarray:
         x = self._asked(x)
         if not len(x):
             return np.empty((0, 3))
+        if self._offset is not None:
+            return softmax(self._offset.scores(x[:, self._offset.column]) + self._learnt(x))
         p = np.asarray(self._predict(x), dtype=np.float64)
         return p / p.sum(axis=1, keepdims=True)
+
+    def _learnt(self, x: np.ndarray) -> np.ndarray:
+        """Scores (N, 3) beyond the offset; 0 where no round was better than it."""
+        return np.asarray(self._scores(x), dtype=np.float64) if self.best_round else np.zeros((len(x), 3))
 
     def importances(self) -> np.ndarray:
         """float64 (F,), summing to 1 (to 0 where nothing was learnt): what each feature gave while training."""
         self._asked(np.zeros((0, self.n_features)))
-        gain = np.asarray(self._gain(), dtype=np.float64)
+        gain = np.asarray(self._gain(), dtype=np.float64) if self.best_round else np.zeros(self.n_features)
         return gain / (gain.sum() or 1.0)
 
     def contributions(self, x) -> np.ndarray:
@@ -250,7 +300,11 @@ class Tabular(Estimator, ABC):
         x = self._asked(x)
         if not len(x):
             return np.empty((0, 3, self.n_features + 1))
-        return np.asarray(self._contributions(x), dtype=np.float64)
+        parts = np.asarray(self._contributions(x), dtype=np.float64)
+        if self._offset is not None:  # of no feature that was learnt: it stands with the part of none
+            parts = parts.copy() if self.best_round else np.zeros_like(parts)
+            parts[:, :, -1] += self._offset.scores(x[:, self._offset.column])
+        return parts
 
     def _asked(self, x) -> np.ndarray:
         """x as this fitted model reads it."""
@@ -278,6 +332,10 @@ class Tabular(Estimator, ABC):
         """Probabilities (N, 3) from it."""
 
     @abstractmethod
+    def _scores(self, x: np.ndarray) -> np.ndarray:
+        """Scores (N, 3) whose softmax `_predict` gives."""
+
+    @abstractmethod
     def _gain(self) -> np.ndarray:
         """(F,) of any scale."""
 
@@ -286,30 +344,53 @@ class Tabular(Estimator, ABC):
         """(N, 3, F + 1)."""
 
     def get_state(self) -> dict:
+        if self._growing is not None:
+            grower, rounds, features = self._growing
+            return self._state(grower.model(rounds), rounds, features)
         return self._state(self._fitted, self.best_round, self.n_features)
 
+    def state_in_training(self, saved: Mapping) -> dict:
+        if "finished" in saved:
+            return dict(saved["finished"])
+        fitted = self._grown(saved["part"], saved["rounds"]) if saved["rounds"] else None
+        state = self._state(fitted, saved["rounds"], saved["data"]["features"])
+        return state | {"offset": saved.get("offset")}
+
+    @abstractmethod
+    def _grown(self, part: Mapping, rounds: int) -> Any:
+        """The model of all rounds so far, from what `Grower.part` gave; as `Grower.model` gives it."""
+
+    def _offset_state(self) -> dict | None:
+        return None if self._offset is None else self._offset.to_dict()
+
     def _state(self, fitted: Any, best: int, n_features: int) -> dict:
-        return {
+        return self._signed({
             "model": self.name,
             "settings": asdict(self.settings),
             "library": f"{self.library} {version(self.library)}",
             "n_features": n_features,
             "best_round": best,
             "fitted": fitted,
-        }
+            "offset": self._offset_state(),
+        })  # fmt: skip
 
     def load_state(self, state):
         state = self._own(state)
         self.settings = make_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = int(state["n_features"]), int(state["best_round"])
         self._fitted = state["fitted"]
+        offset = state.get("offset")  # models of before 2026-11-22 have none
+        self._offset = None if offset is None else ClockOffset.from_dict(offset)
         self._predictor = None if self._fitted is None else self._read(self._fitted)
         return self
 
 
-def patience_end(val: list[float], patience: int) -> int | None:
-    """The round after which `patience` rounds had brought no lower loss; None while they have not."""
-    best, at = np.inf, 0
+def patience_end(val: list[float], patience: int, start: float = np.inf) -> int | None:
+    """The round after which `patience` rounds had brought no lower loss; None while they have not.
+
+    start : the loss before the first round.
+    """
+    best, at = start, 0
     for number, loss in enumerate(val, 1):
         if loss < best:
             best, at = loss, number

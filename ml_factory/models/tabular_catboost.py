@@ -6,25 +6,41 @@ training told another number of rounds may be refused, since CatBoost chooses so
 """
 
 import json
+import logging
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import catboost
+import numpy as np
 
 from ml_factory.errors import CheckpointError
+from ml_factory.models.contract import CLASSES
 from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
 
 _METRIC = "MultiClass"
+_log = logging.getLogger("ml_factory")
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
 # Times, folders, random identifiers and losses of rounds cut off: without them equal models are equal bytes.
 _CHANGING = {"train_finish_time": "", "model_guid": "", "output_options": "", "training": "{}"}
 _FOLDERS = ("train_dir", "snapshot_file")
 
 
+@dataclass(frozen=True)
+class CatBoostSpec(BoosterSpec):
+    """Symmetric trees, which split each level alike, are deeper than those of the others."""
+
+    depth: int = 5
+
+
 class CatBoost(Tabular):
     """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the cpu: a GPU
-    takes another number of rounds for every block, which its snapshot may refuse and nobody has seen it accept."""
+    takes another number of rounds for every block, which its snapshot may refuse and nobody has seen it accept.
 
+    Where the training rows lack a class it starts from no offset, with a warning: CatBoost refuses a baseline of more
+    classes than these rows hold."""
+
+    Spec = CatBoostSpec
     name = "catboost"
     library = "catboost"
     gpu = False
@@ -32,6 +48,13 @@ class CatBoost(Tabular):
     def _promises(self, spec):
         unsampled = ["column_sample: CatBoost does not sample columns on a GPU"] if spec.column_sample < 1 else []
         return super()._promises(spec) + (unsampled if self._on_gpu(spec) else [])
+
+    def _start_from_offset(self, spec, train, valid):
+        if spec.offset_column >= 0 and len(np.unique(train.target)) < len(CLASSES):
+            _log.warning("catboost starts from no offset: the training rows lack a class")
+            self._offset = None
+            return np.inf
+        return super()._start_from_offset(spec, train, valid)
 
     def _bin(self, spec, train, valid):
         if self._on_gpu(spec):  # which bins in its own memory
@@ -47,13 +70,21 @@ class CatBoost(Tabular):
         return pools
 
     def _open(self, spec, train, valid, bins):
+        for pool, part in zip(bins, (train, valid), strict=False):
+            _start_from(pool, part.offset)
         return _Grower(spec, bins, self._on_gpu(spec))
+
+    def _grown(self, part, rounds):
+        return bytes(part["model"])
 
     def _read(self, fitted):
         return catboost.CatBoost().load_model(blob=bytes(fitted))
 
     def _predict(self, x):
         return self._predictor.predict(x, prediction_type="Probability", thread_count=self.settings.thread_count)
+
+    def _scores(self, x):
+        return self._predictor.predict(x, prediction_type="RawFormulaVal", thread_count=self.settings.thread_count)
 
     def _gain(self):
         # CatBoost keeps no gains of splits; this is how much the score moves where a split sends rows elsewhere.
@@ -67,6 +98,12 @@ class CatBoost(Tabular):
 
 def _pool(rows: Rows) -> catboost.Pool:
     return catboost.Pool(rows.x, rows.target, weight=rows.weight)
+
+
+def _start_from(pool: catboost.Pool, offset_N3: np.ndarray | None) -> None:
+    """Set the scores that a fit starts from; 0 where an earlier fit on this pool left some."""
+    if offset_N3 is not None or np.shape(pool.get_baseline())[1]:
+        pool.set_baseline(np.zeros((pool.num_row(), 3)) if offset_N3 is None else offset_N3)
 
 
 class _Until:
@@ -127,7 +164,8 @@ class _Grower(Grower):
         return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
 
     def part(self):
-        return {"snapshot": self.snapshot.read_bytes()}
+        # No model can be read off a snapshot without its rows.
+        return {"snapshot": self.snapshot.read_bytes(), "model": self.model(self.booster.tree_count_)}
 
     def restore(self, part, rounds):
         self.snapshot.write_bytes(bytes(part["snapshot"]))

@@ -17,11 +17,12 @@ CLASS_WEIGHTS = ("none", "balanced")
 
 @dataclass
 class Rows:
-    """x_NF float32, classes 0..2 and weights."""
+    """x_NF float32, classes 0..2, weights, and scores (N, 3) that the model starts from; None: none."""
 
     x: np.ndarray
     target: np.ndarray
     weight: np.ndarray
+    offset: np.ndarray | None = None
 
 
 def matrix(x, where: str) -> np.ndarray:
@@ -55,14 +56,19 @@ def reweighed(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows,
     """
     if class_weight == "none":
         return train, valid
-    held = np.bincount(train.target, train.weight, minlength=len(CLASSES))
-    present = held > 0
-    factor = np.where(present, held.sum() / (present.sum() * np.where(present, held, 1.0)), 1.0)
+    factor = class_factors(train.target, train.weight)
 
     def times(rows: Rows) -> Rows:
         return Rows(rows.x, rows.target, rows.weight * factor[rows.target])
 
     return times(train), None if valid is None else times(valid)
+
+
+def class_factors(target: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """float64 (3,): what balances the classes' shares of these rows' weight; 1 for a class that they lack."""
+    held = np.bincount(target, weight, minlength=len(CLASSES))
+    present = held > 0
+    return np.where(present, held.sum() / (present.sum() * np.where(present, held, 1.0)), 1.0)
 
 
 class BinnedData:

@@ -38,6 +38,9 @@ class LightGBM(Tabular):
     def _open(self, spec, train, valid, bins):
         return _Grower(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
 
+    def _grown(self, part, rounds):
+        return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
+
     def _read(self, fitted):
         text = ModelText.split(bytes(fitted).decode())
         return compile_trees(text.trees, classes=3) or lgb.Booster(model_str=bytes(fitted).decode())
@@ -46,6 +49,13 @@ class LightGBM(Tabular):
         if isinstance(self._predictor, lgb.Booster):
             return self._predictor.predict(x, num_threads=self.settings.thread_count)
         return self._predictor.probabilities(x, self.settings.thread_count)
+
+    def _scores(self, x):
+        if isinstance(self._predictor, lgb.Booster):
+            return self._predictor.predict(x, raw_score=True, num_threads=self.settings.thread_count)
+        scores = np.zeros((len(x), 3))
+        self._predictor.add_to(scores, x, self.settings.thread_count)
+        return scores
 
     def _gain(self):
         return self._own_booster().feature_importance("gain")
@@ -109,14 +119,15 @@ class _Grower(Grower):
             **device,
         }
         self.rows, self.bins = rows, bins
-        self.scores = [np.zeros((len(part.x), 3)) for part in rows]
+        self.has_no_offset = rows[0].offset is None
+        self.scores = [np.zeros((len(part.x), 3)) if part.offset is None else part.offset.copy() for part in rows]
         self.text: ModelText | None = None
         self.rounds: list[int] = []  # trees up to the end of each round
 
     def grow(self, first, until, seed):
         for dataset, score in zip(self.bins, self.scores, strict=True):
             # Without scores the first block starts from the classes' shares, and has them in its first trees.
-            dataset.set_field("init_score", score.ravel(order="F") if first else None)
+            dataset.set_field("init_score", score.ravel(order="F") if first or not self.has_no_offset else None)
         # Not `seed`: it would set the seed of the bins too, and LightGBM would bin the rows again.
         seeds = {"bagging_seed": seed, "feature_fraction_seed": derive_seed(seed, "columns")}
         booster = self._started({**self.params, **seeds})

@@ -26,13 +26,20 @@ class XGBoost(Tabular):
         return bins
 
     def _open(self, spec, train, valid, bins):
-        return _Grower(spec, bins, "cuda" if self._on_gpu(spec) else "cpu")
+        offsets = [part.offset for part in (train, valid) if part is not None]
+        return _Grower(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
+
+    def _grown(self, part, rounds):
+        return joined([_booster(bytes(block), self.settings.thread_count) for block in part["blocks"]], rounds)
 
     def _read(self, fitted):
         return _booster(fitted, self.settings.thread_count)
 
     def _predict(self, x):
         return self._predictor.inplace_predict(x)
+
+    def _scores(self, x):
+        return self._predictor.inplace_predict(x, predict_type="margin")
 
     def _gain(self):
         told = self._predictor.get_score(importance_type="total_gain")
@@ -48,7 +55,9 @@ class _Grower(Grower):
     A cached score and one predicted again are the same float32 additions in the same order.
     """
 
-    def __init__(self, spec: BoosterSpec, bins: list[xgb.QuantileDMatrix], device: str):
+    def __init__(
+        self, spec: BoosterSpec, bins: list[xgb.QuantileDMatrix], device: str, offsets: list[np.ndarray | None]
+    ):
         self.params = {
             "objective": "multi:softprob",
             "num_class": 3,
@@ -67,6 +76,9 @@ class _Grower(Grower):
         }
         self.evals = list(zip(bins, ("train", "valid"), strict=False))
         self.margins = [np.full((matrix.num_row(), 3), _BASE, np.float32) for matrix in bins]
+        for margin, offset in zip(self.margins, offsets, strict=True):
+            if offset is not None:
+                margin += offset.astype(np.float32)
         self.blocks: list[bytes] = []
 
     def grow(self, first, until, seed):

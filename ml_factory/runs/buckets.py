@@ -104,6 +104,16 @@ class BucketMirror:
         self._remember(ledger, pulled, removed)
         return Synced(pulled=tuple(pulled), removed=tuple(removed))
 
+    def fetch(self, name: str) -> Path:
+        """One file of the bucket, where it lies here: copied and verified, unless this version is here already."""
+        with self._level:
+            ledger, facts, path = self._ledger(), self._now(name), self.folder / name
+            known = ledger.get(name)
+            if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
+                ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
+                self._remember(ledger, [name])
+            return path
+
     def push(self, *places: str) -> Synced:
         """Bring files that are new here or changed since the last pass to the bucket; those taken away here go there
         too. Data first, JSON last. `places` as for `pull`."""
@@ -217,6 +227,12 @@ def _bucket_errors(where: str) -> Iterator[None]:
             got=f"{type(error).__name__}: {error}"[:300],
             next_step="check its name, your sign-in (auth.authenticate_user() on Colab) and your right to write",
         ) from error
+
+
+def file_at(address: str) -> Path:
+    """The file at gs://bucket/folder/name, copied to this machine once. Raises SettingsError, WorkspaceError."""
+    folder, _, name = address.rpartition("/")
+    return BucketMirror(folder).fetch(name)
 
 
 def _open():

@@ -24,12 +24,14 @@ from ml_factory.runs.mount_io import ChildSlots
 from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError, unheard
 from ml_factory.runs.phases import PhaseCheckpoints, check_name
-from ml_factory.runs.pool import Lease, Pool
-from ml_factory.runs.slots import Slots
+from ml_factory.runs.pool import USER, Lease, Pool, Unit
+from ml_factory.runs.slots import Slots, order
 from ml_factory.runs.staging import Staging
 from ml_factory.runs.storage import Disk, cache_folder, fingerprint
 from ml_factory.runs.timer import save_times
+from ml_factory.runs.trainings import is_training, newest_training
 
+NO_RUN = "default"
 _SMALL = 1 << 22  # bytes that a thread of this process writes: a child would take longer to start
 _LAST_SECONDS = 10.0  # a local save at the interpreter's end
 _SILENT_SECONDS = 1.0  # that a mount which did not answer, or an end that was asked for, waits once more
@@ -54,7 +56,10 @@ class CheckpointManager:
     auto_save_minutes : a save that is not forced happens this often. The first is made at once, and until this much
         time has passed since then, one every `first_save_minutes`: a new run has most to lose.
     keep_last : how many checkpoints of each phase are kept, at least two; the best one is kept beside them.
-    run : name of the run, usually a fingerprint; one run never loads another's.
+    run : name of the run, usually a fingerprint; one run never loads another's. Without one,
+        `load_latest_checkpoint` finds what any training of this workspace saved.
+    beside_training : `run` is a training's: its checkpoints are read, and what is saved here is kept beside them, under
+        the name `saves_as`, so that the training goes on from its own.
     clock : seconds that never go back.
     background : `save_checkpoint` returns when the values are copied in memory, and a child process writes them;
         otherwise they are on the disk when it returns.
@@ -75,7 +80,7 @@ class CheckpointManager:
         folder: str | os.PathLike,
         auto_save_minutes: float = 30,
         keep_last: int = 3,
-        run: str = "default",
+        run: str = NO_RUN,
         clock: Callable[[], float] = time.monotonic,
         *,
         first_save_minutes: float = 2,
@@ -88,6 +93,7 @@ class CheckpointManager:
         on_saved: Callable[[], object] = lambda: None,
         lease: Lease | None = None,
         disk: Disk | None = None,
+        beside_training: bool = False,
     ):
         for name, value in (("auto_save_minutes", auto_save_minutes), ("first_save_minutes", first_save_minutes)):
             if not value >= 0:
@@ -95,6 +101,7 @@ class CheckpointManager:
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
         self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), check_name(run, "run"), keep_last
+        self.saves_as = check_name(f"{run}{USER}" if beside_training else run, "run")
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
         self.mean_life, self.on_saved, self.times = mean_life_seconds, on_saved, save_times(self.folder)
@@ -181,11 +188,29 @@ class CheckpointManager:
         return self.phase(phase).save(state, metrics=metrics, force=force)
 
     def load_latest_checkpoint(self, phase: str) -> dict | None:
-        """None, or {"state", "sequence", "saved_at", "metrics", "path", "hash", "skipped"} of the newest verified one.
+        """None, or the newest one that verified: {"state", "run", "phase", "sequence", "saved_at", "metrics", "path",
+        "hash", "skipped"}. `skipped` says in words which slots were passed over and why.
 
-        `skipped` says in words which slots were passed over and why.
+        For a training's phase ("train_xgboost") a manager without a run gives the newest that a training of this
+        workspace saved, of any symbol and horizon; there are the keys `symbol` and `horizon`, `state["model_state"]`
+        for the model's `load_state`, and `state["epoch"]`. What was saved with `save_checkpoint` under that phase is
+        given when there is none from a training.
         """
+        run = "" if self.run == NO_RUN else self.run
+        if phase.startswith("train_") and (not run or is_training(run, phase)):
+            self.check_process()
+            self._wait_neighbours()
+            if (found := newest_training(self, phase, run)) is not None:
+                return found
         return self.phase(phase).latest()
+
+    def trained(self, phase: str) -> list[dict]:
+        """What the newest checkpoint of each training with this phase says of itself, here or on the mount."""
+        there = self._ask_mount(lambda: self.mount.trained(phase)) or []
+        newest = {one["run"]: one for one in there}
+        for one in self.home.trained(phase):
+            newest[one["run"]] = max(one, newest.get(one["run"], one), key=order)
+        return list(newest.values())
 
     def list_checkpoints(self, phase: str | None = None, verify: bool = True) -> list[dict]:
         """The verified checkpoints of one phase or of all, oldest first, at most `keep_last` of each.
@@ -198,8 +223,22 @@ class CheckpointManager:
 
     def _names(self) -> list[str]:
         """The phases of this run that have slots, here or on the mount."""
-        there = self._ask_mount(lambda: self.mount.units(self.run)) or ()
-        return sorted({*self.home.units(self.run), *there})
+        there = self._ask_mount(lambda: self.mount.units(self.saves_as)) or ()
+        return sorted({*self.home.units(self.saves_as), *there})
+
+    def release_user_saves(self) -> None:
+        """The training of this run has ended: the slots of what the user saved beside it (`beside_training`) go back to
+        the pool, as its own do. They can be read until another unit writes over them."""
+        self._wait_neighbours()
+        run = f"{self.run}{USER}"
+        there = self._ask_mount(lambda: self.mount.units(run)) or ()
+        try:
+            for phase in sorted({*self.home.units(run), *there}):
+                self.home.give_back(Unit(run, phase))
+                if self.courier is not None:
+                    self.courier.give_back(Unit(run, phase))
+        except WorkspaceError as error:
+            _log.warning("Checkpoints saved beside the training keep their slots: %s", error)
 
     def status(self) -> list[State]:
         """How far the newest checkpoint of each phase has come."""

@@ -17,6 +17,7 @@ from ml_factory.runs.storage import names_in, read_json, write_json
 
 # Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
 USUAL_LIFE = 2 * 3600.0
+USUAL_TPU_LIFE = 1.5 * 3600.0  # of a free one with a TPU
 _NEWEST = 50
 # A session not seen for longer than this is taken for dead: twice the longest time between two saves.
 _SILENCE = 3600.0
@@ -44,10 +45,10 @@ class SessionLog:
         now = self.now()
         self._write(now, now)
 
-    def mean_life(self) -> float:
+    def mean_life(self, usual: float = USUAL_LIFE) -> float:
         """Mean seconds that a session lives before it is taken away, by maximum likelihood of an exponential life with
-        censored ones (total time lived / number taken away), one usual life counted in."""
-        lived, taken = USUAL_LIFE, 1
+        censored ones (total time lived / number taken away), one usual life (seconds) counted in."""
+        lived, taken = usual, 1
         for record in self._others():
             lived += record["seen"] - record["began"]
             taken += record["ended"] is None and self.now() - record["seen"] > _SILENCE

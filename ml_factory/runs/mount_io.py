@@ -59,6 +59,9 @@ class ChildSlots(Child):
     def units(self, run: str) -> list[str]:
         return self._call("units", run)
 
+    def trained(self, phase: str) -> list[dict]:
+        return self._call("trained", phase)
+
     def lease_of(self, unit: Unit) -> dict:
         return self._call("lease_of", unit)
 
@@ -127,7 +130,7 @@ def serve(channel: str, parent: str, told: str, niceness: str) -> None:
 
 
 def _do(slots: Slots, method: str, args: list, memory: int):
-    if method in ("units", "check"):
+    if method in ("units", "trained", "check"):
         return getattr(slots, method)(*args)
     unit, *rest = Unit(*args[0]), *args[1:]
     if method == "write":

@@ -37,10 +37,11 @@ _log = logging.getLogger("ml_factory")
 class PhaseCheckpoints:
     """The checkpoints of one phase of a run; made by `CheckpointManager.phase`, handed to what trains."""
 
-    def __init__(self, manager, name: str):
-        self.manager, self.name, self.unit = manager, name, Unit(manager.run, name)
+    def __init__(self, manager, name: str, run: str = ""):
+        """run : whose they are, to be read alone; those of the manager's own run without it."""
+        self.manager, self.name, self.unit = manager, name, Unit(run or manager.saves_as, name)
         self.state: State | None = None
-        self._lock = manager.locks / f"{manager.run}--{name}.lock"
+        self._lock = manager.locks / f"{self.unit.run}--{name}.lock"
         self._timer = SaveTimer(
             manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
         )
@@ -129,13 +130,19 @@ class PhaseCheckpoints:
         self.manager.check_process()
         if not self._claimed:
             try:
-                claim(self._lock, f"run {self.manager.run}, phase {self.name}")
+                claim(self._lock, f"run {self.unit.run}, phase {self.name}")
                 self._claimed = True
             except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
                 self._warn(error)
         if not self.tenure.taken:
             self.tenure.take(ask_mount=wait)
             self.manager.heartbeat.start()
+
+    def check_free(self) -> None:
+        """Raises CheckpointError when another living process of this machine owns this phase; nothing is claimed."""
+        if self._lock.is_file():
+            claim(self._lock, f"run {self.manager.run}, phase {self.name}")
+            release(self._lock)
 
     @contextmanager
     def claimed(self) -> Iterator["PhaseCheckpoints"]:
@@ -264,7 +271,7 @@ class PhaseCheckpoints:
         manager, began = self.manager, time.perf_counter()
         payload = manager.staging.copy(layout)
         blocking = time.perf_counter() - began
-        saved = {"run": manager.run, "phase": self.name, **info, "status": IN_MEMORY}
+        saved = {"run": self.unit.run, "phase": self.name, **info, "status": IN_MEMORY}
         self.state, self._passed_over = State(self.name, at=time.time()), False
         state = self.state
         show(state)

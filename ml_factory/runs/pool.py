@@ -26,6 +26,7 @@ from ml_factory.runs.ownership import exclusive, this_machine
 from ml_factory.runs.storage import Disk, disk_errors
 
 HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
+USER = "-user"  # ends the name of the run under which a user's saves beside a training stand
 # After so long a mount has shown everybody that a slot was returned, and whoever took it since has written it.
 _REST_SECONDS = 900.0
 # Drive may hold two files of one name and shows the second as "slot-3fa41c (1).ckpt": it is a slot like any other.

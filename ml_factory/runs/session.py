@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.runs.lives import USUAL_LIFE, SessionLog
+from ml_factory.runs.lives import USUAL_LIFE, USUAL_TPU_LIFE, SessionLog
 from ml_factory.runs.timer import reserve
 from ml_factory.runs.workspace import on_colab
 
@@ -102,20 +102,43 @@ class Session:
             self._record.seen(hours_left())
 
 
+def usual_life() -> float:
+    """Seconds that a session lives, before this workspace knows better: a free one with a TPU lives shorter."""
+    return USUAL_TPU_LIFE if on_free_tpu() else USUAL_LIFE
+
+
+def on_free_tpu() -> bool:
+    """Whether this is a TPU runtime of Colab's free tier."""
+    tpu = os.environ.get("COLAB_TPU_1VM") == "1" or bool(os.environ.get("TPU_ACCELERATOR_TYPE"))
+    return tpu and str(os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower() == "free"
+
+
+def hours_expected(records: Path) -> float:
+    """Hours that work should be planned for: `hours_left`; on a free TPU at most a session's mean life.
+
+    The life is exponential, so what a session has lived already does not count.
+
+    records : folder of the workspace's record of sessions; the mean life is 1.5 h until it holds sessions.
+    """
+    limit = SessionLog(records).mean_life(USUAL_TPU_LIFE) / 3600 if on_free_tpu() else math.inf
+    return min(hours_left(), limit)
+
+
 class _Record:
     """This process's line in the record of one workspace, written by threads that may be left behind: a mount that
     hangs stops no save, and keeps no process alive."""
 
     def __init__(self, folder: Path):
         self._log, self._process = SessionLog(folder), os.getpid()
-        self.mean_life = USUAL_LIFE
+        self._usual = usual_life()
+        self.mean_life = self._usual
         self._told = False
         self._write(self._learn)
         self._writer.join(_END_SECONDS)
         atexit.register(self._end)
 
     def _learn(self) -> None:
-        self.mean_life = self._log.mean_life()
+        self.mean_life = self._log.mean_life(self._usual)
 
     def seen(self, hours_left: float) -> None:
         if not self._writer.is_alive():  # one that hangs is not joined by others

@@ -15,7 +15,7 @@ from typing import TypeVar
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.runs.containers import NotOurs, copy_container, look_at, read_container, write_container
 from ml_factory.runs.leases import check_fence, fence_of, rank_of, read_lease, write_lease
-from ml_factory.runs.pool import HELD, QUARANTINED, WRITING, Lease, Pool, Slot, Unit
+from ml_factory.runs.pool import HELD, QUARANTINED, USER, WRITING, Lease, Pool, Slot, Unit
 from ml_factory.runs.storage import FULL, Disk
 
 FEWEST = 2
@@ -122,6 +122,16 @@ class Slots:
         """The phases of a run that have slots, in order."""
         infos = [slot.look.info for slot in self.pool.scan()]
         return sorted({str(info["phase"]) for info in infos if info.get("run") == run and "phase" in info})
+
+    def trained(self, phase: str) -> list[dict]:
+        """What the newest slot of each training that has this phase says of itself, unverified; not of what its user
+        saved beside it."""
+        newest: dict[str, dict] = {}
+        for info in (slot.look.info for slot in self.pool.scan()):
+            run = str(info.get("run", ""))
+            if info.get("phase") == phase and run.startswith("train-") and not run.endswith(USER):
+                newest[run] = max(newest.get(run, info), info, key=order)
+        return list(newest.values())
 
     def _survey(self, unit: Unit, slots: list[Slot], trust_seen: bool):
         good, bad = {}, {}

@@ -250,6 +250,18 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory" / name
 
 
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """WorkspaceError where the disk of `folder`, or that of copies on their way to a mount, lacks `needed` bytes."""
+    for place in (folder, cache_folder("outgoing")) if on_mount(folder) else (folder,):
+        with disk_errors(place):
+            free = free_bytes(place)
+        if free < needed:
+            raise WorkspaceError(
+                f"There is no room for {what}", where=place, got=f"{free / 1e6:,.1f} MB free",
+                wanted=f"about {needed / 1e6:,.1f} MB", next_step="free space, or use another --workspace",
+            )  # fmt: skip
+
+
 @contextmanager
 def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> Iterator[None]:
     """Turn what the operating system says about `path` into a WorkspaceError; `needed` counts the bytes wanted."""

@@ -11,13 +11,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.runs import mounts
 from ml_factory.runs.ownership import rank_here
-from ml_factory.runs.storage import disk_errors, is_folder, silent
+from ml_factory.runs.storage import disk_errors, is_file, is_folder, names_in, silent
 
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
+BAR_MINUTES = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)  # lengths that raw bars may have
+_RAW = re.compile(r"(.+)_([1-9]\d?)m\.parquet")
 _SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
 _buckets: dict[Path, object] = {}  # root of an opened workspace -> its bucket's mirror, or None
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -118,7 +120,7 @@ class Workspace:
 
     @property
     def raw(self) -> Path:
-        """data/raw, where the 1-minute bars are."""
+        """data/raw, where the bars are."""
         return self.root / "data" / "raw"
 
     @property
@@ -136,11 +138,19 @@ class Workspace:
         """results: predictions, reports, executed notebooks."""
         return self.root / "results"
 
-    def raw_bars(self, symbol: str) -> Path:
-        """data/raw/{SYMBOL}_1m.parquet; the file may not exist yet."""
-        name = f"{check_symbol(symbol)}_1m.parquet"
-        self._pull(f"data/raw/{name}")
-        return self.raw / name
+    def raw_bars(self, symbol: str, minutes: int | None = None) -> Path:
+        """data/raw/{SYMBOL}_{minutes}m.parquet; the file may not exist yet.
+
+        minutes : length of the bars; None: that of the file which is there, 1-minute bars before longer ones, else 1.
+        """
+        names = [f"{check_symbol(symbol)}_{length}m.parquet" for length in BAR_MINUTES]
+        self._pull(*(f"data/raw/{name}" for name in names))
+        if minutes is not None:
+            return self.raw / names[BAR_MINUTES.index(minutes)]
+        if is_file(self.raw / names[0]):
+            return self.raw / names[0]
+        there = set(names_in(self.raw))
+        return self.raw / next((name for name in names if name in there), names[0])
 
     def processed(self, symbol: str) -> Path:
         """data/processed/{SYMBOL}; made when something is first written there."""
@@ -155,6 +165,33 @@ class Workspace:
 
     def __hash__(self) -> int:
         return hash(self.root)
+
+
+def raw_name(name: str) -> tuple[str, int] | None:
+    """(symbol, minutes of a bar) of the name of a file of data/raw, such as MES_5m.parquet; None of another name."""
+    found = _RAW.fullmatch(name)
+    return (found[1], int(found[2])) if found and int(found[2]) in BAR_MINUTES else None
+
+
+def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
+    """The symbol's raw file. Raises NotPreparedError where there is none."""
+    path = workspace.raw_bars(symbol)
+    if is_file(path):
+        return path
+    there = symbols_in(workspace)
+    raise NotPreparedError(
+        "There are no raw bars for this symbol",
+        where=path,
+        got="no file; symbols here: " + (", ".join(there) or "none"),
+        wanted="bars as Parquet, their length in the name: SYMBOL_1m.parquet, SYMBOL_5m.parquet",
+        next_step=(did_you_mean(symbol, there) + "; else " if symbol and did_you_mean(symbol, there) else "")
+        + f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
+    )
+
+
+def symbols_in(workspace: Workspace) -> list[str]:
+    """Symbols with raw bars in this workspace, sorted."""
+    return sorted({found[0] for found in map(raw_name, names_in(workspace.raw)) if found})
 
 
 def push_checkpoints(root: Path) -> None:

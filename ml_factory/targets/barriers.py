@@ -47,10 +47,15 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
         if far <= 0.0 or near <= 0.0:
             continue  # a market without a tick that did not move: no distance to ask about
         rise = math.exp(far)
-        up[i], down[i] = close[i] * rise, close[i] / (rise if near == far else math.exp(near))
+        above, below = close[i] * rise, close[i] / (rise if near == far else math.exp(near))
+        if math.isinf(above) or below <= 0.0:
+            continue  # a volatility beyond all prices, as a wrong unit makes it: no price to ask about
+        up[i], down[i] = above, below
         if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
-            up[i] = math.ceil(up[i] * per_tick - SLACK) * tick
-            down[i] = math.floor(down[i] * per_tick + SLACK) * tick
+            up[i] = math.ceil(above * per_tick - SLACK) * tick
+            floor = math.floor(below * per_tick + SLACK) * tick
+            if floor > 0.0:  # below the first tick there is no price: the barrier stays between 0 and the tick
+                down[i] = floor
 
 
 @njit(cache=True, nogil=True)

@@ -9,6 +9,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.forward import direction
 from ml_factory.targets.labels import KINDS, LabelSpec, triple_barrier
 from ml_factory.targets.meta_labels import meta_labels
+from ml_factory.targets.outcomes import marked
 from ml_factory.targets.primary import primary_side
 from ml_factory.targets.trend_scanning import trend_scanning
 
@@ -31,6 +32,7 @@ def make_labels(base: Frame, fine: Frame | None, spec: LabelSpec, market: Market
     triple_barrier : which barrier is reached first.  direction : the sign of the return after `horizon` bars, neutral
     inside a band of the row's own volatility.  trend_scanning : the sign of the straightest trend of up to `horizon`
     bars.  meta : whether the bet of a primary side pays: 1 act, 0 pass, and no row where nothing is bet.
+    Where facts of the market were inferred, column `inferred` marks the rows of those sessions (`outcomes.marked`).
     A return itself is a number and no class: `forward_return` is called directly.
     """
-    return _MAKERS[spec.kind](base, fine, spec, market)
+    return marked(_MAKERS[spec.kind](base, fine, spec, market), base, market)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import LABEL_KINDS
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, did_you_mean, wrong_field
 from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
 from ml_factory.targets.outcomes import SESSION_ENDS, SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
 
-KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
+KINDS = LABEL_KINDS
 _SIDES = {"short": -1, "neutral": 0, "long": 1}
 _BETS = {"pass": 0, "act": 1}
 
@@ -99,6 +100,12 @@ def classes_of(kind: str) -> dict[str, int]:
     return _BETS if kind == "meta" else _SIDES
 
 
+def expected_classes(kind: str) -> dict[str, int]:
+    """The classes that rows of any market should have: a trend is neutral only where the price stands still."""
+    classes = classes_of(kind)
+    return {name: label for name, label in classes.items() if label or kind != "trend_scanning"}
+
+
 def kind_asked(settings: Mapping) -> str:
     """The kind of labels in the settings that data and bundles are stored with."""
     return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
@@ -126,7 +133,7 @@ def triple_barrier(
 
     Parameters
     ----------
-    base : N bars.  fine : one-minute bars of the same feed, or None when base is the finest.
+    base : N bars.  fine : the raw bars of the same feed, or None when base is the finest.
     session_close : int64[N] ns, the scheduled end of each row's session; default: from `market.calendar`.
 
     Returns

@@ -170,3 +170,17 @@ def _proven_at(base, rows: Lives, horizon, session_end, market, session_close) -
     following = np.append(known_at, NOT_PROVEN)[ends + 1]
     proven[cut_short] = np.where(known_at[ends] >= close_at, known_at[ends], following)[which]
     return proven
+
+
+def marked(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.DataFrame:
+    """The labels, where facts of the market were inferred from the first sessions with the column `inferred`: int8, 1
+    in the rows of those sessions. Bars that came after such a row decided the facts it was made with, so nothing may
+    be learnt from it or judged by it."""
+    if not market.learn_since:
+        return labels
+    return labels.assign(inferred=(base.session[labels["entry_bar"]] < market.learn_since).astype(np.int8))
+
+
+def usable_rows(labels: pd.DataFrame) -> np.ndarray:
+    """int64: positions of the rows that `marked` left unmarked."""
+    return np.flatnonzero(labels["inferred"] == 0) if "inferred" in labels else np.arange(len(labels))

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.errors import SettingsError, wrong_field
+from ml_factory.errors import BarsError, SettingsError, wrong_field
+from ml_factory.targets.outcomes import usable_rows
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,25 @@ def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
         validation                    6  .  .
         test                                   9 10 11
 
-    Raises SettingsError when a part would be empty.
+    Rows marked `inferred` (`outcomes.marked`) are in no part, and the shares are of the others.
+
+    Raises SettingsError when a part would be empty, BarsError when every row is marked.
     """
     known_at, label_end = label_times(labels)
-    n = len(labels)
+    rows = usable_rows(labels)
+    n = len(rows)
+    if not n and len(labels):
+        raise BarsError(
+            "All rows stand in the sessions that the market's facts were inferred from",
+            where=f"{len(labels)} labelled rows", got="no row after the first 20 sessions", wanted="rows to learn from",
+            next_step="give calendar= and tick= (prepare --calendar, --tick), or bring in more bars",
+        )  # fmt: skip
     first, second = int(n * spec.train), int(n * (spec.train + spec.validation))
-    test, validation = np.arange(second, n), np.arange(first, second)
-    parts = {"train": np.arange(first), "validation": validation, "test": test}
+    train, validation, test = np.split(rows, [first, second])
+    parts = {"train": train, "validation": validation, "test": test}
     if all(map(len, parts.values())):
         parts["validation"] = purge(known_at, label_end, validation, test, spec.embargo_bars)
-        parts["train"] = purge(known_at, label_end, parts["train"], np.arange(first, n), spec.embargo_bars)
+        parts["train"] = purge(known_at, label_end, train, rows[first:], spec.embargo_bars)
     for name, rows in parts.items():
         if not len(rows):
             raise SettingsError(

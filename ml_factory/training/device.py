@@ -255,6 +255,7 @@ class Xla(Device):
     def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
         self.watchdog.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
         before = self._compiled()
+        self.watchdog.begins(program)
         _xla().sync()
         self.watchdog.after(program, self._compiled() - before, inputs)
 

@@ -1,5 +1,6 @@
 """A network, windows and the loop as one estimator. B batch, T time steps, F features, C = 3 classes."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +17,12 @@ from ml_factory.models.contract import (
     apply_limits,
     check_rows,
     data_signature,
+    with_model,
 )
 from ml_factory.models.frames import Strides, as_strides, several_frames
+from ml_factory.models.heads import start_at_zero
+from ml_factory.models.offset import ClockOffset, check_offset
+from ml_factory.models.tabular_data import class_factors
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.feed import Feed
 from ml_factory.training.judging import outputs
@@ -31,13 +36,19 @@ class NeuralClassifier(Neural, Estimator):
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
     settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows). frames : ((stride,
         columns), ...) where columns are to be read at paces of their own (see `models.frames`).
+    offset_column : the input that grows evenly through the session, and whose `ClockOffset`, at a window's last step,
+        is added to the logits; -1 for none. offset_bars : bars before the session's end with cells of their own there.
     beside : what it reads beside a window (a TFT's known and static inputs): argument -> shape of a row.
     x : `Windows` that hold these, or a float array (N, T, F). Not a number is not allowed: scale and fill before.
     """
 
     def __init__(
-        self, name: str, network: type[nn.Module], *, lookback: int = 32, frames: Strides | None = None, **settings: Any
-    ):
+        self, name: str, network: type[nn.Module], *, lookback: int = 32, frames: Strides | None = None,
+        offset_column: int = -1, offset_bars: int = 0, **settings: Any,
+    ):  # fmt: skip
+        check_offset(offset_column, offset_bars)
+        self.offset_column, self.offset_bars = offset_column, offset_bars if offset_column >= 0 else 0
+        self.offset: ClockOffset | None = None
         self.frames = as_strides(frames) if frames else None
         self.name, self.network_kind, self.lookback = name, network, lookback
         self.kind = several_frames(network, self.frames) if self.frames else network
@@ -58,12 +69,14 @@ class NeuralClassifier(Neural, Estimator):
         device, self.features = pick(spec), 0
         parts = self._parts(x, y, sample_weight, "training")
         held = validation and self._parts(*(*validation, None)[:3], "validation")
+        parts, held = self._started(*_balanced(parts, held, spec.class_weight))
         self._build(parts[0].shape[2])
         result = self._learn(
             parts, held, spec, device,
             settings={**spec.identity(), **asdict(self.network_spec), **self._shape()},
             data=data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
-            callbacks=callbacks, checkpoints=checkpoints,
+            callbacks=with_model(callbacks, self), checkpoints=checkpoints,
+            offset=self.offset and self.offset.to_dict(),
         )  # fmt: skip
         result.limited = limited
         return result
@@ -78,17 +91,29 @@ class NeuralClassifier(Neural, Estimator):
         with pinned(device):
             feed = Feed(device, [windows, *self._beside_of(windows)])
             logits_NC = outputs(self.network, feed, device, self.settings.eval_batch, self._ask)
+            if self.offset is not None:
+                logits_NC = logits_NC.double() + torch.from_numpy(self.offset.scores(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
 
     def get_state(self) -> dict:
-        weights = {} if self.network is None else self.network.state_dict()
-        return {
+        weights, offset = {} if self.network is None else self.network.state_dict(), self.offset
+        return self._state(weights, self.features, offset and offset.to_dict())
+
+    def state_in_training(self, saved):
+        weights = saved["network"] | (saved["average"] or {})
+        if saved["done"] and saved["memory"]["best_weights"] is not None:
+            weights = saved["memory"]["best_weights"]
+        return self._state(weights, int(saved["data"]["features"]), saved.get("offset"))
+
+    def _state(self, weights: Mapping[str, torch.Tensor], features: int, offset: Mapping | None) -> dict:
+        return self._signed({
             "model": self.name,
             "settings": {**self._shape(), **asdict(self.settings), **asdict(self.network_spec)},
-            "n_features": self.features,
+            "n_features": features,
             "torch": str(torch.__version__),
             "weights": {name: value.detach().cpu().clone() for name, value in weights.items()},
-        }
+            **({"offset": dict(offset)} if offset else {}),
+        })  # fmt: skip
 
     def load_state(self, state):
         state = self._own(state)
@@ -97,22 +122,51 @@ class NeuralClassifier(Neural, Estimator):
             self._build(int(state["n_features"]))
             self.network.load_state_dict(dict(state["weights"]))
             self.network.eval()
+        if (offset := state.get("offset")) is not None:  # networks of before 2026-11-23 have none
+            self.offset = ClockOffset.from_dict(offset)
         return self
 
     def _shape(self) -> dict:
-        """What it reads, as settings; frames where there are some."""
-        return {"lookback": self.lookback} | ({"frames": [list(pair) for pair in self.frames]} if self.frames else {})
+        """What it reads, as settings; frames and an offset where there are some."""
+        frames = {"frames": [list(pair) for pair in self.frames]} if self.frames else {}
+        start = {"offset_column": self.offset_column, "offset_bars": self.offset_bars}
+        return {"lookback": self.lookback} | frames | (start if self.offset_column >= 0 else {})
 
     def _build(self, features: int) -> None:
-        """A fresh network whose weights depend on the seed alone."""
+        """A fresh network whose weights depend on the seed alone; one that starts from the clock is silent at first."""
         self.features = features
         self.network = fresh(
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
         )
+        if self.offset_column >= 0:
+            start_at_zero(self.network, len(CLASSES))
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, target_B, weight_B = batch
-        return weighted_cross_entropy(self._ask(network, inputs), target_B, weight_B)
+        logits_BC = self._ask(network, inputs)
+        if self.offset is not None:
+            logits_BC = logits_BC.float() + inputs[-1]
+        return weighted_cross_entropy(logits_BC, target_B, weight_B)
+
+    def _started(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
+        """Both parts with the scores (N, 3) that their rows start from before the classes, fitted on training rows."""
+        self.offset = None
+        if self.offset_column < 0:
+            return parts, held
+        windows, *_, target, weight = parts
+        check_offset(self.offset_column, self.offset_bars, windows.shape[2])
+        given = {"column": self.offset_column, "ending": self.offset_bars}
+        self.offset = ClockOffset.of_rows(self._clock(windows), target, weight, **given)
+
+        def beside(part: tuple) -> tuple:
+            scores = self.offset.scores(self._clock(part[0])).astype(np.float32)
+            return *part[:-2], scores, *part[-2:]
+
+        return beside(parts), held and beside(held)
+
+    def _clock(self, windows: Windows) -> np.ndarray:
+        """float32 (N,): the offset's input at the last step of each window."""
+        return windows.x_NF[:, self.offset_column].cpu().numpy()[windows.rows]
 
     def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
         """Windows, what is read beside them, classes int64 (N,) and weights float32 (N,), checked."""
@@ -142,6 +196,19 @@ class NeuralClassifier(Neural, Estimator):
                 next_step="build the windows with the model's own lookback and features",
             )
         return x
+
+
+def _balanced(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
+    """Both parts, their weights times what the training rows say of each class, as `tabular_data.reweighed` does."""
+    if class_weight == "none":
+        return parts, held
+    factor = class_factors(parts[-2], parts[-1].astype(np.float64))
+
+    def times(part: tuple) -> tuple:
+        *others, target, weight = part
+        return *others, target, (weight * factor[target]).astype(np.float32)
+
+    return times(parts), held and times(held)
 
 
 def _bits(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ml_factory.progress import phase
 from ml_factory.training.device import Device
 from ml_factory.training.feed import Feed
 from ml_factory.training.step import Loss
@@ -35,12 +36,14 @@ def outputs(network: nn.Module, feed: Feed, device: Device, size: int, ask: Ask 
         parts = []
         pieces = list(_batches(len(feed), size, device.chips))
         batches = feed.batches(positions for positions, _ in pieces)
-        for (_, inside), batch in zip(pieces, batches, strict=True):
-            out = ask(network, batch)
-            device.flush("evaluate", batch, (out,))
-            parts.append((out, inside))
-        # Copied when all are on their way: one wait instead of one a batch.
-        return torch.cat([out.cpu()[:inside] for out, inside in parts])
+        with phase("predicting", len(feed)) as done:
+            for (_, inside), batch in zip(pieces, batches, strict=True):
+                out = ask(network, batch)
+                device.flush("evaluate", batch, (out,))
+                parts.append((out, inside))
+                done(inside)
+            # Copied when all are on their way: one wait instead of one a batch.
+            return torch.cat([out.cpu()[:inside] for out, inside in parts])
 
     return _as_large_as_fits(judged, size, device)
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.contract import FitResult, remind
+from ml_factory.models.contract import FitResult, hint_when_flat, remind
 from ml_factory.progress import phase
 from ml_factory.runs.signals import stop
 from ml_factory.training.device import Device, pinned
@@ -33,6 +33,7 @@ def fit(
     *,
     identity: Mapping,
     validate: Callable[[], float] | None = None,
+    from_start: bool = False,
     callbacks: Sequence[Callable] = (),
     checkpoints: Any = None,
 ) -> FitResult:
@@ -40,9 +41,10 @@ def fit(
 
     batch : positions int64 -> what `loss` takes, on the device; where it has `prefetch(positions)`, it is told of
     each part of a step ahead. loss : (network, batch) -> (sum, weight), one step descends on their ratio over all its
-    parts. validate : -> mean loss on the validation rows. identity : what a checkpoint must agree with to be gone on
-    from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice, or an epoch's
-    loss on the validation rows is not.
+    parts. validate : -> mean loss on the validation rows. from_start : whether the untrained network, as epoch 0, is a
+    candidate for the best epoch and starts the count of `patience`. identity : what a checkpoint must agree with to be
+    gone on from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice, or an
+    epoch's loss on the validation rows is not.
     """
     with pinned(device), device.training():
         # ------------------------------------------------------------------ start or resume
@@ -52,9 +54,11 @@ def fit(
         if saver.resume():
             result.resumed_from, result.resumed_step = len(run.memory.history), run.step
             remind(callbacks, run.memory.history)
+        elif from_start and validate is not None:
+            _judge_start(run, validate)
         meter = Meter(run)
-        with phase("training", run.order.steps_until(spec.epochs) * run.order.batch) as moved:
-            moved(run.step * run.order.batch)
+        total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
+        with phase("training", total, start=before) as moved:
             while not run.done:
                 began = time.perf_counter()
                 _epoch(run, batch, loss, saver, meter, moved)
@@ -99,18 +103,30 @@ def _survives(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
     return False
 
 
+def _judge_start(run: Run, validate: Callable[[], float]) -> None:
+    """Remember the untrained network as the best one so far."""
+    with run.judged():
+        run.memory.best_loss, run.memory.best_weights = _finite(validate(), 0), run.weights()
+    run.keep_copy()
+
+
+def _finite(val_loss: float, epoch: int) -> float:
+    """The loss on the validation rows; FactoryError where it is not finite."""
+    if not math.isfinite(val_loss):
+        raise FactoryError(
+            "The loss on the validation rows is not finite", where=f"epoch {epoch}", got=val_loss,
+            wanted="a number: the epoch is chosen by it",
+            next_step="look for values that are not finite, or extreme, in the validation rows alone",
+        )  # fmt: skip
+    return val_loss
+
+
 def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> dict:
     """Losses of the epoch that just ended, remembered; the best weights are kept."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
     with run.judged():
-        val_loss = validate() if validate is not None else None
-        if val_loss is not None and not math.isfinite(val_loss):
-            raise FactoryError(
-                "The loss on the validation rows is not finite", where=f"epoch {epoch}", got=val_loss,
-                wanted="a number: the epoch is chosen by it",
-                next_step="look for values that are not finite, or extreme, in the validation rows alone",
-            )  # fmt: skip
+        val_loss = _finite(validate(), epoch) if validate is not None else None
         best = val_loss is not None and val_loss < memory.best_loss
         if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
             memory.best_weights = run.weights()
@@ -124,6 +140,7 @@ def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> di
         "seconds": time.perf_counter() - began,
     }
     memory.history = [*memory.history, {"epoch": epoch, **metrics}]
+    hint_when_flat(memory.history, spec.lr)
     run.clear_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
     run.keep_copy()

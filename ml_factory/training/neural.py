@@ -26,8 +26,8 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
     mine, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
     for unknown in set(given) - mine - theirs:
         known = mine | theirs | {"frames", "lookback"}
-        step = _whose(unknown) or did_you_mean(unknown, known)
-        raise SettingsError("Unknown setting", where=name, got=repr(unknown), next_step=step)
+        step, there = _whose(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+        raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
         raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
     training = TrainSpec(**{key: value for key, value in given.items() if key in mine})
@@ -70,20 +70,24 @@ class Neural:
     def _learn(
         self, parts: Sequence[Part], held: Sequence[Part] | None, spec: TrainSpec, device: Device, *,
         settings: Mapping, data: Mapping, callbacks: Sequence[Callable], checkpoints: Any,
+        offset: Mapping | None = None,
     ) -> FitResult:  # fmt: skip
         """The loop over these parts; the epoch is chosen on those that are `held` out, if any.
 
-        settings, data : what a checkpoint must agree with to be gone on from.
+        settings, data : what a checkpoint must agree with to be gone on from.  offset : what the network starts from,
+        stored with it; the untrained network may then be the best one.
         """
         feed, held_feed = Feed(device, parts), Feed(device, held) if held else None
+
+        identity = {"model": self.name, "settings": settings, "data": data} | ({"offset": offset} if offset else {})
 
         def validate() -> float:
             return mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
 
         return fit(
             self.network, len(feed), feed, self._loss, spec, device,
-            identity={"model": self.name, "settings": settings, "data": data},
-            validate=validate if held else None, callbacks=callbacks, checkpoints=checkpoints,
+            identity=identity, validate=validate if held else None, from_start=offset is not None,
+            callbacks=callbacks, checkpoints=checkpoints,
         )  # fmt: skip
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:

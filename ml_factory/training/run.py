@@ -26,8 +26,8 @@ _log = logging.getLogger("ml_factory.training")
 class Memory:
     """What early stopping and the report remember between epochs, in plain values and tensors of the host.
 
-    inexact : why the run's bits are not those of an undisturbed one. slower : factor on the rate, lowered when the run
-    had to turn back.
+    best_epoch : 0 for the untrained network. inexact : why the run's bits are not those of an undisturbed one. slower :
+    factor on the rate, lowered when the run had to turn back.
     """
 
     history: list[dict] = field(default_factory=list)
@@ -43,7 +43,8 @@ class Memory:
         return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
 
     def out_of_patience(self, spec: TrainSpec) -> bool:
-        return self.best_epoch > 0 and 0 < spec.patience <= len(self.history) - self.best_epoch
+        judged = self.best_epoch > 0 or self.best_weights is not None
+        return judged and 0 < spec.patience <= len(self.history) - self.best_epoch
 
 
 class Run:

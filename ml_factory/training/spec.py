@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.tabular_data import check_class_weight
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -22,7 +23,8 @@ class TrainSpec:
     fast. recompute : gradient checkpointing, less memory for more time. compile : torch.compile, where a long run pays
     its minutes back. threads : CPU threads, 0 for every core; pinned, since another number gives other last bits.
     save_seconds : a save in mid-epoch is considered this long after the last one. log_steps : the progress line, and a
-    look for numbers that are not finite, come at most this often.
+    look for numbers that are not finite, come at most this often. class_weight : none, or balanced: each class that the
+    training rows hold gets the same share of their weight, as boosters do it.
     """
 
     epochs: int = 20
@@ -43,8 +45,10 @@ class TrainSpec:
     threads: int = 0
     save_seconds: float = 60.0
     log_steps: int = 50
+    class_weight: str = "none"
 
     def __post_init__(self):
+        check_class_weight(self.class_weight)
         counts = ("epochs", 1), ("batch", 1), ("accumulate", 1), ("eval_batch", 1), ("log_steps", 1)
         for name, low in (*counts, ("patience", 0), ("threads", 0)):
             value = getattr(self, name)

@@ -22,6 +22,7 @@ class Watchdog:
     def __init__(self):
         self.counts, self.complaints = Counter(), []
         self._built: int | None = None
+        self._announced: set[str] = set()
         self.forget()
 
     def forget(self) -> None:
@@ -32,6 +33,14 @@ class Watchdog:
     def settle(self) -> None:
         """The first full cycle is over."""
         self.settled = True
+
+    def begins(self, program: str) -> None:
+        """Log once for each program that a lazy device is about to build it: minutes pass before its first step."""
+        if program in PROGRAMS and program not in self._announced:
+            self._announced.add(program)
+            _log.warning(
+                "XLA compiles the program %s now; its first steps take minutes, the later ones do not", program
+            )
 
     def grown(self, built: int) -> bool:
         """Whether more had been built in this process than when this was last asked; the first time it is not."""

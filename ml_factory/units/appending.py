@@ -1,7 +1,7 @@
 """Bars that only grew: what was made of the first of them is kept, and the new ones cost what they are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from ml_factory.data.prefixes import Prefixes
 from ml_factory.data.resample import Frame, asof_rows
 from ml_factory.data.sampling import base_and_frames
 from ml_factory.data.sessions import MarketSpec, market_for
-from ml_factory.data.sources import raw_bars_of, read_table
+from ml_factory.data.sources import read_table
 from ml_factory.datasets.preprocessing import Fitted, fit_steps
 from ml_factory.datasets.ranks import Ranks, quantiles_of_grown
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
@@ -26,7 +26,7 @@ from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
 from ml_factory.runs.storage import plain
-from ml_factory.runs.workspace import Workspace
+from ml_factory.runs.workspace import Workspace, raw_bars_of
 
 STREAM_BARS = 50_000
 
@@ -48,7 +48,9 @@ class CheckedBars:
 
 def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
     """The facts of the market these settings prepare: given, looked up, or of the first 20 sessions."""
-    market = market_for(symbol, bars, calendar=settings.calendar, tick=settings.tick)
+    market = market_for(
+        symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
+    )
     return settings.features.sized(market, bars)
 
 
@@ -71,7 +73,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     None where they are spelt in another way than ours, are no continuation, or have something to refuse: then all are
     checked. `strict` settings refuse what is strange in the whole file, so all are checked too.
     """
-    if settings.bars != BarSpec():
+    if replace(settings.bars, minutes=None) != BarSpec():
         return None
     path, old = raw_bars_of(workspace, symbol), before.facts["raw"]["rows"]
     with phase("reading") as done:
@@ -87,7 +89,8 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     told = before.facts["bars"]
     if len(bars) > old:
         with phase("checking", len(bars) - old):
-            told = check_more(prefixes, old, told, market_for(symbol, bars))  # as a check of the whole file has it
+            usual = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
+            told = check_more(prefixes, old, told, usual)
     return None if told is None else CheckedBars(prefixes, market, told, before)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, together
 from ml_factory.errors import FactoryError
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.contract import Estimator
 from ml_factory.models.registry import build_model
@@ -35,7 +37,7 @@ class FoldOutcome:
     """What the folds of `plan` forecast.
 
     forecasts : for each fold float64 (test rows, 3), NaN where none, as the models say them.
-    temperatures : what calibrates each fold's, learnt from training rows of the fold.
+    calibrations : of each fold, fitted on training rows of the fold.
     found : folds that were done before.
     inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
     inside : how far the fit of the fold after those was, in words; "" where it began now.
@@ -43,7 +45,7 @@ class FoldOutcome:
 
     plan: FoldPlan
     forecasts: list[np.ndarray]
-    temperatures: list[float]
+    calibrations: list[Calibration]
     found: int
     inexact: tuple[str, ...]
     inside: str = ""
@@ -84,6 +86,10 @@ class FoldModel:
         seed = derive_seed(self.spec.seed, self.name, "fold", fold)
         return build_model(self.name, seed=seed, **resolved(data, self.name, self.settings))
 
+    def fit_scaler(self, data: Dataset, rows: np.ndarray) -> Fitted:
+        """The steps up to the scaler, fitted on these rows of a fold: positions into the labels."""
+        return fit_on(data, rows)
+
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, keep: Path | None = None
@@ -118,7 +124,7 @@ def forecast_folds(
     slots = FoldSlots(manager, model.name, len(plan.folds), machine(model.spec))
 
     def inputs(fit: np.ndarray):
-        take = model_inputs(data, fit_on(data, plan.rows[fit]), reader)
+        take = model_inputs(data, model.fit_scaler(data, plan.rows[fit]), reader)
         return lambda positions: take(plan.rows[positions])
 
     how = FoldFit(
@@ -130,26 +136,37 @@ def forecast_folds(
         fit_options=lambda fold: {"checkpoints": slots.of(fold)} | binned_for(model.name, model.bins, fold),
         on_fold=slots.mark,
         classes=tuple(data.classes.values()),
+        horizon=data.horizon,
     )
-    forecasts, temperatures = fold_forecasts(how, plan.folds, slots.outer)
+    forecasts, calibrations = fold_forecasts(how, plan.folds, slots.outer)
     elsewhere = slots.outer.elsewhere
     if keep is not None:
-        save_state(keep, {"p": forecasts, "temperatures": temperatures, "elsewhere": elsewhere})
+        save_state(
+            keep, {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere}
+        )
     if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
         slots.give_back()
-    return FoldOutcome(plan, forecasts, temperatures, slots.found, tuple(elsewhere), slots.inside)
+    return FoldOutcome(plan, forecasts, calibrations, slots.found, tuple(elsewhere), slots.inside)
+
+
+def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
+    """Columns of a table with a row a fold: its temperature, and its bias of the neutral class."""
+    return {
+        "temperature": [one.temperature for one in calibrations],
+        "bias_neutral": [one.bias[1] for one in calibrations],
+    }
 
 
 def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     """What an earlier run of these folds left, where it is whole."""
     try:
-        state = load_state(keep) if is_file(keep) else {"p": [], "temperatures": []}
+        state = load_state(keep) if is_file(keep) else {"p": []}
     except SilentMountError:
         raise
     except FactoryError:  # torn or damaged: made again
         return None
     forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]
-    if [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
+    if "calibrations" not in state or [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
         return None
-    temperatures = [float(temperature) for temperature in state["temperatures"]]
-    return FoldOutcome(plan, forecasts, temperatures, len(forecasts), tuple(state["elsewhere"]))
+    calibrations = [Calibration.from_dict(one) for one in state["calibrations"]]
+    return FoldOutcome(plan, forecasts, calibrations, len(forecasts), tuple(state["elsewhere"]))

@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import check_horizon
 from ml_factory.data.bars import BarSpec, check_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.sources import raw_bars_of, read_table
+from ml_factory.data.sources import local_file, read_table
 from ml_factory.ensemble.stacking import Stack, equal_pool
-from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
-from ml_factory.evaluation.calibration import Temperature
+from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, among
-from ml_factory.experiment import DATA_ROOMS, check_horizon
+from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.experiment import DATA_ROOMS
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
@@ -25,10 +27,20 @@ from ml_factory.provenance import source_hash
 from ml_factory.runs.mounts import SilentMountError
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.storage import file_hash, is_file, read_file, read_json, replace_file, write_json
-from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.runs.workspace import Workspace, check_symbol, raw_bars_of
 from ml_factory.targets.labels import LabelSpec, classes_asked
 from ml_factory.targets.primary import primary_side
-from ml_factory.units.dataset import Dataset, gain_over, prior_while_learning, with_baselines
+from ml_factory.units.dataset import (
+    Dataset,
+    best_baseline,
+    gain_over,
+    lacking_classes,
+    predicted_and_observed,
+    prior_while_learning,
+    verdict_on,
+    with_baselines,
+)
+from ml_factory.units.split_times import OUT_OF_SAMPLE, split_of_rows
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _log = logging.getLogger("ml_factory")
@@ -36,12 +48,14 @@ _log = logging.getLogger("ml_factory")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a finished model said about the labels' rows, and how right it was.
+    """Forecasts of a finished model on the labels' rows, and their verdict.
 
     path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
     test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
     prior as a training measures it: what a history's losses on that split can be set beside.
     beaten : what stands beside it to be beaten -> the gain over that on test rows, in nats, with its 95 % interval.
+    verdict : on test rows, over every baseline; the best one was chosen on validation rows.
+    calibration : predicted and observed by class on test rows, `predicted_and_observed`.
     """
 
     path: Path
@@ -50,6 +64,8 @@ class Verdict:
     test_p: np.ndarray
     priors: dict[str, float]
     beaten: dict[str, tuple[float, float, float]]
+    verdict: ModelVerdict
+    calibration: pd.DataFrame
 
     @property
     def test_table(self) -> pd.DataFrame:
@@ -62,20 +78,26 @@ def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
     frame = labelled(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
-    teachers = positions[(frame["split"] == "train").to_numpy()]
+    parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
+    train_rows, best = parts["train"], best_baseline(data, parts["train"], parts["validation"])
     to_beat = _to_beat(workspace, data, artifact, frame.index)
-    said = {artifact.facts["model"]: p_N3} | to_beat
+    predictions = {artifact.facts["model"]: p_N3} | to_beat
     for name in ("validation", "test"):
         mine = (frame["split"] == name).to_numpy()
-        forecasts = {who: p[mine] for who, p in said.items()}
-        table = with_baselines(data, teachers, positions[mine], forecasts)
-        tables.append(table.reset_index().assign(split=name))
-        priors[name] = prior_while_learning(data, teachers, positions[mine])
+        forecasts = {who: p[mine] for who, p in predictions.items()}
+        table = with_baselines(data, train_rows, positions[mine], forecasts, best)
+        # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
+        tables.append(table.reset_index().assign(split=name, used_for_choosing=name == "validation"))
+        priors[name] = prior_while_learning(data, train_rows, positions[mine])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
     rows = positions[test]
     beaten = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in to_beat.items()}
-    return Verdict(path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, beaten)
+    lacking = lacking_classes(data, parts)
+    name = artifact.facts["model"]
+    found = verdict_on(data, train_rows, rows, name, p_N3[test], best, lacking)
+    by_class = predicted_and_observed(data, rows, {name: p_N3[test]})
+    return Verdict(path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, beaten, found, by_class)
 
 
 def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex) -> dict[str, np.ndarray]:
@@ -95,8 +117,9 @@ def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
 def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
     """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
 
-    Index known_at; p_short, p_neutral, p_long, split (train, validation, test or purged), label. A file that this
-    very artifact did not say, or that was changed since, is written anew.
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label. Purged rows belong to no
+    part and are left out, so that a part's rows are those its metrics count. A file that this very artifact did not
+    write, or that was changed since, is written again.
     """
     path = predictions_path(workspace, artifact)
     if said_by(path, artifact):
@@ -108,7 +131,8 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
         bundle = Bundle.from_state(artifact.load_state())
         frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
     positions = data.labels.index.get_indexer(frame.index)
-    frame["split"], frame["label"] = data.split_of()[positions], data.y[positions]
+    split = data.split_of()[positions]
+    frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
     write_frame(path, frame)
     write_json(_voucher(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
     return frame
@@ -131,10 +155,9 @@ def _voucher(path: Path) -> Path:
 
 
 def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
-    """Predictions of labelled rows without the model's temperature: what out-of-fold ones are comparable with."""
+    """Predictions of labelled rows without the model's calibration: what out-of-fold ones are comparable with."""
     frame = labelled(workspace, data, artifact)[PROBABILITIES]
-    fitted = Temperature.from_dict(artifact.load_state()["temperature"])
-    p_N3 = among(Temperature(1 / fitted.temperature).apply(frame.to_numpy()), data.classes.values())
+    p_N3 = among(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
@@ -154,8 +177,10 @@ def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]
 def load_predictions(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, run: str = ""
 ) -> pd.DataFrame:
-    """What the newest finished run of a model said, or the one of this id: index known_at; p_short, p_neutral, p_long,
-    split, label (-1, 0, 1: which came)."""
+    """Predictions of the newest finished run of a model, or of the run of this id, on its labelled rows.
+
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label (-1, 0, 1: the outcome).
+    """
     workspace = Workspace(workspace)
     artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     path = predictions_path(workspace, artifact)
@@ -165,13 +190,18 @@ def load_predictions(
     return read_frame(path)
 
 
+def check_name(model: str) -> None:
+    """Raise SettingsError unless it is the name of a model, or "stack"."""
+    if model != STACK:
+        spec_of(model)
+
+
 def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = "") -> Artifact:
     """The model (or "stack") registered last for this symbol and horizon.
 
     run, data : of the run of this id, and on the data of this fingerprint, where they are given.
     """
-    if model != STACK:
-        spec_of(model)
+    check_name(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
     artifact = Registry(workspace.models).find(symbol, horizon, model, **wanted)
     if artifact is None:
@@ -186,13 +216,16 @@ def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str
 
 def finished(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
     """The newest artifact of each model on this very data set; all there are, or those asked for."""
+    for name in models or ():
+        check_name(name)
     registry, found = Registry(workspace.models), {}
     for name in models or [*available_models(), STACK]:
         artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
         if artifact is not None:
             found[name] = artifact
         elif models:
-            raise NotPreparedError(f"No finished {name} on this data", where=data.symbol, next_step="train it first")
+            step = "stack them first" if name == STACK else "train it first"
+            raise NotPreparedError(f"No finished {name} on this data", where=data.symbol, next_step=step)
     if not found:
         raise NotPreparedError(
             "Nothing is trained yet", where=f"{data.symbol}, horizon {data.horizon}",
@@ -223,8 +256,13 @@ def for_bars(
     state = artifact.load_state()
     spec = state["spec"]
     market = MarketSpec.from_dict(spec["market"])
-    source = Path(data) if data else raw_bars_of(workspace, artifact.symbol)
+    source = local_file(data) if data else raw_bars_of(workspace, artifact.symbol)
     bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
+    if bars_spec.minutes not in (None, market.bar_minutes):
+        raise SettingsError(
+            "The model reads bars of another length", where=source, got=f"bars of {bars_spec.minutes} min",
+            wanted=f"{market.bar_minutes} min", next_step="give a file of such bars",
+        )  # fmt: skip
     bars, report = check_bars(read_table(source), bars_spec, where=source, market=market)
     for finding in report.findings if data else ():
         if finding.severity != "info":
@@ -232,25 +270,46 @@ def for_bars(
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
     if spec["sources"] != source_hash(DATA_ROOMS):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
-    frame, labels = _said_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
+    frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
     if labels.kind == "meta":  # what may be acted on: where the primary side bets, and which way
         side = primary_side(matrix.base, labels, market).reindex(frame.index)
         frame = frame.assign(side=side)[side != 0]
     return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
 
 
-def _said_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
+def marked(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
+    """Predictions with the columns `split` and `run_id`: out-of-sample rows (test and new) only, unless `all_rows`.
+
+    Raises FactoryError where no row is out of sample.
+    """
+    split = split_of_rows(artifact, frame.index)
+    frame = frame.assign(split=split, run_id=artifact.facts["run_id"])
+    if all_rows and len(frame):
+        return frame
+    kept = frame[np.isin(split, OUT_OF_SAMPLE)]
+    if not len(kept):
+        raise FactoryError(
+            "No row of these bars is out of sample", where=artifact.symbol,
+            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
+            wanted=f"rows from {artifact.facts['split_times']['test']} on, where the test rows begin",
+            next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
+        )  # fmt: skip
+    return kept
+
+
+def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
     """The artifact's probabilities of every row of the matrix that it can predict."""
 
-    def said(bundle: Bundle) -> pd.DataFrame:
+    def predict(bundle: Bundle) -> pd.DataFrame:
         return predict_features(bundle, matrix.to_frame(), segment=matrix.segment, close=matrix.close)
 
     if artifact.kind != STACK:
-        return said(_bundle(artifact))
-    plain = Temperature().to_dict()
+        return predict(_bundle(artifact))
+    plain = Calibration().to_dict()
     bases = base_artifacts(workspace, artifact)
     return _pooled(
-        artifact.load_state(), {name: said(replace(_bundle(base), temperature=plain)) for name, base in bases.items()}
+        artifact.load_state(),
+        {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
     )
 
 
@@ -276,7 +335,7 @@ def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The stack's calibrated probabilities on the rows that every base model predicts."""
     index = common_index(said)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
-    p_N3 = Temperature.from_dict(state["temperature"]).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
     return pd.DataFrame(among(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
 
 

@@ -9,10 +9,10 @@ import importlib
 
 from ml_factory.errors import FactoryError
 from ml_factory.experiment import RunSpec
-from ml_factory.models.registry import build_model, spec_of
+from ml_factory.models.registry import WITH_DATA, build_model, spec_of
 from ml_factory.runs.ownership import started_together
 from ml_factory.runs.signals import stop
-from ml_factory.units.dataset import NAMED, Dataset
+from ml_factory.units.dataset import Dataset
 from ml_factory.units.holdout import lesson_of
 
 
@@ -21,7 +21,7 @@ def agreed(spec: RunSpec, fitting: bool = False) -> bool:
     if not started_together() or not spec_of(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
-    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *NAMED)}
+    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
     device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
     return device.processes.tell({"fitting": fitting})["fitting"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.evaluation.calibration import Temperature, log_probabilities
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import among, classification_metrics
 from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
@@ -26,6 +26,7 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
 from ml_factory.units.keeping import Kept, fit_phase, history_of, reached_by_fit
 from ml_factory.units.restoring import keepsake_of, record_of
+from ml_factory.units.split_times import split_times
 
 Callback = Callable[[int, dict], None]
 SPLIT = "split"  # the chronological split among `FoldBins`
@@ -33,14 +34,15 @@ SPLIT = "split"  # the chronological split among `FoldBins`
 
 def fit_holdout(
     workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str,
-    bins: FoldBins | None = None,
+    bins: FoldBins | None = None, estimator: Estimator | None = None,
 ) -> Artifact:  # fmt: skip
     """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
 
     bins : of this split, where other trials and seeds have built or will want them.
+    estimator : the model to fit, as `open_training` gave it; None builds one.
     """
     started, lesson = time.perf_counter(), lesson_of(data, spec)
-    model, held_out, limited = lesson.model, lesson.held_out, lesson.limited
+    model, held_out, limited = same_model(lesson.model, estimator), lesson.held_out, lesson.limited
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
@@ -48,28 +50,29 @@ def fit_holdout(
         manager.phase(fit_phase(spec.model)).claimed() as phase,
         record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
     ):
-        checkpoints = _RecordFirst(phase, machine(spec), tracker)
+        checkpoints = _RecordFirst(phase, machine(spec), tracker, model.trained_on)
         result = model.fit(
             *lesson.train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
         phase.settle()
-        said = among(model.predict_proba(held_out[0]), data.classes.values())
-        temperature = Temperature.fit(log_probabilities(said), *held_out[1:])
+        p_N3 = among(model.predict_proba(held_out[0]), data.classes.values())
+        calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
-        # Calibrated, each row once; epoch and temperature were chosen on these rows, so test rows will be worse.
-        facts["validation"] = dict(classification_metrics(held_out[1], temperature.apply(said)))
+        # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
+        facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
         # On validation rows: those that judge are for nothing else.
         worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
         facts["importances"] = [] if worth is None else worth.to_dict("records")
-        bundle = _bundle(data, model, temperature, facts)
+        bundle = _bundle(data, model, calibration, facts)
         made_from = {"run": run.run_id, "data": data.fingerprint}
         registry = Registry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(summary_of(artifact), artifact=artifact)
         if registry.outlives(artifact):  # else its checkpoints do
             phase.finish()
+            manager.release_user_saves()
             run.end()
     return artifact
 
@@ -101,7 +104,36 @@ def student_of(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.
     """
     settings = {name: value for name, value in spec.settings if name != "weights"}
     model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
+    model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
     return model, *_teachers(data, model, spec.quick)
+
+
+def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
+    """The given model if the run trains just such a one, the wanted one without any.
+
+    Settings that say where and in which parts it is trained (threads, device, accumulate) make no other run and are not
+    in the checkpoint of an unfinished one, so a model that was loaded from there gets those of the run.
+
+    Raises SettingsError where its name, its settings, its network or its rows are others.
+    """
+    compared = ("name", "settings", "network_spec", "frames", "trained_on", "lookback", "offset_column", "offset_bars")
+    for what in compared:
+        mine, theirs = (_compared(model, what) for model in (wanted, given))
+        if given is not None and mine != theirs:
+            shown = ("other rows", "those of this run") if what == "trained_on" else (theirs, mine)
+            raise SettingsError(
+                "This model is not the one that the run trains", where=f"estimator.{what}", got=shown[0],
+                wanted=shown[1], next_step="take the model that pipeline.open_training gives for the same arguments",
+            )  # fmt: skip
+    if given is None:
+        return wanted
+    given.settings = wanted.settings
+    return given
+
+
+def _compared(model: Estimator | None, what: str) -> object:
+    value = getattr(model, what, None)
+    return value.identity() if what == "settings" and value is not None else value
 
 
 def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
@@ -121,6 +153,7 @@ def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
                 manager.phase(fit_phase(spec.model)).claimed() as phase,
             ):
                 phase.finish()
+                manager.release_user_saves()
         run.end()
 
 
@@ -156,8 +189,8 @@ class _RecordFirst(Kept):
     An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.
     """
 
-    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, tracker: Tracker):
-        super().__init__(checkpoints, here, reached_by_fit)
+    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, tracker: Tracker, trained_on: Mapping):
+        super().__init__(checkpoints, here, reached_by_fit, trained_on)
         self._tracker = tracker
 
     def load(self) -> dict | None:
@@ -186,6 +219,7 @@ def _facts(
         "model": spec.model,
         "data": data.fingerprint,
         "run": spec.to_dict(),
+        "split_times": split_times(data),
         "history": result.history,
         "best_epoch": result.best_epoch,
         "resumed_from": result.resumed_from,
@@ -198,7 +232,7 @@ def _facts(
     }
 
 
-def _bundle(data: Dataset, model: Estimator, temperature: Temperature, facts: dict) -> Bundle:
+def _bundle(data: Dataset, model: Estimator, calibration: Calibration, facts: dict) -> Bundle:
     """Nothing in it depends on the clock or on an interruption: the same run gives the same bytes."""
     kept = ("run_id", "symbol", "horizon", "model", "data")
     return Bundle(
@@ -206,7 +240,7 @@ def _bundle(data: Dataset, model: Estimator, temperature: Temperature, facts: di
         scaler=data.scaler.to_dict(),
         feature_names=tuple(data.features.columns),
         spec=data.settings,
-        temperature=temperature.to_dict(),
+        calibration=calibration.to_dict(),
         lookback=model.lookback if model.lookback > 1 else 0,
         facts={name: facts[name] for name in kept},
     )

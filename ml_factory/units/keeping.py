@@ -18,10 +18,15 @@ class Kept:
     here : this machine, as `experiment.machine` tells it.  reached : state -> how far it is, in words.
     elsewhere : how machines that did a part of the unit differ from one another; once continued elsewhere, always so.
     metrics : those of the checkpoint that was found, {} before `load` and where there was none.
+    trained_on : what the model is for, as of `Estimator.trained_on`, for whoever finds the checkpoint alone.
     """
 
-    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, reached: Callable[[Mapping], str]):
+    def __init__(
+        self, checkpoints: PhaseCheckpoints, here: Mapping, reached: Callable[[Mapping], str],
+        trained_on: Mapping | None = None,
+    ):  # fmt: skip
         self._checkpoints, self.here, self._reached = checkpoints, dict(here), reached
+        self._trained_on = {"trained_on": dict(trained_on)} if trained_on else {}
         self.due, self.due_in = checkpoints.due, checkpoints.due_in
         self.elsewhere: list[str] = []
         self.metrics: dict = {}
@@ -43,7 +48,7 @@ class Kept:
         """Save when it is due, or with `force`; None when nothing was saved."""
         if not force and not self.due():
             return None
-        carried = {CARRIED: {"machine": self.here, "elsewhere": self.elsewhere}}
+        carried = {CARRIED: {"machine": self.here, "elsewhere": self.elsewhere, **self._trained_on}}
         return self._checkpoints.save(
             {**state, **carried}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
         )

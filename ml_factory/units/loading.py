@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import check_horizon
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
-from ml_factory.experiment import DATA_ROOMS, check_horizon
+from ml_factory.experiment import DATA_ROOMS
 from ml_factory.provenance import source_hash
 from ml_factory.runs.storage import file_hash, fingerprint, is_file
 from ml_factory.runs.workspace import Workspace, check_symbol
@@ -40,9 +41,14 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
             where=store.folder,
             next_step=again,
         )
-    rows = store.load_rows()
+    return dataset_of(store, horizon)
+
+
+def dataset_of(store: Store, horizon: int) -> Dataset:
+    """The features and labels of a data set, lined up as `load_dataset` gives them."""
+    rows, settings = store.load_rows(), store.facts["settings"]
     return Dataset(
-        symbol=symbol,
+        symbol=store.facts["symbol"],
         horizon=horizon,
         fingerprint=store.fingerprint,
         features=store.load_features(),

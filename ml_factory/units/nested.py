@@ -15,6 +15,7 @@ import pandas as pd
 
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
+from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.storage import write_bytes_atomic
@@ -24,8 +25,16 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.search_spec import SearchSpec
 from ml_factory.targets.splits import label_times, no_training_row, purge
 from ml_factory.units.dataset import Dataset
-from ml_factory.units.fold_scores import UNCALIBRATED, fold_metrics, gain_over_blocks, judged_folds, path_metrics
-from ml_factory.units.folds import FoldModel, check_taught, forecast_folds, out_of_fold_predictions
+from ml_factory.units.fold_scores import (
+    UNCALIBRATED,
+    fold_metrics,
+    gain_over_blocks,
+    judged_folds,
+    judged_labels,
+    path_metrics,
+    verdict_of_folds,
+)
+from ml_factory.units.folds import FoldModel, calibration_columns, check_taught, forecast_folds, out_of_fold_predictions
 from ml_factory.units.keeping import folds_phase, forecasts_file, how_far, nested_run, trials_file
 from ml_factory.units.restoring import keepsake_of, recorded
 from ml_factory.units.schemes import FoldPlan, SchemeSpec
@@ -38,6 +47,7 @@ class FoldsTold:
 
     gain, gain_se : mean gain over the blocks and its standard error; gain_uncalibrated : the mean without calibration.
     untaught : folds that forecast nothing.  found, reached, inexact : see `FoldOutcome`.
+    verdict : over the blocks; see `verdict_of_folds`.
     """
 
     scores: pd.DataFrame
@@ -50,6 +60,7 @@ class FoldsTold:
     found: int
     reached: str
     inexact: tuple[str, ...]
+    verdict: ModelVerdict
 
 
 def plain_folds(
@@ -63,8 +74,10 @@ def plain_folds(
         scores = fold_metrics(data, judged)
         gains = _gains(scores, model.name, finish)
     return FoldsTold(
-        scores, plan.table().assign(temperature=outcome.temperatures), path_metrics(data, plan, judged), **gains,
+        scores, plan.table().assign(**calibration_columns(outcome.calibrations)),
+        path_metrics(data, plan, judged), **gains,
         untaught=outcome.untaught, found=outcome.found, reached=outcome.reached, inexact=outcome.inexact,
+        verdict=verdict_of_folds(data, scores, model.name, judged_labels(data, judged)),
     )  # fmt: skip
 
 
@@ -102,24 +115,27 @@ def searched_folds(
         check_taught(untaught, len(nest), model.name)
         scores = pd.concat([fold.scores for fold in nest if fold.scores is not None], ignore_index=True)
         gains = _gains(scores, model.name, finish)
+    labels = pd.concat([fold.labels for fold in nest if fold.labels is not None]).sort_index()
     found = sum(fold.found for fold in nest)
     reached = how_far(f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found])
     inexact = tuple(dict.fromkeys(reason for fold in nest for reason in fold.inexact))
     return FoldsTold(
         scores, pd.concat([fold.table for fold in nest], ignore_index=True), None, **gains,
         untaught=untaught, found=found, reached=reached, inexact=inexact,
+        verdict=verdict_of_folds(data, scores, model.name, labels),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _NestedFold:
-    """table : its row, with its barriers.  scores : None where it is untaught.
+    """table : its row, with its barriers.  scores, labels : None where it is untaught; `judged_labels`.
 
     found, inside, inexact : as of `FoldOutcome`, of the search too.
     """
 
     table: pd.DataFrame
     scores: pd.DataFrame | None
+    labels: pd.Series | None
     found: int
     inside: str
     inexact: list[str]
@@ -142,12 +158,13 @@ def _searched_fold(
         mine = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
         outcome = forecast_folds(manager, own, part, mine, forecasts_file(run, model.name, number))
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
-    table = part.table().assign(fold=number, temperature=outcome.temperatures, **barriers)
-    scores = None
+    table = part.table().assign(fold=number, **calibration_columns(outcome.calibrations), **barriers)
+    scores = labels = None
     if not outcome.untaught:
-        scores = fold_metrics(own, judged_folds(own, outcome, model.name)).assign(fold=number)
+        judged = judged_folds(own, outcome, model.name)
+        scores, labels = fold_metrics(own, judged).assign(fold=number), judged_labels(own, judged)
     inside = outcome.inside or (trial_of(searched.found, search) if searched.found else "")
-    return _NestedFold(table, scores, outcome.found, inside, [*searched.inexact, *outcome.inexact])
+    return _NestedFold(table, scores, labels, outcome.found, inside, [*searched.inexact, *outcome.inexact])
 
 
 def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:

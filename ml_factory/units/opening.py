@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import Run, RunSpec, open_run
-from ml_factory.models.registry import spec_of
+from ml_factory.experiment import Run, RunSpec, open_run, run_spec
+from ml_factory.models.contract import Estimator
+from ml_factory.models.registry import own_settings, spec_of
+from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.units.dataset import Dataset
+from ml_factory.units.holdout import student_of
 from ml_factory.units.loading import load_dataset
 from ml_factory.units.proving import check_certified
 from ml_factory.units.restoring import bring_back
-from ml_factory.units.standing import check_named, standing_line
+from ml_factory.units.standing import check_named, check_unlocked, standing_line
 
 Tell = Callable[[str], None]
 
@@ -23,6 +27,39 @@ def certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool
     data = load_dataset(workspace, symbol, horizon)
     check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
     return data
+
+
+def open_training(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
+    fresh: bool = False, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
+    uncertified: bool = False,
+) -> tuple[Estimator, CheckpointManager]:  # fmt: skip
+    """The model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
+
+    Give the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
+    finds what this very run saved; what `save_checkpoint` is given, also by a callback, is kept beside that, and never
+    changes where the training goes on from. Once the training has ended and its model is registered, all of these give
+    their slots back: they can be read until something else is saved in this workspace.
+    """
+    workspace = Workspace(workspace)
+    data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
+    run = open_run(workspace.results, symbol, spec, fresh)
+    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, beside_training=True)
+    return student_of(data, spec)[0], manager
+
+
+def training_run(
+    workspace: Workspace, symbol: str, horizon: int, model: str, seed: int, quick: bool,
+    model_settings: Mapping | None, weights: WeightSpec | None, uncertified: bool,
+) -> tuple[Dataset, RunSpec]:  # fmt: skip
+    """The certified data and the run of a training."""
+    spec_of(model)
+    data = certified(workspace, symbol, horizon, uncertified)
+    settings = for_the_model(model_settings) | weight_setting(weights)
+    spec = run_spec(
+        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=settings
+    )
+    return data, spec
 
 
 def found_run(
@@ -37,12 +74,15 @@ def found_run(
 ) -> tuple[Run, str, Artifact | None]:
     """The run to work on, the line that says what was found of it, and its artifact where it is finished.
 
+    Raises CheckpointError when another process works on it.
+
     check : called before the line is told, where there is work to do: what it refuses is not told to begin.
     """
     if named:
         check_named(workspace.results / spec.symbol, spec, named)
     run = open_run(workspace.results, spec.symbol, spec, fresh, named)
     kind = "stack" if spec.task == "stack" else "model"
+    check_unlocked(workspace, run, spec)
     artifact = None
     bring_back(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
     if spec.task != "folds":
@@ -64,6 +104,20 @@ def for_the_model(settings: Mapping | None) -> dict:
                 "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
             )
     return dict(settings or {})
+
+
+def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
+    """Model -> its settings by this project's names, of those that have any.
+
+    Raises SettingsError for settings of a model that is not among `names`.
+    """
+    for name in given or {}:
+        if name not in names:
+            raise SettingsError(
+                "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
+                next_step="leave them out, or name the model",
+            )  # fmt: skip
+    return {name: own_settings(name, for_the_model(settings)) for name, settings in (given or {}).items()}
 
 
 def weight_setting(spec: WeightSpec | None) -> dict:

@@ -3,88 +3,96 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.synthetic import DEMO
+from ml_factory.arguments import DEMO
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_figures, figures
 from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.deciles import decile_returns
 from ml_factory.evaluation.report import Section, write_report
+from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.contract import CLASSES
 from ml_factory.runs.registry import Artifact
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units.dataset import Dataset
+from ml_factory.units.dataset import Dataset, predicted_and_observed
 from ml_factory.units.forecasts import Verdict
 from ml_factory.units.proving import words_of
 from ml_factory.units.views import findings_table
 
-MAIN_METRICS = [
-    "log_loss",
-    "log_loss_gain",
-    "gain_se",
-    "direction_gain",
-    "brier",
-    "accuracy",
-    "balanced_accuracy",
-    "mcc",
-    "auc_ovr",
-    "ece",
-]
+GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
+SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
 MANY = 2  # more forecasts than this in one reliability plot hide each other
 
 
 @dataclass(frozen=True)
 class OnTest:
-    """What was said of N test rows, and how right it was.
+    """Forecasts of N test rows, and how good they were.
 
-    rows : int64 (N,), positions into the labels.  said : forecast -> (N, 3) probabilities.
-    metrics : `metrics_table`.  beaten : as of `Verdict`.
+    rows : int64 (N,), positions into the labels.  forecasts : name -> (N, 3) probabilities.
+    metrics : `metrics_table`.  verdicts : model -> its verdict on these rows.  chosen : the model that the headline is
+    about; of several the one that validation rows chose.  beaten : as of `forecasts.Verdict`.
     """
 
     rows: np.ndarray
-    said: Mapping[str, np.ndarray]
+    forecasts: Mapping[str, np.ndarray]
     metrics: pd.DataFrame
+    verdicts: Mapping[str, ModelVerdict]
+    chosen: str
     beaten: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> ModelVerdict:
+        """The verdict on the chosen model."""
+        return self.verdicts[self.chosen]
 
 
 def run_page(
-    path: Path, title: str, data: Dataset, store: Store, judged: OnTest, *, facts: dict,
-    limited: Mapping[str, object], more: Sequence[Section] = (),
+    path: Path, title: str, data: Dataset, store: Store, judged: OnTest, *, limited: Mapping[str, object],
+    more: Sequence[Section] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run (or of several on the same rows).
 
-    facts : shown under the title.  limited : what QUICK limits.
-    more : chapters between the verdict and the data, such as learning curves.
+    limited : what QUICK limits.  more : chapters between the verdict and the data, such as learning curves.
     """
-    of = len(data.splits["test"])
     sections = [
-        verdict(judged.metrics, len(judged.rows), of, sided=sided(data), beaten=judged.beaten),
-        calibration(data, judged.said, judged.rows),
+        verdict(judged, len(data.splits["test"]), sided=sided(data)),
+        returns(data, judged),
+        calibration(data, judged),
         *more,
         *data_chapters(data, store),
     ]
     return write_report(
         path, title, sections,
-        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead, judged on rows no model has learnt from",
-        facts=facts | {"proof": words_of(store, data.horizon)},
+        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, judged)}",
+        facts=tiles(judged, sided=sided(data)) | {"proof": words_of(store, data.horizon)},
         notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
     )  # fmt: skip
 
 
+def period(data: Dataset, judged: OnTest) -> str:
+    """The test period with its rows, in words."""
+    times = data.labels.index[judged.rows]
+    first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
+    return (
+        f"Test period {first} to {last}: {judged.headline.rows:,} rows that no model was fitted or chosen on, "
+        f"worth {judged.headline.effective_rows:,.0f} without overlap (effective rows)."
+    )
+
+
 def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Verdict) -> Path:
     """`report.html` of one finished model, in the folder of its run."""
-    facts, metrics = artifact.facts, verdict.test_table
-    name, store = facts["model"], Store.current(workspace.processed(data.symbol))
+    facts, name = artifact.facts, artifact.facts["model"]
+    judged = OnTest(
+        verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name, verdict.beaten
+    )
     return run_page(
-        folder / "report.html", f"{name} on {data.symbol}", data, store,
-        OnTest(verdict.test_rows, {name: verdict.test_p}, metrics, verdict.beaten),
-        facts=tiles(data, metrics, name), limited=facts["limited"],
-        more=how_it_was_made(facts, verdict.priors["validation"]),
+        folder / "report.html", f"{name} on {data.symbol}", data, Store.current(workspace.processed(data.symbol)),
+        judged, limited=facts["limited"], more=how_it_was_made(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 
@@ -110,83 +118,117 @@ def sided(data: Dataset) -> bool:
     return len(data.classes) == len(CLASSES)
 
 
-def verdict(
-    metrics: pd.DataFrame, rows: int, of: int, *, sided: bool = True,
-    beaten: Mapping[str, tuple[float, float, float]] = MappingProxyType({}),
-) -> Section:  # fmt: skip
-    """The metrics beside both baselines, and one honest sentence for each model.
+def verdict(judged: OnTest, of: int, *, sided: bool = True) -> Section:
+    """The verdict on each model in a sentence with its numbers, and the metrics with those of the baselines.
 
-    rows : test rows judged on, out of `of`.  sided : whether a gain has a part on the side.  beaten : as of `Verdict`.
+    of : test rows in all.
+    sided : whether a gain has a directional part.
     """
-    models = [(str(name), row) for name, row in metrics.iterrows() if name not in figures.BASELINES]
-    lines = [sentence(name, row, sided=sided) for name, row in models]
-    lines += [beside_words(models[0][0], who, gain) for who, gain in beaten.items()]
-    shown = [name for name in MAIN_METRICS if sided or name != "direction_gain"]
-    judged = f"{rows:,} of the {of:,} test rows"
-    judged += ", those with a full input window." if rows < of else "."
+    chosen_first = sorted(judged.verdicts.values(), key=lambda one: one.model != judged.chosen)
+    lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
+    lines += [comparison_sentence(judged.chosen, who, gain) for who, gain in judged.beaten.items()]
+    count = len(judged.rows)
+    some = f"{count:,} of the {of:,} test rows, those with a full input window"
+    rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
     lines.append(
-        "When a barrier is touched at all follows the hour and the volatility, and much of a gain is usually that. "
-        "Only the part on the side says which way."
+        "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
+        "of the session and the volatility tell when a barrier is touched; the directional gain, over the class prior, "
+        "is about which one."
         if sided
         else "Judged are the bets of the primary side alone: whether each pays more than it costs. A gain says that "
         "the model can tell good bets from bad ones, not that the bets are good."
     )
-    if len(models) > 1:
-        lines.append("The best of several on the same rows looks better than it is: it was chosen on them.")
+    if len(judged.verdicts) > 1:
+        lines.append(
+            f"{judged.chosen} was chosen on validation rows. The best of several on the same test rows looks better "
+            "than it is."
+        )
+    metrics = judged.metrics
+    gains = [name for name in GAINS if name in metrics and (sided or not name.startswith("direction"))]
     return Section(
         "Verdict",
-        text="\n\n".join([judged, *lines]),
-        figures=[("Right of 0 is better than the prior. Lines are 95 % intervals.", figures.metrics_bar(metrics))],
-        tables=[("Test rows, beside the baselines", metrics[[name for name in shown if name in metrics]])],
+        text="\n\n".join([*lines[: len(judged.verdicts)], rows, *lines[len(judged.verdicts) :]]),
+        figures=[
+            ("Right of 0 is better than the best baseline. Diamonds are baselines.", figures.metrics_bar(metrics))
+        ],
+        tables=[
+            ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
+            ("Test rows: scores", metrics[[name for name in SCORES if name in metrics]]),
+        ],
     )
 
 
-def sentence(name: str, row: pd.Series, *, sided: bool = True) -> str:
-    """Better, worse, or not to be told from the class prior; and so for the side alone, which a position needs."""
-    words = _beside(row["gain_low"], row["gain_high"])
-    whole = f"{row['log_loss_gain']:+.4f} nats per row (95 % from {row['gain_low']:+.4f} to {row['gain_high']:+.4f})"
-    if not sided:
-        return f"{name} {words}: {whole}."
-    side = f"{row['direction_gain']:+.4f} (from {row['direction_low']:+.4f} to {row['direction_high']:+.4f})"
-    beside = _beside(row["direction_low"], row["direction_high"])
-    return f"{name} {words}: {whole}. On the side alone, up or down, it {beside}: {side}."
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
-def beside_words(name: str, who: str, gain: tuple[float, float, float]) -> str:
+def returns(data: Dataset, judged: OnTest) -> Section:
+    """Realised return and information coefficient by decile of the chosen model's forecast, on clear test rows."""
+    rows, p_N3 = judged.rows, judged.forecasts[judged.chosen]
+    clear = data.clear[rows]
+    found = decile_returns(
+        (p_N3[:, 2] - p_N3[:, 0])[clear], data.labels["ret"].to_numpy()[rows][clear], horizon=data.horizon,
+        times_N=data.labels.index[rows][clear],
+    )  # fmt: skip
+    if found is None:
+        return Section("Returns", text="There are fewer than 100 test rows, or the forecast is constant: no deciles.")
+    whole = found.information
+    return Section(
+        "Returns",
+        text=f"Information coefficient of {judged.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
+        f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
+        f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
+        figures=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
+                  figures.decile_bars(found.table))],
+        tables=[("By decile of p_long − p_short", found.table)],
+    )  # fmt: skip
+
+
+def comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
     """Whether what was learnt is worth more than what it has to beat; gain: (gain, low, high) in nats."""
     value, low, high = gain
     other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
-    said = f"{name} {_beside(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
-    return said if low > 0 else f"{said} Nothing speaks for the learnt weights here."
+    sentence = f"{name} {_compared(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
+    return sentence if low > 0 else f"{sentence} Nothing speaks for the learnt weights here."
 
 
-def _beside(low: float, high: float, other: str = "the class prior") -> str:
+def _compared(low: float, high: float, other: str = "the class prior") -> str:
     """What a 95 % interval of a gain allows to say."""
     if low > 0:
         return f"beats {other}"
-    return f"is worse than {other}" if high < 0 else f"cannot be told from {other}"
+    return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def calibration(data: Dataset, test: Mapping[str, np.ndarray], rows: np.ndarray) -> Section:
-    """Said against happened on the test rows."""
-    clear = data.clear[rows]
+def calibration(data: Dataset, judged: OnTest) -> Section:
+    """Reliability diagrams of the test rows, predicted and observed frequency by class, calibration errors."""
+    rows, test = judged.rows, judged.forecasts
+    clear, errors = data.clear[rows], judged.metrics[["ece_debiased", "ece"]]
     tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
-    together = {"Said against happened": tables}
+    together = {"Predicted and observed": tables}
     if len(tables) > MANY:
         together = {name: {name: table} for name, table in tables.items()}
     return Section(
         "Calibration",
-        text="On the dashed line, what was said is what happened. Temperatures were fitted on validation rows. "
-        "Bars are 95 % intervals that count overlapping labels once.",
+        text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
+        "Bars are 95 % intervals that count overlapping labels once.\n\n"
+        + " ".join(f"Calibration error of {name}: {errors.loc[name, 'ece_debiased']:.3f} debiased, "
+                   f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
+        + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
+        "0 where chance could explain all of it, which among few independent rows is no proof of calibration.",
         figures=[("", figures.calibration_plot(some, name, data.classes)) for name, some in together.items()],
-    )
+        tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
+                 "difference", predicted_and_observed(data, rows, test).set_index("name"))],
+    )  # fmt: skip
 
 
 def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
     """Training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = figures.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
-    caption = "Rows are weighted as in training, in the dashed line too; the verdict counts each row once."
+    caption = (
+        "Validation rows were used for choosing the epoch and for calibration: they do not judge. Rows are weighted as "
+        "in training, in the dashed line too; the verdict counts each row once."
+    )
     return Section("Learning", text=text, figures=[(caption, curves)])
 
 
@@ -220,9 +262,9 @@ def importances(table: pd.DataFrame) -> list[Section]:
     return [
         Section(
             "Features",
-            text="Gain is a feature's share of what training won. Permuted is what the validation rows' log loss rises "
-            "when its values are dealt to other rows: features that say the same stand in for each other there.",
-            figures=[("What a feature is worth, beside its gain.", figures.importance_bars(table))],
+            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
+            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
+            figures=[("Permutation importance and gain of each feature.", figures.importance_bars(table))],
         )
     ]
 
@@ -236,22 +278,24 @@ def runs(found: Mapping[str, Artifact]) -> Section:
     return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def tiles(data: Dataset, metrics: pd.DataFrame, chosen: str) -> dict[str, str]:
-    """The figures under the title: those of `chosen`, which validation rows chose where there are several models."""
-    models = metrics[~metrics.index.isin(figures.BASELINES)]
-    side = {"of it on the side": f"{models.loc[chosen, 'direction_gain']:+.4f}"} if sided(data) else {}
+def tiles(judged: OnTest, *, sided: bool = True) -> dict[str, object]:
+    """The figures under the title, those of the chosen model: label -> value, or (value, note)."""
+    one, loss = judged.headline, judged.metrics["log_loss"]
+    side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}
     return {
-        "best on validation rows" if len(models) > 1 else "model": chosen,
-        "log loss": f"{models.loc[chosen, 'log_loss']:.4f}",
-        "prior": f"{metrics.loc['prior', 'log_loss']:.4f}",
-        "gain": f"{models.loc[chosen, 'log_loss_gain']:+.4f}",
-        **side,
-        "test rows": f"{int(models.loc[chosen, 'rows']):,}",
-        "labels": f"{len(data.labels):,}",
+        "best on validation rows" if len(judged.verdicts) > 1 else "model": (judged.chosen, one.status),
+        f"gain over {one.best_baseline}": _with_bounds(one.gain_best, one.gain_best_low, one.gain_best_high),
+        **(side if sided else {}),
+        "log loss": (f"{loss[judged.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
+        "test rows": (one.rows, f"{one.effective_rows:,.0f} effective"),
     }
 
 
-def asked_words(data: Dataset) -> str:
+def _with_bounds(value: float, low: float, high: float) -> tuple[str, str]:
+    return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
+
+
+def question_sentence(data: Dataset) -> str:
     """The question that the labels answer, in a sentence."""
     labels = data.settings["data"]["labels"]
     bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
@@ -264,31 +308,39 @@ def asked_words(data: Dataset) -> str:
     }[data.kind]
 
 
+def left_out_sentence(facts: Mapping) -> str:
+    """Which rows belong to no part of the split.  facts : purged, and inferred where there are such rows."""
+    purged = f"In time order; {facts['purged']:,} rows whose labels reach across an edge belong to no part."
+    inferred = facts.get("inferred", 0)
+    also = f" Neither do {inferred:,} rows of the sessions that calendar or tick were inferred from."
+    return purged + also * bool(inferred)
+
+
 def data_chapters(data: Dataset, store: Store) -> list[Section]:
     """The split on the price, the balance of the labels, and what was found in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
-    told = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
-    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
-    splits = pd.DataFrame(told[data.horizon]["parts"]).T.rename_axis("split")
+    stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
+    splits = pd.DataFrame(stored[data.horizon]["parts"]).T.rename_axis("split")
     findings = findings_table(store)
-    purged = told[data.horizon]["purged"]
-    close = store.load_rows()["close"]
+    close, minutes = store.load_rows()["close"], store.facts["market"]["bar_minutes"]
     return [
         Section(
             "The split",
-            text=f"In time order; {purged:,} rows whose labels reach across an edge belong to no part.",
+            text=left_out_sentence(stored[data.horizon]),
             figures=[("Price with the parts of the split.", data_figures.split_on_price(close, parts))],
             tables=[("Parts", splits)],
         ),
         Section(
             "Labels",
-            text=asked_words(data) + " An ambiguous row touches both barriers inside one 1-minute bar and counts "
-            "nowhere.",
+            text=question_sentence(data)
+            + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
+            "counts nowhere.",
             figures=[("Share of each label.", data_figures.label_balance(balance))],
         ),
         Section(
             "Bars",
-            text=f"{store.facts['raw']['rows']:,} one-minute bars; {len(store.feature_names)} features."
+            text=f"{store.facts['raw']['rows']:,} bars of {minutes} min; {len(store.feature_names)} features."
             + ("" if (findings["severity"] != "info").any() else " Nothing strange was found in the bars."),
             tables=[("Findings", findings)] if len(findings) else [],
         ),

@@ -18,7 +18,7 @@ from ml_factory.runs.mounts import SilentMount, SilentMountError, free_bytes
 from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
 from ml_factory.runs.pool import Pool
 from ml_factory.runs.registry import Registry
-from ml_factory.runs.session import hours_left
+from ml_factory.runs.session import hours_expected
 from ml_factory.runs.storage import cache_folder, fingerprint
 from ml_factory.runs.timer import save_times
 from ml_factory.runs.workspace import Workspace
@@ -93,6 +93,7 @@ def plan_models(
     stopping ends sooner. settings : model -> its settings.  tasks, scheme : as of `pipeline.plan`.
     """
     started, scheme = time.perf_counter(), scheme or SchemeSpec()
+    hours = hours_expected(workspace.results / "sessions")
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
@@ -101,7 +102,7 @@ def plan_models(
     wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
     units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](asked)]
     save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
-    room = Room(hours_left() * 3600, free_memory(), known.space, measured.device_free, known.pool)
+    room = Room(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
     rows = plan(units, room, save)
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
@@ -113,7 +114,7 @@ def plan_models(
     }
     table = pd.DataFrame(columns, index=pd.Index([row.unit.name for row in rows], name="unit")).round(1)
     return PlanResult(
-        symbol=data.symbol, horizon=data.horizon, hours_left=hours_left(),
+        symbol=data.symbol, horizon=data.horizon, hours_left=hours,
         table=table.assign(fits=[row.fits for row in rows]), unknown=(*known.unknown, *more),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
@@ -133,15 +134,15 @@ class _Asked:
     known: "Found"
     measured: _Models
 
-    def limited(self, name: str, own: bool = True) -> dict:
+    def limited(self, name: str) -> dict:
         """The settings of a fit: QUICK's limits, and the user's own over them."""
         limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
-        return resolved(self.data, name, limits | (dict(self.settings.get(name, {})) if own else {}))
+        return resolved(self.data, name, limits | dict(self.settings.get(name, {})))
 
-    def run(self, name: str, task: str, more: Mapping, own: bool = True) -> Run:
+    def run(self, name: str, task: str, more: Mapping) -> Run:
         spec = run_spec(
             self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
-            data=self.data.fingerprint, settings={**(self.settings.get(name, {}) if own else {}), **more},
+            data=self.data.fingerprint, settings={**self.settings.get(name, {}), **more},
         )  # fmt: skip
         return open_run(self.workspace.results, self.data.symbol, spec, False)
 
@@ -179,20 +180,21 @@ def _folds(asked: _Asked) -> Iterator[WorkUnit]:
 
 
 def _stack(asked: _Asked) -> Iterator[WorkUnit]:
-    """The folds of every base model on the training rows; the mixture costs next to nothing. A stack is told by its
-    finished bases, and takes no settings of models."""
+    """The folds of every base model on the training rows, with its settings; the mixture costs next to nothing. A
+    stack is identified by its finished bases and these settings."""
     data, count = asked.data, asked.scheme.folds
-    bases = [asked.known.artifacts.get(asked.run(name, "train", {}, own=False).run_id) for name in asked.models]
+    bases = [asked.known.artifacts.get(asked.run(name, "train", {}).run_id) for name in asked.models]
     run = None
     if all(bases):
-        spec = stack_spec(data, asked.models, bases, count, asked.seed, asked.quick)
+        own = {name: given for name, given in asked.settings.items() if name in asked.models}
+        spec = stack_spec(data, asked.models, bases, count, asked.seed, asked.quick, own)
         run = open_run(asked.workspace.results, data.symbol, spec, False)
         if run.run_id in asked.known.artifacts:
             return
     costs, finished = [], 0
     for name in asked.models:
         folds = asked.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
-        costs.append(asked.measured.fold(name, asked.limited(name, own=False), folds))
+        costs.append(asked.measured.fold(name, asked.limited(name), folds))
         finished += int(asked.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
     each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
     mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))

@@ -9,28 +9,32 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import DEFAULT_HORIZONS, DEMO, check_horizon
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.contracts import RollSpec
 from ml_factory.data.prefixes import Prefixes
-from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.resample import Frame, check_length
+from ml_factory.data.sampling import fine_bars
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.data.sources import import_bars, load_bars, raw_bars_of
-from ml_factory.data.synthetic import DEMO, ensure_demo_market
+from ml_factory.data.sources import import_bars, load_bars, raw_minutes
+from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.experiment import DATA_ROOMS, DEFAULT_HORIZONS, DataSpec, check_horizon
-from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.features.build import FeatureSpec, build_features, column_names
 from ml_factory.leakage.first_sight import FirstSight
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
 from ml_factory.runs.ownership import exclusive
-from ml_factory.runs.storage import file_hash, is_file, read_file, write_bytes_atomic
-from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.runs.storage import check_space, file_hash, is_file, read_file, write_bytes_atomic
+from ml_factory.runs.workspace import Workspace, check_symbol, raw_bars_of
 from ml_factory.targets.kinds import make_labels
-from ml_factory.targets.labels import LabelSpec, classes_of
+from ml_factory.targets.labels import LabelSpec, classes_of, expected_classes
+from ml_factory.targets.outcomes import usable_rows
 from ml_factory.targets.splits import holdout
+from ml_factory.targets.sufficiency import check_classes, check_horizon_fits, longest_session
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.appending import (
     CheckedBars,
@@ -43,14 +47,23 @@ from ml_factory.units.appending import (
     market_of,
     state_after,
 )
+from ml_factory.units.artefacts import quick_check
 from ml_factory.units.dataset import SPLITS
 from ml_factory.units.kernels import compile_ahead
 from ml_factory.units.loading import data_key
-from ml_factory.units.proving import check_certified, prove_store, settings_of, sights_of, words_of
+from ml_factory.units.proving import (
+    check_certified,
+    horizons_to_prove,
+    prove_store,
+    settings_of,
+    sights_of,
+    words_of,
+)
 from ml_factory.units.results import PrepareResult, phase_table
 from ml_factory.units.searched import Named, check_same_bars, check_saw_training_rows, with_searched
 from ml_factory.units.views import findings_table, split_figure
 
+FACTS_BYTES, LABEL_BYTES = 24, 70  # of a feature row beside its columns, and of a label: float64 that hardly shrink
 _log = logging.getLogger("ml_factory")
 
 
@@ -63,27 +76,32 @@ def prepare(
     settings: DataSpec | None = None,
     roll: RollSpec | None = None,
     searched: Named | Sequence[Named] = (),
+    bar_minutes: int | None = None,
 ) -> PrepareResult:
     """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
 
     Parameters
     ----------
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
-    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; without any, the
-        labels that were asked for last (but for searched ones) are asked for again; a calendar or
-        tick, or bars by activity, given once for this symbol hold until others are given.
+    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; None: the labels
+        of the last call (but for searched ones). A calendar or tick, or bars by activity, given once for this symbol
+        hold until others are given.
     roll : how the contracts in `data` become one series, where it holds several.
     searched : label specs of `pipeline.search_barriers` in the place of the given barriers: "h20-v1", a file, or the
         spec itself; one a horizon. Refused when the search saw a row that would now judge.
+    bar_minutes : length of the raw bars, as `settings.bars.minutes`; None: that of the file.
 
     Raises
     ------
-    BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError.
+    BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError;
+    FactoryError for a horizon longer than a session, training rows that lack a class, and validation or test rows of
+    a single one. What was prepared before stays.
     """
-    started = time.perf_counter()
-    workspace = Workspace(workspace)
+    started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
     settings = settings or _asked_before(workspace.processed(symbol))
+    if bar_minutes is not None:
+        settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record() as phases:
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
@@ -127,12 +145,13 @@ def _bring_in(
             done(told.rows)
         _tell(symbol, told.to_dict(0)["findings"], "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
-        return before, replace(settings, bars=BarSpec(strict=settings.bars.strict))
+        return before, replace(settings, bars=BarSpec(told.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol == DEMO:
         ensure_demo_market(workspace, symbol)
-    return None, settings
+    minutes = raw_minutes(workspace, symbol, settings.bars.minutes)
+    return None, replace(settings, bars=replace(settings.bars, minutes=minutes))
 
 
 def _certify(
@@ -152,7 +171,8 @@ def _certify(
     if lacking:
         if prefixes is None:
             prefixes = Prefixes(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
-        proved = prove_store(store, prefixes, lacking, seen=seen)
+        found = quick_check(store, horizons_to_prove(store, lacking))
+        proved = prove_store(store, prefixes, lacking, also=found.leaks, compared=found.compared, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
@@ -225,6 +245,9 @@ class _Rows:
 def _write(
     store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
 ) -> StoreWriter:
+    for length in (settings.features.base, *settings.features.frames):
+        if isinstance(length, int):
+            check_length(length, settings.bars.minutes)
     known = known_store(store, settings)
     checked = known and bars_after(known, workspace, symbol, settings)
     checked = checked or _checked_whole(workspace, symbol, settings)
@@ -232,6 +255,13 @@ def _write(
     _tell(symbol, checked.told["findings"], "reported")
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
+    if isinstance(settings.features.base, int) and len(bars):  # before hours of features
+        longest = longest_session(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
+        for horizon in horizons:
+            check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
+    old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
+    needed = bytes_needed(len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons))
+    check_space(store.folder, needed, f"the features and labels of {symbol}")
     compile_ahead(settings.features.families)
     rows = _write_features(store, known, checked, symbol, settings)
     made = {
@@ -246,7 +276,7 @@ def _write(
     }
     if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
         store.commit(made, current=False)
-    fine = None if settings.features.base == 1 else base_frame(bars, market, 1)
+    fine = fine_bars(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # sound ones stay where only the features were damaged
             store.reopen(horizon)
@@ -254,6 +284,14 @@ def _write(
             store.commit(made | {"horizons": facts}, current=False)
     _certify(store, workspace, horizons, checked.prefixes, rows.seen)
     return store
+
+
+def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
+    """About how much a data set takes: float32 features and facts of the new rows, labels of all rows."""
+    base = settings.features.base
+    raw_bars = base // market.bar_minutes if isinstance(base, int) else 1  # a bar by activity has at least one
+    per_row = 4 * len(column_names(market, settings.features)) + FACTS_BYTES
+    return (new_bars * per_row + bars * horizons * LABEL_BYTES) // raw_bars
 
 
 def _write_features(
@@ -282,10 +320,14 @@ def _write_horizon(
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     if found := settings.searched_for(horizon):
         check_same_bars(found, rows.base, fine, market)
+    if not isinstance(settings.features.base, int):
+        longest = int(np.unique(rows.base.segment, return_counts=True)[1].max())
+        check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
     with phase(f"labels {horizon}", len(rows.base)):
         labels = make_labels(rows.base, fine, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
+    check_classes(labels, splits, expected_classes(settings.labels.kind))
     if found:
         check_saw_training_rows(found, labels, splits)
     teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
@@ -311,8 +353,9 @@ def _write_horizon(
         }
         for name, part in splits.items()
     }
-    purged = len(labels) - sum(map(len, splits.values()))
-    return {"balance": balance | {"ambiguous": int((~clear).sum())}, "parts": parts, "purged": purged}
+    usable = len(usable_rows(labels))
+    outside = {"purged": usable - sum(map(len, splits.values())), "inferred": len(labels) - usable}
+    return {"balance": balance | {"ambiguous": int((~clear).sum())}, "parts": parts, **outside}
 
 
 # ---- handing back ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 from ml_factory.data.bars import BarSpec
 from ml_factory.data.prefixes import Prefixes
 from ml_factory.datasets.store import Store
-from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.experiment import DataSpec, certified_code
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
@@ -28,6 +28,7 @@ from ml_factory.leakage.effort import QUICK, ProofSpec
 from ml_factory.leakage.first_sight import EARLIER, FirstSight, first_sights
 from ml_factory.leakage.fitted import leaks_of_splits
 from ml_factory.leakage.proof import Proof, prove
+from ml_factory.leakage.sampled_days import leaks_of_sampled_days
 from ml_factory.leakage.subject import Split, StandardPipeline
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
 from ml_factory.leakage.tried import Tried, horizons_tried
@@ -50,22 +51,22 @@ class Proved:
 
 def prove_store(
     store: Store, prefixes: Prefixes, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
-    also: Sequence[Leak] = (), progress: Progress | None = None, seen: Sequence[FirstSight] = (),
+    also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
+    seen: Sequence[FirstSight] = (), write: bool = True,
 ) -> Proved:  # fmt: skip
     """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
 
     What a proof of the same data had tried when it was killed is not tried again; it ends with the same certificates.
 
-    prefixes : of the checked bars it was made of.  fresh : take no earlier proof for granted.  also : leaks found
-    elsewhere.  seen : what the pipeline made of the first bars alone, where this process has shown it the later ones
-    since.
+    prefixes : of the checked bars it was made of.  fresh : take no earlier proof for granted.
+    also, compared : leaks found elsewhere, and what was compared there (part -> rows).
+    seen : what the pipeline made of the first bars alone, where this process has shown it the later ones since.
+    write : False: neither certificates nor what was tried are written; with `fresh` nothing of them is read either.
     """
     settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
-    unfinished = unfinished_of(processed, store.fingerprint)
-    if set(horizons) <= set(horizons_tried(unfinished)) <= set(store.horizons):
-        horizons = horizons_tried(unfinished)
+    unfinished, horizons = unfinished_of(processed, store.fingerprint), horizons_to_prove(store, horizons)
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
-    bound = {"code": source_hash(DATA_ROOMS), "settings": fingerprint(settings.to_dict())}
+    bound = {"code": certified_code(), "settings": fingerprint(settings.to_dict())}
     standing = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
     before = {horizon: standing(horizon) for horizon in horizons}
     there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
@@ -77,8 +78,8 @@ def prove_store(
     if spec == QUICK and not settings.features.custom:
         spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
     decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.whole, "spec": asdict(spec), **bound}
-    tried = _tried(unfinished, decided, horizons)
-    if fresh:
+    tried = _tried(unfinished, decided, horizons) if write else None
+    if fresh and tried:
         tried.forget()
     with custom.uncalled():
         proof = prove(
@@ -86,15 +87,34 @@ def prove_store(
             history=min(one.history for one in before.values()),
             whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen, tried=tried,
         )  # fmt: skip
-    proof = replace(proof, leaks=(*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *also))
+    rows, found = leaks_of_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
+    own = {"features, rows of sampled days": rows} if rows else {}
+    leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
+    proof = replace(proof, leaks=_once_each(leaks), compared={**proof.compared, **own, **(compared or {})})
     about = {"symbol": store.facts["symbol"], "subject": store.fingerprint, "form": spec.form, **bound}
     certificates = {}
     for horizon in horizons:
         earlier = {"before": before[horizon]} if since else {}
         certificates[horizon] = issue(proof, prefixes, horizon=horizon, **about, **earlier)
-        write_certificate(processed, certificates[horizon])
-    tried.forget()
+        if write:
+            write_certificate(processed, certificates[horizon])
+    if tried:
+        tried.forget()
     return Proved(proof, certificates)
+
+
+def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
+    """Those that a proof of these horizons ends with: all that it was begun for, where it was killed in between."""
+    tried = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
+    return tried if set(horizons) <= set(tried) <= set(store.horizons) else horizons
+
+
+def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
+    """The leaks, each part and column once: the first that names it."""
+    first: dict[tuple[str, str], Leak] = {}
+    for leak in leaks:
+        first.setdefault((leak.part, leak.column), leak)
+    return tuple(first.values())
 
 
 def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> Tried:
@@ -113,6 +133,7 @@ def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:
     """The pipeline that `prepare` runs with these settings."""
     given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
+    given["bar_minutes"] = settings.bars.minutes or 1
     labels = tuple(settings.labels_for(horizon) for horizon in horizons)
     return StandardPipeline(symbol, settings.features, labels, settings.splits, given, folds, settings.preprocess)
 
@@ -147,7 +168,7 @@ def check_certified(processed: Path, symbol: str, horizon: int, subject: str, un
     Raises NotPreparedError, naming the command.
     """
     if not uncertified:
-        required(processed, symbol, horizon, subject=subject, code=source_hash(DATA_ROOMS))
+        required(processed, symbol, horizon, subject=subject, code=certified_code())
 
 
 def words_of(store: Store, horizon: int) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ml_factory.errors import NotPreparedError, SettingsError, did_you_mean
+from ml_factory.errors import NotPreparedError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.delivery import is_told
@@ -15,18 +15,6 @@ from ml_factory.runs.tracking import Tracker
 from ml_factory.runs.workspace import Workspace
 from ml_factory.units.keeping import FINISHED_PARTS, nested_run
 from ml_factory.units.standing import reached_in
-
-SOURCES = ("registry", "wandb")
-
-
-def check_source(source: str) -> str:
-    """One of SOURCES, else SettingsError."""
-    if source not in SOURCES:
-        raise SettingsError(
-            "Models do not come from there", where="SOURCE", got=repr(source), wanted=" or ".join(SOURCES),
-            next_step=did_you_mean(str(source), SOURCES),
-        )  # fmt: skip
-    return source
 
 
 def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> Keepsake:

@@ -7,13 +7,19 @@ from typing import Any
 
 import pandas as pd
 
+from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase
 from ml_factory.runs.storage import plain
+from ml_factory.units.summaries import calibration_lines, marks_of, verdict_lines, wrapped
 
 
 def _facts(value: Any) -> Any:
     """A field as JSON can hold it; a table as its records, with the index where it has a name."""
+    if isinstance(value, ModelVerdict):
+        return plain(value.to_dict())
+    if isinstance(value, dict):
+        return {str(name): _facts(one) for name, one in value.items()}
     if not isinstance(value, pd.DataFrame):
         return plain(value)
     table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
@@ -25,13 +31,6 @@ def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
     rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
     table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
     return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
-
-
-def marks_of(result: Any) -> list[str]:
-    """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
-    told = getattr(result, "limited", {})
-    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in told.items())}"] if told else []
-    return limited + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,10 @@ class Result:
         if getattr(self, "reused", False):
             facts["gone on from"] = "the end: it was finished before"
         return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
+
+    def __str__(self) -> str:
+        """The summary in 80 columns; a path that is longer stays whole."""
+        return "\n".join(wrapped(line) for line in self.summary().splitlines())
 
     def plot(self):
         """A matplotlib Figure: what a person would rather look at than read."""
@@ -158,7 +161,8 @@ class AuditResult(Result):
         how = "proved before" if self.reused else f"{sum(self.compared.values()):,} rows compared"
         verdict = "nothing looks ahead" if self.passed else f"{len(self.leaks)} leaks"
         first = f"{self.symbol}, horizons {self.horizons}: {verdict} ({self.form}; {how}), {self.seconds:.1f} s"
-        return "\n".join([first, *(f"  {line}" for line in self.sentences), f"  {self.certificates[0].parent}"])
+        where = [f"  {self.certificates[0].parent}"] if self.certificates else []
+        return "\n".join([first, *(f"  {line}" for line in self.sentences), *where])
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,8 @@ class TrainResult(Result):
     resumed_from : epochs or blocks that an interrupted run had done; None where none or where it was `reused`, finished
     before.  exact : the bits are those of a run that was never interrupted; inexact_because says why they are not.
     limited : what QUICK limits.  found : what there was of this run, in a sentence.
+    verdict : on the test rows, over every baseline.
+    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
     importances : of trees and the linear model, `importance_table`.  machine : what a network's fit ran on and took.
     """
 
@@ -191,7 +197,9 @@ class TrainResult(Result):
     report_path: Path
     found: str = ""
     importances: pd.DataFrame | None = None
+    verdict: ModelVerdict | None = None
     machine: dict = field(default_factory=dict)
+    calibration: pd.DataFrame | None = None
 
     @property
     def reached(self) -> str:
@@ -227,7 +235,8 @@ class TrainResult(Result):
             f"  predictions {self.predictions_path}",
             f"  report {self.report_path}",
         ]
-        return "\n".join([first, *marks_of(self), *written])
+        calibration = calibration_lines(self.metrics, self.calibration, self.model)
+        return "\n".join([first, *marks_of(self), *written, *calibration, *verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ class CrossValidateResult(Result):
     Its calibrated forecasts bear the model's name; what they were before that has `_uncalibrated` behind it.
     gain_mean, gain_se : over the blocks, and gain_uncalibrated the mean without calibration.
     untaught : folds whose training rows were of one class.  resumed_from : folds that were done before.
-    reached : that in words, with how far the next one was.
+    reached : that in words, with how far the next one was.  verdict : over the blocks, against every baseline.
     """
 
     symbol: str
@@ -260,6 +269,7 @@ class CrossValidateResult(Result):
     paths_path: Path | None
     found: str = ""
     reached: str = ""
+    verdict: ModelVerdict | None = None
 
     def summary(self) -> str:
         begun = f", resumed at {self.reached}" if self.reached else ""
@@ -270,9 +280,10 @@ class CrossValidateResult(Result):
             f"(standard error over blocks {self.gain_se:.4f}; not calibrated {self.gain_uncalibrated:+.4f}), "
             f"{self.seconds:.1f} s"
         )
-        return "\n".join([first, *self._paths_said(), *self._untaught_said(), *marks_of(self)])
+        lines = [*self._path_lines(), *self._untaught_lines(), *marks_of(self), f"  folds {self.path}"]
+        return "\n".join([first, *lines, *verdict_lines(self.verdict)])
 
-    def _paths_said(self) -> list[str]:
+    def _path_lines(self) -> list[str]:
         if self.paths is None:
             return []
         gains = self.paths.loc[self.paths["name"] == self.model, "log_loss_gain"]
@@ -280,7 +291,7 @@ class CrossValidateResult(Result):
             f"  {len(gains)} paths: from {gains.min():+.4f} to {gains.max():+.4f}, {(gains > 0).mean():.0%} above 0"
         ]
 
-    def _untaught_said(self) -> list[str]:
+    def _untaught_lines(self) -> list[str]:
         names = ", ".join(map(str, self.untaught))
         return [f"  forecast nothing, their training rows are of one class: fold {names}"] if self.untaught else []
 
@@ -288,7 +299,7 @@ class CrossValidateResult(Result):
 @dataclass(frozen=True)
 class StackResult(Result):
     """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were.
-    beside : whether it beats the plain mean of its models, in a sentence."""
+    comparison : whether it beats the plain mean of its models.  verdict, calibration : as of TrainResult."""
 
     symbol: str
     horizon: int
@@ -307,34 +318,57 @@ class StackResult(Result):
     found: str = ""
     reached: str = ""
     lineage: pd.DataFrame | None = None
-    beside: tuple[str, ...] = ()
+    comparison: tuple[str, ...] = ()
+    verdict: ModelVerdict | None = None
+    calibration: pd.DataFrame | None = None
 
     def summary(self) -> str:
         begun = f", resumed at {self.reached}" if self.reached else ""
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        told = [*marks_of(self), *(f"  {line}" for line in self.beside)]
-        return "\n".join([first, *told, f"  model {self.artifact}", f"  predictions {self.predictions_path}"])
+        lines = [*marks_of(self), *(f"  {line}" for line in self.comparison)]
+        written = [
+            f"  model {self.artifact}",
+            f"  predictions {self.predictions_path}",
+            f"  report {self.report_path}",
+        ]
+        calibration = calibration_lines(self.metrics, self.calibration, "stack")
+        return "\n".join([first, *lines, *written, *calibration, *verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True)
 class EvaluateResult(Result):
-    """metrics : a row a forecast on the common test rows, the baselines among them."""
+    """metrics : a row a forecast on the common test rows, the baselines among them.
+    verdicts : model -> its verdict on these rows.  chosen : the model with the smallest log loss on validation rows.
+    calibration : of every model, as of TrainResult."""
 
     symbol: str
     horizon: int
     metrics: pd.DataFrame
     report_path: Path
+    verdicts: dict[str, ModelVerdict] = field(default_factory=dict)
+    chosen: str = ""
+    calibration: pd.DataFrame | None = None
+
+    @property
+    def verdict(self) -> ModelVerdict | None:
+        """That on the chosen model."""
+        return self.verdicts.get(self.chosen)
 
     def summary(self) -> str:
-        count = len(self.metrics)
-        return f"{count} forecasts compared on the test rows, {self.seconds:.1f} s\n  report {self.report_path}"
+        first = f"{len(self.metrics)} forecasts compared on the test rows, {self.seconds:.1f} s"
+        others = [one.sentence for name, one in self.verdicts.items() if name != self.chosen]
+        chosen = [f"  chosen on validation rows: {self.chosen}"] if others else []
+        lines = [first, f"  report {self.report_path}", *(f"  {line}" for line in others), *chosen]
+        lines += calibration_lines(self.metrics, self.calibration, self.chosen)
+        return "\n".join([*lines, *verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True)
 class PredictResult(Result):
-    """frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), as in the file at `path`."""
+    """frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows
+    also train, validation) and run_id, as in the file at `path`."""
 
     symbol: str
     horizon: int
@@ -347,7 +381,9 @@ class PredictResult(Result):
 
     def summary(self) -> str:
         first, last = self.frame.index[0], self.frame.index[-1]
+        counts = self.frame["split"].value_counts(sort=False)
         return (
-            f"{self.model} on {self.symbol}, as {self.run_id} left it: {self.rows:,} rows, {first} to {last}, "
-            f"{self.seconds:.1f} s\n  {self.path}"
+            f"{self.model} on {self.symbol}, run {self.run_id}: {self.rows:,} rows, {first} to {last}, "
+            f"{self.seconds:.1f} s\n  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}\n"
+            f"  {self.path}"
         )

@@ -6,28 +6,20 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.arguments import check_scheme
 from ml_factory.ensemble.out_of_fold import Fold
-from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.targets.combinatorial import CombinatorialFolds, combinatorial_purged
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import effective_rows
 from ml_factory.units.dataset import Dataset, limit_rows
 
-# scheme -> what its folds are called
-SCHEMES = {
-    "purged_kfold": "purged folds",
-    "walk_forward_expanding": "folds that walk forward on all that came before",
-    "walk_forward_rolling": "folds that walk forward on a rolling window",
-    "combinatorial": "combinatorial purged folds",
-}
-
 
 @dataclass(frozen=True)
 class SchemeSpec:
     """How rows are cut into folds.
 
-    name : one of SCHEMES.  folds : blocks that judge; of "combinatorial" the blocks to choose from.
+    name : one of `arguments.SCHEMES`.  folds : blocks that judge; of "combinatorial" the blocks to choose from.
     test_blocks : of "combinatorial", how many of them one fold judges.
     window : of "walk_forward_rolling", rows trained on; None: as many as the first fold has.
     """
@@ -38,13 +30,7 @@ class SchemeSpec:
     window: int | None = None
 
     def __post_init__(self):
-        if self.name not in SCHEMES:
-            raise SettingsError(
-                "Unknown scheme of folds",
-                where="scheme",
-                got=repr(self.name),
-                next_step=did_you_mean(self.name, SCHEMES),
-            )
+        check_scheme(self.name)
 
     def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
         """(train, test) positions into `labels` of each fold. SettingsError when the rows cannot be cut like this."""

@@ -39,6 +39,7 @@ from ml_factory.runs.storage import (
 )
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.forward import forward_return
+from ml_factory.targets.outcomes import marked
 from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.units.proving import settings_of
@@ -90,7 +91,7 @@ def rows_to_search(
     """known_at of the training rows, and of all rows from the first validation row on; base bars before `first` have
     no features. Labels here end at the vertical barrier, so fewest are proven at the end of the bars, and the split is
     the earliest that any trial's labels can have."""
-    labels = forward_return(base, spec.labels, market)
+    labels = marked(forward_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]
     parts = holdout(labels, splits)
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]

@@ -1,41 +1,50 @@
 """The stack: weights learnt from out-of-fold predictions on the training rows, calibrated on validation rows."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ml_factory.arguments import check_seed
 from ml_factory.ensemble.stacking import Stack
-from ml_factory.evaluation.calibration import Temperature, log_probabilities
-from ml_factory.experiment import QuickLimits, Run, RunSpec, check_seed, open_checkpoints
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import library_versions
 from ml_factory.models.contract import merged
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.registry import Artifact, Registry
+from ml_factory.runs.storage import plain
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import training_weights
-from ml_factory.units.dataset import Dataset, weighted
+from ml_factory.units.dataset import Dataset, resolved, weighted
 from ml_factory.units.folds import FoldModel, out_of_fold_predictions
 from ml_factory.units.forecasts import common_index, uncalibrated
 from ml_factory.units.holdout import summary_of
 from ml_factory.units.keeping import folds_phase, forecasts_file
 from ml_factory.units.restoring import keepsake_of, record_of
 from ml_factory.units.schemes import fold_plan
+from ml_factory.units.split_times import split_times
 
 
 def stack_spec(
-    data: Dataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool
-) -> RunSpec:
-    """The run of a stack on top of these models, whose artifacts have these hashes."""
+    data: Dataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool,
+    model_settings: Mapping[str, Mapping] | None = None,
+) -> RunSpec:  # fmt: skip
+    """The run of a stack on top of these models, whose artifacts have these hashes.
+
+    model_settings : model -> its settings, those that have any.
+    """
     settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
+    if own := {name: plain(dict(given)) for name, given in (model_settings or {}).items() if given}:
+        settings = (*settings, ("model_settings", own))
     return RunSpec(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
 
 
 def fit_stack(
     workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int, *, mirror: str = "auto"
 ) -> Artifact:
-    """Out-of-fold predictions of every base model, the pool on top of them, and its temperature."""
+    """Out-of-fold predictions of every base model, the pool on top of them, and its calibration."""
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
@@ -64,34 +73,36 @@ def _fitted(
     inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
     for name in names:
         limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
-        plan = fold_plan(data, rows, folds, build_model(name, **limits).lookback, spec.quick)
+        given = limits | settings.get("model_settings", {}).get(name, {})
+        plan = fold_plan(data, rows, folds, build_model(name, **resolved(data, name, given)).lookback, spec.quick)
         keep = forecasts_file(run, name)
-        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, limits), keep)
+        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, given), keep)
         oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
         inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
-    temperature = _temperature(workspace, data, pool, bases)
+    calibration = _calibration(workspace, data, pool, bases)
     facts = {
         "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
+        "split_times": split_times(data),
         "note": pool.note, "resumed_from": found or None,
         "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": inexact,
         "limited": limited if spec.quick else {}, "seconds": time.perf_counter() - started,
         "versions": library_versions(),
     }  # fmt: skip
     state = {
-        "model": "stack", "stack": pool.to_dict(), "bases": digests, "temperature": temperature.to_dict(),
+        "model": "stack", "stack": pool.to_dict(), "bases": digests, "calibration": calibration.to_dict(),
         "spec": data.settings, "run_id": run.run_id,
     }  # fmt: skip
     made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
     return Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
 
 
-def _temperature(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Temperature:
+def _calibration(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Calibration:
     """Fitted on the validation rows that every base model can predict."""
-    rows, weights = weighted(data, data.splits["validation"])
+    rows, _ = weighted(data, data.splits["validation"])
     said = {name: uncalibrated(workspace, data, artifact) for name, artifact in bases.items()}
     keep = np.isin(data.labels.index[rows], common_index(said))
     index = data.labels.index[rows][keep]
     pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in said.items()})
-    return Temperature.fit(log_probabilities(pooled), data.y[rows][keep], weights[keep])
+    return Calibration.fit(log_probabilities(pooled), data.y[rows][keep], horizon=data.horizon)

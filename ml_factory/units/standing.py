@@ -58,6 +58,13 @@ class Other:
         return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
 
 
+def check_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
+    """Raises CheckpointError when another process works on this run: reported before anything is printed or begun."""
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
+        manager.phase(owned).check_free()
+
+
 def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
     """What was found of this run and what is done now.
 

@@ -27,7 +27,7 @@ Frames = tuple[Frame, Frame | None, MarketSpec]
 
 
 def frames_for(workspace: Workspace, store: Store) -> Frames:
-    """The base frame, the 1-minute frame (None where that is the base) and the market a data set was prepared with."""
+    """The base frame, the raw bars as a frame (None where they are the base) and the market of a data set."""
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
     return *base_and_fine(bars, market, settings.features.base), market
@@ -50,7 +50,7 @@ def kept_search(
 ) -> SearchOutcome:  # fmt: skip
     """`search_barriers` with its record in a phase of checkpoints.
 
-    frames : base, 1-minute (None where that is the base), and the market.  train, judged : known_at of the rows that
+    frames : base, raw bars (None where they are the base), and the market.  train, judged : known_at of the rows that
     teach, and of those that a label of theirs must not reach.
     keep : the file in which the record of a finished search stays, and is found again; the checkpoints' slots are given
     back then.

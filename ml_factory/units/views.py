@@ -12,12 +12,11 @@ from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.sources import load_bars
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_figures
-from ml_factory.experiment import DATA_ROOMS
+from ml_factory.experiment import certified_code
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.certificate import Certificate, required
-from ml_factory.provenance import source_hash
 from ml_factory.runs.workspace import Workspace, check_symbol
 from ml_factory.units.appending import STREAM_BARS
 from ml_factory.units.proving import settings_of
@@ -44,7 +43,7 @@ def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
     store = current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
     start = bars.index.as_unit("ns").asi8
-    gaps = find_gaps(start, sessions_of(start, market.calendar), market.calendar, 1)
+    gaps = find_gaps(start, sessions_of(start, market.calendar), market.calendar, market.bar_minutes)
     return pd.DataFrame({"minutes": gaps.length, "kind": gaps.kind}, index=bars.index[gaps.row])
 
 
@@ -126,7 +125,7 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
     """What says that nothing here looks ahead. Raises NotPreparedError where nothing does, naming the command."""
     store = current_store(workspace, symbol)
-    code = source_hash(DATA_ROOMS)
+    code = certified_code()
     return required(store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code)
 
 

@@ -108,7 +108,7 @@ def lab(folder: Path, **environment: str) -> Iterator[str]:
             "--IdentityProvider.token=", "--KernelSpecManager.ensure_native_kernel=False",
             "--LabApp.news_url=", "--LabApp.extension_manager=readonly",
         ],
-        env={**os.environ, **places, "JUPYTER_PATH": str(kernel.parents[1]), **environment},
+        env={**os.environ, "ML_FACTORY_WANDB": "off", **places, "JUPYTER_PATH": str(kernel.parents[1]), **environment},
         stdin=subprocess.DEVNULL, stdout=os.open(log, os.O_WRONLY | os.O_CREAT), stderr=subprocess.STDOUT,
     )  # fmt: skip
     address = f"http://127.0.0.1:{port}"

@@ -175,7 +175,7 @@ def _work(hooks: Hooks) -> None:
         ("judge", "units.forecasts", "write_frame"),
         ("judge", "evaluation.metrics", "metrics_table"),
         ("judge", "evaluation.report", "write_report"),
-        ("stack", "units.stacked", "_temperature"),
+        ("stack", "units.stacked", "_calibration"),
         ("stack", "units.schemes", "fold_plan"),
         ("stack", "units.dataset", "fit_on"),
         ("stack", "units.forecasts", "uncalibrated"),

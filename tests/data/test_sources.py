@@ -119,7 +119,7 @@ def test_longer_line_far_down(make_raw, tmp_path):
     lines = make_raw(5000).to_csv(index=False).splitlines()
     lines[4000] += ",7"
     (tmp_path / "bars.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(BarsError, match="Expected 6 fields in line 4001, saw 7"):
+    with pytest.raises(BarsError, match=r"line 4001: '.*,7'\..* 6 fields"):
         read_table(tmp_path / "bars.csv")
 
 
@@ -189,11 +189,6 @@ def test_no_raw_bars_yet(workspace):
 def test_symbols_that_are_no_file_names(make_raw, workspace, symbol):
     with pytest.raises(SettingsError):
         import_bars(make_raw(), workspace, symbol)
-
-
-def test_only_one_minute_bars_are_kept(make_raw, workspace):
-    with pytest.raises(SettingsError, match="1-minute bars"):
-        import_bars(make_raw(minutes=5), workspace, "MES", BarSpec(minutes=5))
 
 
 def test_raw_file_put_there_by_hand_in_another_spelling(make_raw, workspace, reference):

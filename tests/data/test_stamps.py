@@ -12,7 +12,9 @@ WANTED = UTC.as_unit("ns").asi8
 
 
 def read(values, zone=None, stamp="start", minutes=1):
-    start_ns, findings = read_stamps(pd.Series(values), zone=zone, stamp=stamp, minutes=minutes, where="test.csv")
+    told = {"zone": zone, "stamp": stamp, "minutes": minutes, "where": "test.csv"}
+    start_ns, findings, length = read_stamps(pd.Series(values), **told)
+    assert length == minutes
     return start_ns, {finding.kind for finding in findings}
 
 

@@ -7,13 +7,12 @@ import pytest
 from sklearn import metrics as sk
 
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.baselines import prior_probabilities
 from ml_factory.evaluation.metrics import (
-    class_shares,
     classification_metrics,
-    last_move_probabilities,
-    mean_with_error,
+    direction_loss_by_class,
+    log_loss_by_class,
     metrics_table,
-    prior_probabilities,
     row_direction_loss,
     row_log_loss,
 )
@@ -102,66 +101,7 @@ def test_what_cannot_be_judged_is_refused(y, p, w, words):
         dict(classification_metrics(y, p, w))
 
 
-# ---- baselines -------------------------------------------------------------------------------------------------
-
-
-def test_the_prior_is_the_weighted_share():
-    p = prior_probabilities(np.array([-1, 0, 0, 1]), np.array([3.0, 1.0, 1.0, 5.0]), 2)
-    np.testing.assert_allclose(p, [[0.3, 0.2, 0.5]] * 2, rtol=1e-15)
-
-
-def test_a_class_never_seen_is_not_impossible():
-    # Three rows short, one long: half a row more for each class.
-    np.testing.assert_allclose(class_shares([-1, -1, -1, 1]), np.array([3.5, 0.5, 1.5]) / 5.5)
-
-
-def test_last_move_by_hand():
-    moves, y = np.array([0.1, 0.2, 0.3, -0.1, -0.2]), np.array([1, 1, 0, -1, 0])
-    prior = np.array([1, 2, 2]) / 5
-    p = last_move_probabilities(moves, y, np.array([5.0, -5.0, 0.0, np.nan]))
-    np.testing.assert_allclose(p[0], (np.array([0, 1, 2]) + prior) / 4)
-    np.testing.assert_allclose(p[1], (np.array([1, 1, 0]) + prior) / 3)
-    np.testing.assert_allclose(p[2:], [prior, prior])
-
-
-# ---- how sure --------------------------------------------------------------------------------------------------
-
-
-def newey_west_by_loops(v, w, lags):
-    mean = sum(w * v) / sum(w)
-    u = w * (v - mean) / (sum(w) / len(w))
-    total = sum(u * u)
-    for lag in range(1, lags + 1):
-        total += 2 * (1 - lag / (lags + 1)) * sum(u[lag:] * u[:-lag])
-    return np.sqrt(total) / len(u)
-
-
-def test_the_error_is_newey_and_wests():
-    rng = np.random.default_rng(0)
-    v, w = np.convolve(rng.normal(size=210), np.ones(11), "valid"), rng.uniform(0.5, 2, 200)
-    _, error, factor = mean_with_error(v, w, horizon=15)
-    assert error == pytest.approx(newey_west_by_loops(v, w, 30), rel=1e-9)  # 2 x 15 > 1.3 sqrt(200)
-    assert factor == pytest.approx(1.96 + 2.9694 * 0.15 + 0.4160 * 0.15**2 - 0.5324 * 0.15**3)
-    assert mean_with_error(v, w, horizon=2)[1] == pytest.approx(newey_west_by_loops(v, w, 19), rel=1e-9)
-
-
-def test_rows_without_weight_do_not_count():
-    rng = np.random.default_rng(1)
-    v, w = rng.normal(size=100), np.ones(100)
-    w[::4], v[::4] = 0, 1e6
-    assert mean_with_error(v, w) == pytest.approx(mean_with_error(v[w > 0], w[w > 0]))
-
-
-def test_the_interval_covers_where_rows_overlap():
-    """Overlapping sums over 20 rows: of 400 intervals about 95 % cover the mean; independent rows' would be 40 %."""
-    rng, covered, naive = np.random.default_rng(2), 0, 0
-    for _ in range(400):
-        v = np.convolve(rng.normal(size=2019), np.ones(20), "valid")
-        mean, error, factor = mean_with_error(v, horizon=20)
-        covered += abs(mean) < factor * error
-        naive += abs(mean) < 1.96 * v.std() / np.sqrt(len(v))
-    assert 0.91 < covered / 400 < 0.985
-    assert naive / 400 < 0.5
+# ---- the table -------------------------------------------------------------------------------------------------
 
 
 def test_the_table_sets_every_forecast_beside_the_prior():
@@ -183,11 +123,6 @@ def test_no_reference_no_table():
         metrics_table({"priors": np.full((3, 3), 1 / 3)}, [0, 1, 0])
 
 
-def test_too_few_rows_have_no_error():
-    _, error, factor = mean_with_error(np.arange(5.0))
-    assert np.isnan(error) and np.isnan(factor)
-
-
 def test_a_log_loss_is_the_touch_and_the_side():
     p = np.array([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.6, 0.1, 0.3]])
     side = row_direction_loss([1, 0, -1], p)
@@ -206,3 +141,13 @@ def test_who_knows_only_the_hour_gains_nothing_on_the_side():
     table = metrics_table({"hour": hour, "seer": seer, "prior": flat}, y)
     assert table.loc["hour", "gain_low"] > 0.2 and abs(table.loc["hour", "direction_gain"]) < 1e-12
     assert table.loc["seer", "direction_low"] > 0.2
+
+
+def test_losses_by_class_are_those_of_the_class_that_came():
+    rng = np.random.default_rng(5)
+    p, y = rng.dirichlet([2, 2, 2], 50), rng.integers(-1, 2, 50)
+    rows = np.arange(50)
+    np.testing.assert_array_equal(log_loss_by_class(p)[rows, y + 1], row_log_loss(y, p))
+    np.testing.assert_array_equal(direction_loss_by_class(p)[rows, y + 1], row_direction_loss(y, p))
+    by_hand = -np.log(np.array([0.2 / 0.8, 1.0, 0.6 / 0.8]))
+    np.testing.assert_allclose(direction_loss_by_class(np.array([[0.2, 0.2, 0.6]])), [by_hand], atol=1e-15)

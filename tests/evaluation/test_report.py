@@ -9,13 +9,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PathCollection
+from matplotlib.colors import to_hex
 from matplotlib.legend import Legend
 
 from ml_factory.data.resample import Frame
 from ml_factory.evaluation import data_figures, explained, figures
+from ml_factory.evaluation.baselines import prior_probabilities
 from ml_factory.evaluation.calibration import reliability
-from ml_factory.evaluation.drawing import COLOURS, outline, to_png, to_svg
-from ml_factory.evaluation.metrics import metrics_table, prior_probabilities
+from ml_factory.evaluation.deciles import decile_returns
+from ml_factory.evaluation.drawing import COLOURS, _stand_upright, outline, to_png, to_svg
+from ml_factory.evaluation.metrics import metrics_table
 from ml_factory.evaluation.report import Section, render, write_report
 
 RNG = np.random.default_rng(0)
@@ -60,6 +64,7 @@ def all_figures() -> dict:
         "importances": figures.importance_bars(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
         ),
+        "deciles": figures.decile_bars(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
         "probabilities": figures.probabilities(frame_p, CLOSE),
         "shares": explained.variable_shares(SHARES),
         "attention": explained.attention_over_time(ATTENTION),
@@ -231,6 +236,40 @@ def test_what_stands_beside_a_mean_is_named():
     for figure, alike in ((shares, "all variables alike"), (attention, "all bars alike")):
         named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
         assert named == {"mean over rows", "middle 80 % of rows", alike}
+
+
+@pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning"])
+def test_no_word_of_a_figure_is_cut_on_a_phone(name):
+    figure = all_figures()[name] if name != "metrics" else figures.metrics_bar(
+        metrics_table({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y, best="clock_volatility")
+    )  # fmt: skip
+    _stand_upright(figure)
+    FigureCanvasAgg(figure).draw()
+    words = [figure._suptitle, *(label for ax in figure.axes for label in (ax.xaxis.label, ax.yaxis.label, ax.title))]
+    for text in words:
+        box = text.get_window_extent()
+        assert not text.get_text() or (box.x0 >= -1 and box.x1 <= figure.bbox.width + 1), text.get_text()
+
+
+def test_importances_are_drawn_largest_first():
+    table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
+    (ax,) = figures.importance_bars(table).axes
+    assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
+    assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
+
+
+def test_each_baseline_has_a_colour_and_a_diamond_of_its_own():
+    said = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
+    (ax,) = figures.metrics_bar(metrics_table(said, Y, reference="prior", best="clock")).axes
+    drawn = [to_hex(points.get_facecolor()[0]) for points in ax.collections if isinstance(points, PathCollection)]
+    assert len(set(drawn)) == len(drawn) == 4 and ax.lines[0].get_color() == COLOURS["clock"][0]
+    assert {COLOURS[name][0] for name in ("prior", "last_move", "clock_volatility", "accent")} == set(drawn)
+
+
+def test_a_tile_shows_its_interval_below_its_value():
+    page = render("t", [Section("a")], facts={"gain": ("+0.0100", "+0.0010 to <0.02"), "rows": 1234})
+    assert "<dt>gain</dt><dd>+0.0100<small>+0.0010 to &lt;0.02</small></dd>" in page
+    assert "<dt>rows</dt><dd>1,234</dd>" in page
 
 
 def test_learning_without_validation_or_with_one_epoch():

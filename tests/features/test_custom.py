@@ -39,6 +39,25 @@ def test_a_feature_becomes_a_column(real_bars):
     np.testing.assert_array_equal(matrix.values[:, :-1], plain.values)
 
 
+def with_series_methods(bars):
+    return (bars.close / bars.close.rolling(30).mean() - 1.0).fillna(0.0) + 0.0 * bars.high.shift(1).fillna(0.0)
+
+
+def test_columns_have_the_methods_of_a_series_and_stay_arrays():
+    """The methods of pandas, the bits of arrays: existing features keep theirs."""
+    feature(with_series_methods, memory=30)
+    seen = custom._read_only(bars := custom.made_up_bars(300))
+    close = pd.Series(bars.close)
+    pd.testing.assert_series_equal(seen.close.rolling(5).mean(), close.rolling(5).mean(), check_exact=True)
+    pd.testing.assert_series_equal(seen.close.groupby(seen.session).cummax(), close.groupby(bars.session).cummax())
+    np.testing.assert_array_equal(np.asarray(seen.close[1:] / seen.close[:-1]), bars.close[1:] / bars.close[:-1])
+    assert float(seen.close.std()) == float(bars.close.std()) != float(close.std())  # NumPy's, where both have it
+    with pytest.raises(AttributeError, match="rollling"):
+        _ = seen.close.rollling
+    with pytest.raises(ValueError, match="read-only"):
+        seen.close[0] = 1.0
+
+
 def next_return(bars):
     return np.append(np.diff(np.log(bars.close)), 0.0)
 

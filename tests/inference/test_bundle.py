@@ -13,7 +13,11 @@ NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
 def bundle(**more) -> Bundle:
     state = {"model": "nobody", "weights": np.arange(6, dtype=np.float32).reshape(2, 3), "trees": b"\x00\xff", "n": 3}
     scaler = {"kind": "robust", "center": [0.1, 0.2, 1 / 3], "scale": [1.0, 2.0, 3.0], "clip": 8.0}
-    given = {"spec": {"base_minutes": 5}, "temperature": {"temperature": 1.25}, "facts": {"symbol": "MES"}} | more
+    given = {
+        "spec": {"base_minutes": 5},
+        "calibration": {"temperature": 1.25, "bias": [0.1, 0.0, -0.1]},
+        "facts": {"symbol": "MES"},
+    } | more
     return Bundle(state, scaler, NAMES, **given)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.evaluation.calibration import Temperature
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.inference import predict
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
@@ -26,7 +26,12 @@ def fitted():
     scaler = RobustScaler.fit(features.to_numpy())
     model = build_model("xgboost", rounds=20)
     model.fit(scaler.transform(features.to_numpy()), y, np.ones(len(y)))
-    bundle = Bundle(model.get_state(), scaler.to_dict(), tuple(features.columns), temperature={"temperature": 2.0})
+    bundle = Bundle(
+        model.get_state(),
+        scaler.to_dict(),
+        tuple(features.columns),
+        calibration={"temperature": 2.0, "bias": [0.1, 0.2, -0.3]},
+    )
     return features, model, scaler, bundle
 
 
@@ -35,7 +40,7 @@ def test_equal_to_the_steps_by_hand(fitted, tmp_path):
     fresh = feature_rows(seed=1)
     fresh.iloc[3, 1] = np.nan
     got = predict_features(Bundle.load(bundle.save(tmp_path / "bundle")), fresh)
-    wanted = Temperature(2.0).apply(model.predict_proba(scaler.transform(fresh.to_numpy())))
+    wanted = Calibration(2.0, (0.1, 0.2, -0.3)).apply(model.predict_proba(scaler.transform(fresh.to_numpy())))
     np.testing.assert_array_equal(got.to_numpy(), wanted)
     assert list(got.columns) == ["p_short", "p_neutral", "p_long"] and got.index.equals(fresh.index)
     np.testing.assert_allclose(got.sum(axis=1), 1, atol=1e-9)

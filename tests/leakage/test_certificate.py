@@ -100,7 +100,7 @@ def test_a_certificate_lets_its_own_data_through(bars, tmp_path):
     write_certificate(tmp_path, made)
     assert need(tmp_path) == made
     for other in ({"subject": "b" * 64}, {"code": "d"}, {"horizon": 5}):
-        with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
+        with pytest.raises(NotPreparedError, match=r"prepare --symbol DEMO .*python -m ml_factory audit --symbol DEMO"):
             need(tmp_path, **other)
 
 

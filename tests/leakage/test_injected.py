@@ -75,7 +75,7 @@ def test_the_clean_pipeline_is_never_blamed(bars):
     assert parts == set(proof.compared)
     assert proof.compared["features"] > 50 * 6 * 24
     kinds = {cut.why for cut in proof.cuts}
-    assert {"session end", "frame edge", "gap", "daylight saving", "random"} <= kinds
+    assert {"session end", "frame edge", "gap", "daylight saving", "hour of the week"} <= kinds
 
 
 def test_the_full_form_fits_every_split_of_every_scheme(bars):

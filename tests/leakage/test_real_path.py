@@ -255,18 +255,18 @@ def weights_of_all(patch):
     patch.setattr(dataset, "weights_of", spoilt)
 
 
-def temperature_of_test_rows(patch):
-    lesson_of, fit, seen = holdout.lesson_of, holdout.Temperature.fit, {}
+def calibration_of_test_rows(patch):
+    lesson_of, fit, seen = holdout.lesson_of, holdout.Calibration.fit, {}
 
     def watched(data, spec):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
         return lesson_of(data, spec)
 
-    def spoilt(log_p, y, weights):
-        return fit(log_p, y, weights * seen["shares"][np.asarray(y) + 1])
+    def spoilt(log_p, y, w=None, *, horizon=1):
+        return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
     patch.setattr(holdout, "lesson_of", watched)
-    patch.setattr(holdout.Temperature, "fit", staticmethod(spoilt))
+    patch.setattr(holdout.Calibration, "fit", staticmethod(spoilt))
 
 
 def stops_on_test_rows(patch):
@@ -329,7 +329,7 @@ def prior_beside_a_history_of_all(patch):
     ("inject", "where"),
     [
         (weights_of_all, "trained xgboost"),
-        (temperature_of_test_rows, "trained xgboost"),
+        (calibration_of_test_rows, "trained xgboost"),
         (stops_on_test_rows, "trained xgboost"),
         (learns_from_test_rows, "trained xgboost"),
         (starts_at_the_prior_of_all, "trained xgboost"),

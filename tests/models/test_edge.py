@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import edge
 from benchmarks.edge import code_behind, judged, rows_of
+from ml_factory.evaluation.metrics import expected_calibration_error
 from ml_factory.models.contract import FitResult
 from ml_factory.models.registry import build_model
 
@@ -32,17 +33,33 @@ def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, n
         assert found["errors"] < 2, found
 
 
+def test_true_calibration_error_of_certain_outcomes_is_the_expected_one_and_of_the_truth_is_zero():
+    rng = np.random.default_rng(0)
+    p, y = rng.dirichlet((2, 2, 2), 500), rng.integers(-1, 2, 500)
+    assert edge.true_calibration_error(np.eye(3)[y + 1], p)[0] == pytest.approx(expected_calibration_error(y, p))
+    assert edge.true_calibration_error(p, p) == (0.0, 0.0)
+    noisy = np.clip(p + rng.normal(0, 0.15, (500, 1)) * (np.eye(3)[p.argmax(axis=1)] - 1 / 3), 0, 1)
+    plain, debiased = edge.true_calibration_error(noisy, p)  # right on average: what is left is chance
+    assert plain > 0.005 and debiased < plain
+    moved = p - 0.1 * (np.eye(3)[p.argmax(axis=1)] - 1 / 3)
+    # all bins are off by the same: no spread, so nothing is chance
+    assert edge.true_calibration_error(moved, p) == pytest.approx((0.2 / 3, 0.2 / 3))
+
+
 class Asked:
-    """Notes which rows it is given for what, and says a third."""
+    """Notes which rows it is given for what, and forecasts a third."""
 
     name, lookback = "lightgbm", 1
+
+    def __init__(self):
+        self.forecast = []
 
     def fit(self, x, y, *, validation):
         self.learnt, self.held = (x, y), validation
         return FitResult()
 
     def predict_proba(self, x):
-        self.judged = x
+        self.forecast.append(x)
         return np.full((len(x), 3), 1 / 3)
 
 
@@ -50,12 +67,15 @@ def test_the_rows_that_judge_teach_nothing(rows):
     """Learnt from training rows, stopped on validation rows, judged on the rest; labels of each end before the next."""
     model = Asked()
     facts = judged(rows, model)
-    given = {"train": model.learnt, "validation": model.held, "test": (model.judged, None)}
+    judging, *calibrating = model.forecast
+    given = {"train": model.learnt, "validation": model.held, "test": (judging, None)}
     for name, (x, y) in given.items():
         expected = rows.take(model, name)
         np.testing.assert_array_equal(x, expected[0])
         assert y is None or np.array_equal(y, expected[1])
-    assert facts["rows"] == len(model.judged)
+    assert facts["rows"] == len(judging)
+    for x in calibrating:  # where the truth is known
+        np.testing.assert_array_equal(x, model.held[0])
     labels = [rows.labels.iloc[rows.splits[name]] for name in ("train", "validation", "test")]
     for before, after in pairwise(labels):
         assert before["label_end"].max() <= after.index.min()

@@ -8,7 +8,7 @@ import pytest
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barriers import BARRIERS, block_extremes, mean_share, scan
-from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
 
 MINUTE = 60_000_000_000
 
@@ -107,3 +107,21 @@ def test_a_session_shorter_than_the_horizon_is_named():
     table = triple_barrier(base, None, spec, MarketSpec("X", "24h", None, False), session_close=start + MINUTE)
     left = 99 - table["entry_bar"] % 100
     assert ((left >= 60) == (table["barrier"] == "vertical")).all() and set(table["barrier"]) == {"vertical", "session"}
+
+
+@pytest.mark.parametrize("tick", [0.25, None])
+def test_barriers_after_a_10000_fold_bar_are_positive_prices(tick):
+    """One bar 10,000 times too high: the volatility after it puts the lower barrier under the first tick."""
+    open_, high, low, close = np.round(market(400, seed=5) / 0.25) * 0.25
+    for prices in (open_, high, low, close):
+        prices[200] *= 10_000.0
+    start = np.arange(400) * MINUTE
+    marks = np.zeros(400, np.int32)
+    base = Frame(1, start, start + MINUTE, open_, high, low, close, None, marks, marks)
+    up, down = barriers_of(base, LabelSpec(200), MarketSpec("X", "24h", tick, False))
+    known = ~np.isnan(up)
+    assert known[100:].all() and (down[known] > 0).all() and np.isfinite(up[known]).all()
+    assert down[201] < 0.25 < 0.25 * np.floor(down[150] / 0.25)  # under one tick after the jump, far above it before
+    assert (down[known] < close[known]).all() and (up[known] > close[known]).all()
+    labels = triple_barrier(base, None, LabelSpec(200), MarketSpec("X", "24h", tick, False))
+    assert np.isfinite(labels[["up", "down"]].to_numpy()).all() and len(labels) > 50

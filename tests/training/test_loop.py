@@ -96,6 +96,21 @@ def test_the_best_epochs_weights_come_back():
     assert not network.training
 
 
+def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
+    """An equal loss is no better: with <= the third epoch would be kept, and patience would begin again."""
+    losses, weights = iter([2.0, 1.0, 1.0, 1.0, 1.0]), []
+    network, batch, loss = line()
+
+    def validate():
+        weights.append(network.weight.detach().clone())
+        return next(losses)
+
+    spec = TrainSpec(epochs=5, batch=5, lr=0.1, patience=2)
+    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validate=validate)
+    assert result.best_epoch == 2 and result.stopped_early and len(result.history) == 4
+    assert torch.equal(network.weight, weights[1]) and not torch.equal(weights[1], weights[2])
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_an_epoch_that_cannot_be_judged_ends_the_run(loss):
     saves = Memory()

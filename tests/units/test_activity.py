@@ -48,7 +48,7 @@ def test_a_given_size_is_prepared_proved_learnt_and_predicted(prepared, call):
     ]  # fmt: skip
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", quick=True, mirror="off", model_settings=TINY)
     assert np.isfinite(trained.metrics["log_loss"]).all()
-    said = pipeline.predict(prepared, "DEMO", 5, "xgboost").frame
+    said = pipeline.predict(prepared, "DEMO", 5, "xgboost", all_rows=True).frame
     np.testing.assert_array_equal(said.index.as_unit("ns").asi8, frame.known_at[first:])
 
 

@@ -30,6 +30,12 @@ from ml_factory.units.proving import words_of
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
 
+@pytest.fixture(autouse=True)
+def no_small_runs(monkeypatch):
+    """Folds, stacks and predictions are proved in test_audited_runs; here they would only take time."""
+    monkeypatch.setattr(auditing, "check_runs", lambda *given: None)
+
+
 def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
     store = Store.current(workspace.processed(symbol))
     return read_certificate(place_of(workspace.processed(symbol), store.fingerprint, horizon))

@@ -47,14 +47,12 @@ def test_the_headline_is_the_model_that_validation_rows_chose(workspace, monkeyp
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
     asked = []
     told = pages.tiles
-    monkeypatch.setattr(
-        pages, "tiles", lambda data, metrics, chosen: asked.append(chosen) or told(data, metrics, chosen)
-    )
+    monkeypatch.setattr(pages, "tiles", lambda judged, **how: asked.append(judged.chosen) or told(judged, **how))
     means = pipeline.with_baselines
     calls = []
 
-    def disturbed(data, teachers, rows, forecasts):
-        table = means(data, teachers, rows, forecasts)
+    def disturbed(data, teachers, rows, forecasts, best):
+        table = means(data, teachers, rows, forecasts, best)
         calls.append(set(rows.tolist()) <= set(data.splits["validation"].tolist()))
         if calls[-1]:  # on validation rows lightgbm is made the winner, on test rows xgboost
             table.loc["lightgbm", "log_loss"] = 0.0

@@ -7,17 +7,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import pipeline
+from ml_factory import arguments, pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.evaluation.baselines import BASELINES
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.runs.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.units import fold_scores, folds, keeping, opening, schemes
-from ml_factory.units.dataset import Dataset, weights_of
-from ml_factory.units.fold_scores import fold_metrics, gain_over_blocks, judged_folds
+from ml_factory.units.dataset import Dataset, best_baseline, weights_of
+from ml_factory.units.fold_scores import fold_metrics, gain_over_blocks, judged_folds, judged_labels, verdict_of_folds
 from ml_factory.units.folds import FoldOutcome
 from ml_factory.units.keeping import fold_phase, reached_by_fit
 from ml_factory.units.loading import load_dataset
@@ -25,7 +27,7 @@ from ml_factory.units.schemes import FoldPlan, SchemeSpec, fold_plan
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
-SCHEMES = tuple(schemes.SCHEMES)
+SCHEMES = tuple(arguments.SCHEMES)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def made_up(plan: FoldPlan, seed: int = 0) -> FoldOutcome:
         p = rng.dirichlet(np.ones(3), len(test))
         p[rng.random(len(test)) < 0.1] = np.nan
         forecasts.append(p)
-    return FoldOutcome(plan, forecasts, [1.0] * len(forecasts), 0, ())
+    return FoldOutcome(plan, forecasts, [Calibration()] * len(forecasts), 0, ())
 
 
 @pytest.mark.parametrize(("scheme", "count"), list(zip(SCHEMES, (4, 4, 4, 6), strict=True)))
@@ -105,7 +107,7 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
     outcome = made_up(plan)
     judged = judged_folds(data, outcome, "made_up")
     table = fold_scores.path_metrics(data, plan, judged).set_index(["path", "name"])
-    assert plan.paths.shape == (3, 4) and len(table) == 12
+    assert plan.paths.shape == (3, 4) and len(table) == 3 * (2 + len(BASELINES))
     for path, taken in enumerate(plan.paths):
         losses, prior = [], []
         for block, fold in enumerate(taken):
@@ -132,15 +134,53 @@ def test_a_block_counts_once_however_many_folds_judged_it(prepared):
     assert gain_over_blocks(table, "made_up") == pytest.approx(wanted, rel=1e-12)
 
 
-def test_a_fold_is_judged_with_its_own_temperature_and_without(prepared):
+def test_the_best_baseline_of_a_fold_is_chosen_on_rows_it_held_out(prepared):
+    """Not on the rows it judges: with their labels changed the choice and the baselines are the same."""
+    data = prepared[1]
+    plan = plan_of(data, "purged_kfold")
+    judged = judged_folds(data, made_up(plan), "made_up")
+    train, test = plan.folds[1]
+    labels = data.labels.copy()
+    labels.iloc[plan.rows[test], labels.columns.get_loc("label")] = np.int8(1)
+    other = judged_folds(replace(data, labels=labels), made_up(plan), "made_up")
+    assert other[1].best == judged[1].best
+    np.testing.assert_array_equal(other[1].forecasts["clock"], judged[1].forecasts["clock"])
+    readable = np.sort(train[plan.usable[train]])
+    held_out = plan.rows[readable[len(readable) - round(0.15 * len(readable)) :]]
+    fit = [row for row in plan.rows[readable] if data.labels["label_end"].iloc[row] < data.labels.index[held_out[0]]]
+    assert judged[1].best == best_baseline(data, np.array(fit), held_out)
+    table = fold_metrics(data, judged).set_index(["fold", "name"])
+    losses = table.loc[1, "log_loss"]
+    assert table.loc[(1, "made_up"), "gain_best"] == pytest.approx(losses[judged[1].best] - losses["made_up"])
+
+
+def test_judged_folds_use_each_fold_s_own_calibration_and_none(prepared):
     data = prepared[1]
     outcome = made_up(plan_of(data, "purged_kfold"))
-    warm = replace(outcome, temperatures=[0.5, 1.0, 2.0, 4.0])
-    for one, temperature in zip(judged_folds(data, warm, "made_up"), warm.temperatures, strict=True):
+    own = [Calibration(0.5, (0.1, 0.2, -0.3)), Calibration(), Calibration(2.0), Calibration(4.0, (-0.5, 0.5, 0.0))]
+    warm = replace(outcome, calibrations=own)
+    for one, calibration in zip(judged_folds(data, warm, "made_up"), own, strict=True):
         raw = one.forecasts["made_up_uncalibrated"]
-        powered = raw ** (1 / temperature)
+        powered = raw ** (1 / calibration.temperature) * np.exp(calibration.bias)
         np.testing.assert_allclose(one.forecasts["made_up"], powered / powered.sum(axis=1, keepdims=True), rtol=1e-9)
-        assert list(one.forecasts) == ["made_up", "made_up_uncalibrated", "prior", "last_move"]
+        assert list(one.forecasts) == ["made_up", "made_up_uncalibrated", *BASELINES]
+
+
+def test_verdict_of_folds_names_absent_classes_and_weeks_and_else_judges(prepared):
+    """16 days, less than the 8 weeks of a verdict; the same rows spread over 20 weeks have one."""
+    data = prepared[1]
+    judged = judged_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
+    table, labels = fold_metrics(data, judged), judged_labels(data, judged)
+    assert labels.index.is_unique and labels.index.is_monotonic_increasing
+    assert data.clear[data.labels.index.get_indexer(labels.index)].all()
+    short = verdict_of_folds(data, table, "made_up", labels)
+    assert short.status == "not enough data" and short.reason.endswith("weeks of rows, wanted at least 8")
+    spread = pd.Series(labels.to_numpy(), pd.date_range("2024-01-01", "2024-05-20", periods=len(labels), tz="UTC"))
+    assert verdict_of_folds(data, table, "made_up", spread).status in ("beats", "does not beat")
+    sided = verdict_of_folds(data, table, "made_up", spread[spread != 0])
+    assert (sided.status, sided.reason) == ("not enough data", "no test row is neutral")
+    both = verdict_of_folds(data, table, "made_up", labels[labels > 0]).reason
+    assert both.startswith("no test row is short or neutral; ") and "weeks of rows" in both
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -158,6 +198,11 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
         assert result.paths["path"].nunique() == 2 and "2 paths: from" in result.summary()
     else:
         assert result.paths is None and result.paths_path is None
+    own = result.folds[result.folds["name"] == "lightgbm"]
+    found, means = result.verdict, own.groupby("block")["gain_best"].mean()
+    assert found.gain_best == pytest.approx(means.mean()) and found.best_baseline in set(own["best_baseline"])
+    assert found.rows == own.drop_duplicates("block")["rows"].sum()
+    assert found.status == "not enough data" and "weeks of rows, wanted at least 8" in result.summary()
     assert result.plot().axes
     raw = gain_over_blocks(result.folds, "lightgbm_uncalibrated")[0]
     assert f"not calibrated {raw:+.4f}" in result.summary() and raw != result.gain_mean

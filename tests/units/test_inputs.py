@@ -35,7 +35,7 @@ def test_frames_are_asked_for_by_name_and_read_off_the_columns(prepared):
     assert read == {"every1": len(columns) - len(minutes), **wide} and len(wide) > 1
     # The file alone predicts what the training said.
     said = pipeline.load_predictions(prepared, "DEMO", 5, "lstm")
-    again = pipeline.predict(prepared, "DEMO", 5, "lstm").frame
+    again = pipeline.predict(prepared, "DEMO", 5, "lstm", all_rows=True).frame
     pd.testing.assert_frame_equal(again.loc[said.index], said[again.columns])
     other = pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=SMALL)
     assert other.run_id != trained.run_id and np.isfinite(trained.metrics["log_loss"]).all()
@@ -56,7 +56,7 @@ def test_what_cannot_be_read_so_is_refused(prepared):
     data = load_dataset(prepared, "DEMO", 5)
     with pytest.raises(SettingsError, match=r"Only networks .*\[frames\]"):
         resolved(data, "xgboost", {"frames": True})
-    assert resolved(data, "xgboost", {"frames": False, "rounds": 3}) == {"rounds": 3}
+    assert resolved(data, "xgboost", {"frames": False, "rounds": 3, "offset": "none"}) == {"rounds": 3}
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"lookback": 12, "frames": True})
 
@@ -78,6 +78,33 @@ def test_frames_of_columns_that_preprocessing_changes_are_refused():
             with pytest.raises(SettingsError, match=rf"\[frames\].*{step}.*leave frames out"):
                 resolved(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
         assert resolved(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "given", "wanted"),
+    [
+        ("xgboost", ["robust"], {}, {"offset_column": 1, "offset_bars": 5}),
+        ("xgboost", [{"step": "standard"}], {"offset": "clock"}, {"offset_column": 1, "offset_bars": 5}),
+        ("xgboost", ["robust"], {"offset": "none"}, {}),
+        ("xgboost", ["robust"], {"offset_column": 0}, {"offset_column": 0}),
+        ("xgboost", ["quantile"], {}, {}),  # equal steps of the clock are no longer equal
+        ("xgboost", ["pca", "robust"], {}, {}),
+        ("catboost", ["robust"], {}, {"offset_column": 1, "offset_bars": 5}),
+        ("lstm", ["robust"], {}, {"offset_column": 1, "offset_bars": 5}),
+        ("tft", ["robust"], {"offset": "none"}, {}),
+    ],
+)
+def test_offset_of_the_clock_is_a_column_where_a_scaler_leaves_it_even(name, steps, given, wanted):
+    assert resolved(reading(["rsi_14", "session_progress"], *steps), name, given) == wanted
+
+
+@pytest.mark.parametrize("name", ["xgboost", "lstm"])
+def test_offset_that_is_not_there_is_refused(name):
+    with pytest.raises(SettingsError, match=r"\[offset\]"):
+        resolved(reading(["session_progress"], "robust"), name, {"offset": "hour"})
+    for columns, steps in ((["rsi_14"], ["robust"]), (["session_progress"], ["quantile"])):
+        with pytest.raises(SettingsError, match=r"\[offset\].*leave offset out"):
+            resolved(reading(columns, *steps), name, {"offset": "clock"})
 
 
 CLOCK = ["session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine"]
@@ -113,7 +140,7 @@ def test_a_tft_is_told_the_clock_ahead_by_the_names_of_its_settings(prepared):
     spec = model.network_spec
     assert (list(spec.known), spec.static, spec.ahead) == (CLOCK, ("symbol", "week_sine"), 5)
     said = pipeline.load_predictions(prepared, "DEMO", 5, "tft")
-    again = pipeline.predict(prepared, "DEMO", 5, "tft").frame
+    again = pipeline.predict(prepared, "DEMO", 5, "tft", all_rows=True).frame
     pd.testing.assert_frame_equal(again.loc[said.index], said[again.columns])
     assert np.isfinite(trained.metrics["log_loss"]).all()
     told = pipeline.explain(prepared, "DEMO", 5, "tft", rows=20)

@@ -11,12 +11,13 @@ from ml_factory import pipeline
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.evaluation.calibration import Calibration
 from ml_factory.experiment import open_run, run_spec
 from ml_factory.models.registry import build_model
 from ml_factory.runs.checkpoints import CheckpointManager
 from ml_factory.runs.state import encode_state
 from ml_factory.runs.workspace import Workspace
-from ml_factory.units import folds, forecasts, holdout, schemes, stacked
+from ml_factory.units import dataset, folds, forecasts, holdout, schemes, stacked
 from ml_factory.units.dataset import Dataset, with_baselines
 from ml_factory.units.loading import load_dataset
 
@@ -62,7 +63,7 @@ def fitted(data: Dataset, root: Path, model: str = "lightgbm", **settings):
 
 
 def test_a_model_knows_nothing_of_the_test_rows(data, tmp_path):
-    """Weights, scaler, best round and temperature are one state, and its hash does not move."""
+    """Weights, scaler, best round and calibration are one state, and its hash does not move."""
     _, clean = fitted(data, tmp_path / "clean")
     _, other = fitted(disturbed(data, data.splits["test"], inputs=True), tmp_path / "other")
     assert other.hash == clean.hash and other.facts["best_epoch"] == clean.facts["best_epoch"]
@@ -73,19 +74,19 @@ def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
     _, other = fitted(disturbed(data, data.splits["validation"], inputs=False), tmp_path / "other", patience=0)
     clean, other = clean.load_state(), other.load_state()
     assert other["scaler"] == clean["scaler"]
-    assert other["temperature"] != clean["temperature"]
+    assert other["calibration"] != clean["calibration"]
     assert other["model_state"]["best_round"] != clean["model_state"]["best_round"]
 
 
 def test_the_baselines_are_counted_on_training_rows(data):
     rows = data.splits["test"]
     shown = {"model": np.full((len(rows), 3), 1 / 3)}
-    clean = with_baselines(data, data.splits["train"], rows, shown)
+    clean = with_baselines(data, data.splits["train"], rows, shown, "prior")
     # The judge's labels reversed in place: the prior, if it were counted on them, would still do as well.
     labels = data.labels.copy()
     labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
     labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
-    other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown)
+    other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
     train = data.splits["train"]
     clear = train[data.clear[train]]
     share = np.mean(data.y[clear] == 1)
@@ -118,13 +119,14 @@ def test_the_stored_scaler_is_fitted_on_training_rows(data):
 
 
 def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
-    """Purged rows belong to no part: neither trained on nor judged."""
+    """Purged rows belong to no part, neither trained on nor judged, and are left out."""
     workspace, artifact = fitted(data, tmp_path)
     said = forecasts.labelled(workspace, data, artifact)
-    assert (said["label"].to_numpy() == data.y).all() and said.index.equals(data.labels.index)
+    inside = np.sort(np.concatenate(list(data.splits.values())))
+    assert (said["label"].to_numpy() == data.y[inside]).all() and said.index.equals(data.labels.index[inside])
     for name, rows in data.splits.items():
         assert said.index[said["split"] == name].equals(data.labels.index[rows])
-    assert (said["split"] == "purged").sum() == len(data.labels) - sum(map(len, data.splits.values())) > 0
+    assert len(data.labels) > len(inside) == said["split"].isin(dataset.SPLITS).sum()
 
 
 def out_of_fold(data: Dataset, root: Path) -> tuple[schemes.FoldPlan, folds.FoldOutcome]:
@@ -143,7 +145,7 @@ def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
     _, other = out_of_fold(disturbed(data, plan.rows[test], inputs=False), tmp_path / "other")
     assert np.isfinite(clean.p_N3[test]).all()
     np.testing.assert_array_equal(other.p_N3[test], clean.p_N3[test])
-    assert other.temperatures[block] == clean.temperatures[block] != 1.0
+    assert other.calibrations[block] == clean.calibrations[block] != Calibration()
     rest = np.setdiff1d(np.arange(len(plan.rows)), test)
     assert not np.array_equal(other.p_N3[rest], clean.p_N3[rest])  # the other folds have learnt from it
 
@@ -181,7 +183,7 @@ def test_the_embargo_covers_the_input_window(data, lookback, wanted):
 
 
 def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkeypatch):
-    """Pool and temperature are the same state whatever the test rows were; the pool ignores validation rows, too."""
+    """Pool and calibration are the same state whatever the test rows were; the pool ignores validation rows, too."""
     _, data = prepared
     quick = type("Limits", (), {"settings_for": lambda self, family: dict(SMALL)})
     monkeypatch.setattr(stacked, "QuickLimits", quick)
@@ -200,7 +202,7 @@ def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkey
         states[name] = stacked.fit_stack(workspace, now, run, spec, 3).load_state()
     assert encode_state(states["test"]) == encode_state(states["clean"])
     assert states["validation"]["stack"] == states["clean"]["stack"]
-    assert states["validation"]["temperature"] != states["clean"]["temperature"]
+    assert states["validation"]["calibration"] != states["clean"]["calibration"]
 
 
 def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):

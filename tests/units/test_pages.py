@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.evaluation.metrics import metrics_table
+from ml_factory.evaluation.baselines import BASELINES
+from ml_factory.evaluation.metrics import debiased_calibration_error, metrics_table
+from ml_factory.evaluation.verdict import model_verdict, row_gains
 from ml_factory.targets.labels import classes_of
 from ml_factory.units import pages
 from ml_factory.units.dataset import gain_over
@@ -19,44 +21,90 @@ def forecasts(count: int) -> dict[str, np.ndarray]:
     return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
 
 
+def judged(count: int, beaten: dict | None = None) -> pages.OnTest:
+    """`count` models of random forecasts beside a flat prior, 60 days of rows five minutes apart."""
+    said, y = forecasts(count), np.arange(ROWS) % 3 - 1
+    flat = {name: np.full((ROWS, 3), 1 / 3) for name in BASELINES}
+    times = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC")
+    table = metrics_table(said | flat, y, np.ones(ROWS), times=times)
+    found = {
+        name: model_verdict(name, row_gains(y, p, flat, horizon=1, times_N=times), "clock", rows=ROWS, effective_rows=9)
+        for name, p in said.items()
+    }
+    return pages.OnTest(np.arange(ROWS), said, table, found, "model0", beaten or {})
+
+
+def data_of(on_test: pages.OnTest, ret=None) -> SimpleNamespace:
+    """What a page reads of the data set whose test rows were judged."""
+    index = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC", name="known_at")
+    ret = np.zeros(ROWS) if ret is None else ret
+    return SimpleNamespace(
+        labels=pd.DataFrame({"ret": ret}, index), y=np.arange(ROWS) % 3 - 1, clear=np.ones(ROWS, bool), horizon=1,
+        classes=classes_of("direction"),
+    )  # fmt: skip
+
+
 def verdict(count: int, of: int = ROWS) -> str:
-    flat = {"prior": np.full((ROWS, 3), 1 / 3)}
-    table = metrics_table(forecasts(count) | flat, np.arange(ROWS) % 3 - 1, np.ones(ROWS))
-    return pages.verdict(table, ROWS, of).text
+    return pages.verdict(judged(count), of).text
+
+
+def test_verdict_section_has_each_models_sentence_and_numbers_first():
+    on_test = judged(2)
+    text = pages.verdict(on_test, ROWS).text
+    for number, one in enumerate(on_test.verdicts.values()):
+        paragraph = text.split("\n\n")[number]
+        assert paragraph.startswith(one.sentence) and f"{one.gain_best:+.4f} ({one.gain_best_low:+.4f}" in paragraph
+    names = [name for _, table in pages.verdict(on_test, ROWS).tables for name in table]
+    assert names[:3] == ["gain_best", "gain_best_low", "gain_best_high"] and len(set(names)) == len(names)
+    unsided = [name for _, table in pages.verdict(on_test, ROWS, sided=False).tables for name in table]
+    assert set(names) - set(unsided) == {"direction_gain", "direction_low"}
+
+
+def test_tiles_are_those_of_the_chosen_model_with_intervals():
+    on_test = judged(2)
+    tiles, one = pages.tiles(on_test), on_test.verdicts["model0"]
+    assert tiles["best on validation rows"] == ("model0", one.status)
+    assert tiles["gain over clock"] == (
+        f"{one.gain_best:+.4f}",
+        f"{one.gain_best_low:+.4f} to {one.gain_best_high:+.4f}",
+    )
+    assert tiles["directional gain"][0] == f"{one.direction_gain:+.4f}" and tiles["test rows"] == (ROWS, "9 effective")
+    assert "directional gain" not in pages.tiles(on_test, sided=False) and "model" in pages.tiles(judged(1))
+
+
+def test_period_names_first_and_last_test_day_and_both_row_counts():
+    words = pages.period(data_of(judged(1)), judged(1))
+    assert "2024-01-02 to 2024-03-02" in words and "600 rows" in words and "9 without overlap" in words
+
+
+def test_returns_of_the_chosen_model_by_decile():
+    on_test = judged(2)
+    forecast = on_test.forecasts["model0"] @ [-1, 0, 1]
+    section = pages.returns(data_of(on_test, 1e-4 * forecast), on_test)
+    assert "Information coefficient of model0: +1.0000" in section.text
+    ((_, table),) = section.tables
+    tenth = np.sort(forecast)[-60:].mean()
+    assert table.loc[10, "ret_bp"] == pytest.approx(tenth) and table.loc[10, "rows"] == 60
+    assert "no deciles" in pages.returns(data_of(on_test), on_test).text  # the return is a constant
 
 
 @pytest.mark.parametrize(
     ("low", "high", "words"),
-    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "cannot be told from")],
-)
-def test_a_gain_is_called_what_its_interval_allows(low, high, words):
-    other = {"direction_gain": 0.0, "direction_low": -0.5, "direction_high": 0.5}
-    row = pd.Series({"log_loss_gain": (low + high) / 2, "gain_low": low, "gain_high": high} | other)
-    told = pages.sentence("lstm", row)
-    assert f"lstm {words} the class prior" in told and "up or down, it cannot be told from the class prior" in told
-    other = {"direction_gain": (low + high) / 2, "direction_low": low, "direction_high": high}
-    side = pd.Series({"log_loss_gain": 0.0, "gain_low": -0.5, "gain_high": 0.5} | other)
-    assert f"up or down, it {words} the class prior" in pages.sentence("lstm", side)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "cannot be told from")],
+    [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
 )
 def test_a_stack_is_told_beside_the_plain_mean_of_its_models(low, high, words):
-    flat = {"prior": np.full((ROWS, 3), 1 / 3)}
-    table = metrics_table({"stack": forecasts(1)["model0"]} | flat, np.arange(ROWS) % 3 - 1, np.ones(ROWS))
-    told = pages.verdict(table, ROWS, ROWS, beaten={"equal_pool": ((low + high) / 2, low, high)}).text
-    assert f"stack {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in told
+    told = pages.verdict(judged(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
+    assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in told
     assert ("Nothing speaks for the learnt weights" in told) == (low <= 0)
-    assert "equal_pool" not in pages.verdict(table, ROWS, ROWS).text
+    assert "equal_pool" not in pages.verdict(judged(1), ROWS).text
 
 
 def test_the_gain_over_another_is_that_of_the_clear_rows():
     random = np.random.default_rng(0)
     ours, other, y = random.dirichlet((2, 2, 2), 90), random.dirichlet((2, 2, 2), 90), random.integers(-1, 2, 90)
     clear, rows = random.random(90) < 0.8, np.arange(10, 80)
-    data = SimpleNamespace(clear=clear, y=y, horizon=3)
+    labels = pd.DataFrame(index=pd.date_range("2024-01-01", periods=90, freq="5min", tz="UTC"))
+    data = SimpleNamespace(clear=clear, y=y, horizon=3, labels=labels)
     gain, low, high = gain_over(data, rows, ours[rows], other[rows])
     kept = rows[clear[rows]]
     by_hand = np.log(ours[kept, y[kept] + 1] / other[kept, y[kept] + 1])
@@ -76,21 +124,48 @@ def test_what_quick_limited_is_told():
 
 
 def test_the_best_of_several_is_called_chosen():
-    assert "chosen on them" in verdict(2)
-    assert "chosen on them" not in verdict(1)
+    assert "model0 was chosen on validation rows" in verdict(2)
+    assert "chosen on validation rows" not in verdict(1)
 
 
 def test_rows_that_are_not_judged_are_told():
     assert "600 of the 700 test rows, those with a full input window." in verdict(1, of=700)
-    assert "600 of the 600 test rows." in verdict(1)
+    assert "Evaluated on all 600 test rows." in verdict(1)
 
 
 @pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
 def test_many_forecasts_get_a_reliability_plot_each(count, figures):
-    data = SimpleNamespace(
-        y=np.arange(ROWS) % 3 - 1, clear=np.ones(ROWS, bool), horizon=5, classes=classes_of("direction")
+    on_test = judged(count)
+    assert len(pages.calibration(data_of(on_test), on_test).figures) == figures
+
+
+def test_calibration_shows_predicted_and_observed_by_class_of_clear_rows_and_the_debiased_error():
+    on_test = judged(2)
+    data = data_of(on_test)
+    data.clear[:300] = False
+    section = pages.calibration(data, on_test)
+    ((_, table),) = section.tables
+    assert table.index.tolist() == ["model0"] * 3 + ["model1"] * 3
+    for name, p in on_test.forecasts.items():
+        mine = table.loc[name].set_index("class")
+        np.testing.assert_allclose(mine["predicted"], p[300:].mean(axis=0))
+        np.testing.assert_allclose(mine["observed"], 1 / 3)
+        assert mine.index.tolist() == ["short", "neutral", "long"] and (mine["rows"] == 300).all()
+        error = debiased_calibration_error(np.arange(ROWS) % 3 - 1, p)
+        assert on_test.metrics.loc[name, "ece_debiased"] == error > 0.1
+        assert f"Calibration error of {name}: {error:.3f} debiased" in section.text
+    bets = data_of(on_test)
+    bets.classes = classes_of("meta")
+    assert list(pages.calibration(bets, on_test).tables[0][1]["class"]) == 2 * list(classes_of("meta"))
+
+
+def test_rows_of_no_part_are_told_apart_by_why():
+    assert pages.left_out_sentence({"purged": 1_234, "inferred": 0}) == pages.left_out_sentence({"purged": 1_234})
+    assert "1,234 rows whose labels reach across an edge" in pages.left_out_sentence({"purged": 1_234})
+    both = pages.left_out_sentence({"purged": 8, "inferred": 5_520})
+    assert "8 rows whose labels" in both and both.endswith(
+        "5,520 rows of the sessions that calendar or tick were inferred from."
     )
-    assert len(pages.calibration(data, forecasts(count), np.arange(ROWS)).figures) == figures
 
 
 def test_seconds_are_read_as_seconds():

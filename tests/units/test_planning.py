@@ -31,7 +31,7 @@ def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
 
 
 def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
-    monkeypatch.setattr(planning, "hours_left", lambda: 16 / 3600)  # one second more than the reserve
+    monkeypatch.setattr(planning, "hours_expected", lambda records: 16 / 3600)  # one second more than the reserve
     monkeypatch.setattr(warming.CostModel, "forecast", lambda self, work: warming.Cost(0.7 if work < 100 else 900.0))
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
@@ -147,11 +147,22 @@ def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeyp
 
 def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, monkeypatch):
     monkeypatch.setattr(planning, "warm_up", lambda *asked: warming.CostModel(warming.Cost(60.0), warming.Cost(60.0)))
-    names, how = ["linear", "xgboost"], {"quick": True, "settings": {}, "scheme": planning.SchemeSpec(folds=2)}
+    own = {"xgboost": {"rounds": 20, "depth": 2}}
+    names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": planning.SchemeSpec(folds=2)}
     table = plan(prepared, data, names, tasks=["stack"], **how).table
     assert set(table.index) == {*names, "stack"} and table.index[-1] == "stack" and table.loc["stack", "minutes"] > 0
-    pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off")
+    pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off", model_settings=own)
     assert plan(prepared, data, names, tasks=["stack"], **how).table.empty
+    others = plan(prepared, data, names, tasks=["stack"], **how | {"settings": {}}).table
+    assert set(others.index) == {"xgboost", "stack"}  # of other settings neither is finished
+
+
+def test_settings_of_a_model_that_is_not_used_are_refused(prepared):
+    own = {"lstm": {"hidden": 4}}
+    with pytest.raises(SettingsError, match="not used here"):
+        pipeline.stack(prepared, "DEMO", 5, ["linear", "xgboost"], model_settings=own)
+    with pytest.raises(SettingsError, match="not used here"):
+        pipeline.plan(prepared, "DEMO", 5, ["linear"], model_settings=own)
 
 
 def test_a_unit_that_the_device_cannot_hold_says_so(prepared, data, monkeypatch):

@@ -12,10 +12,12 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data import continued, sources
+from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.sources import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import mapped, ranks
 from ml_factory.datasets.store import Store
+from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.experiment import DataSpec
 from ml_factory.leakage.tried import Tried
 from ml_factory.runs import storage
@@ -32,8 +34,8 @@ def workspace(tmp_path_factory) -> Workspace:
 
 
 def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
-    inferred = pipeline.prepare(workspace, "ODD", (10,))
-    assert (inferred.market["calendar"], inferred.market["source"]["calendar"]) == ("cme", "inferred")
+    with pytest.raises(BarsError, match="--calendar, --tick"):  # all 12 sessions decided what was inferred
+        pipeline.prepare(workspace, "ODD", (10,))
     given = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="24h", tick=0.5))
     again = pipeline.prepare(workspace, "ODD", (10,))
     assert (again.fingerprint, again.reused) == (given.fingerprint, True)
@@ -232,8 +234,9 @@ def test_the_steps_up_to_the_scaler_are_a_setting(place):
     assert fit_on(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
     said = pipeline.load_predictions(place, "MES", 5, "lightgbm")
-    new = pipeline.predict(place, "MES", 5, "lightgbm").frame
-    np.testing.assert_allclose(new.loc[said.index], said[new.columns], atol=1e-12)
+    new = pipeline.predict(place, "MES", 5, "lightgbm", all_rows=True).frame
+    columns = ["p_short", "p_neutral", "p_long"]
+    np.testing.assert_allclose(new.loc[said.index, columns], said[columns], atol=1e-12)
     assert trained.report_path.is_file()
 
 
@@ -312,3 +315,23 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
     assert sorted(certificates(place)) == ["h20.json", "h5.json"]
     found = [json.loads(text) for text in certificates(place).values()]
     assert all(len(one["stretches"]) == 1 + grown and one["passed"] for one in found)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    place = Workspace(tmp_path / "w")
+    import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
+    monkeypatch.setattr(storage, "free_bytes", lambda folder: 900_000)
+    monkeypatch.setattr(preparation, "build_features", lambda *_: pytest.fail("computed all the same"))
+    with pytest.raises(
+        WorkspaceError, match=r"no room for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
+    ):
+        pipeline.prepare(place, "MES", (5,))
+
+
+def test_the_estimate_of_a_data_set_is_what_it_takes(prepared):
+    store = Store.current(prepared.processed("DEMO"))
+    taken = sum(file["bytes"] for name, file in store.files.items() if "parts" in name or "labels" in name)
+    market, settings = MarketSpec.from_dict(store.facts["market"]), proving.settings_of(store)
+    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
+    needed = preparation.bytes_needed(bars, bars, market, settings, len(store.horizons))
+    assert 0.8 * taken < needed < 1.5 * taken

@@ -80,8 +80,12 @@ def test_the_second_is_refused_and_the_first_finishes(verb, market, tmp_path, mo
         try:
             assert first.stdout.readline() == "working\n"
             before = content(workspace.results) | content(tmp_path / "cache")
+            heard = []
+            heeded = {} if verb == "search_barriers" else {"tell": heard.append}
             with pytest.raises(CheckpointError, match="Another process is working"):
-                getattr(pipeline, verb)(workspace, "MES", 5, *given, **named)
+                getattr(pipeline, verb)(workspace, "MES", 5, *given, **named, **heeded)
+            # That it is locked comes first; a stack's run is known once its finished base models are found.
+            assert [line for line in heard if verb != "stack" or "Found stack" in line] == []
             assert content(workspace.results) | content(tmp_path / "cache") == before
         finally:
             first.communicate("\n" * 200, timeout=120)

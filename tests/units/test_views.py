@@ -87,7 +87,9 @@ def test_what_looks_ahead_in_ones_own_bars_alone_is_refused(place, monkeypatch):
 
 def test_each_phase_of_prepare_is_told_with_its_rows(place):
     phases = pipeline.prepare(place, "MES", (12,)).phases
-    assert list(phases.index) == ["reading", "labels 12", "scaler 12", "proof", "live feed", "fitted"]  # checked before
+    assert list(phases.index) == [
+        "reading", "labels 12", "scaler 12", "refitting scaler 12", "proof", "live feed", "fitted",
+    ]  # fmt: skip
     bars, taught = len(pd.read_parquet(place.raw_bars("MES"))), pipeline.load_splits(place, "MES", 12)["train"]
     assert (phases.loc[["reading", "proof"], "rows"] == bars).all()
     assert phases.loc["scaler 12", "rows"] == len(taught)

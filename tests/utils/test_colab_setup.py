@@ -117,8 +117,16 @@ def test_off_colab_nothing_is_mounted_or_installed(tmp_path, monkeypatch, capsys
     assert f"pandas {info.versions['pandas']}" in " ".join(info.table().split())
 
 
+def test_env_info_is_read_by_field_and_by_name(tmp_path):
+    info = colab_setup.setup_colab_environment(tmp_path / "ws")
+    for name in (*info.__dataclass_fields__, "device"):
+        assert info[name] == getattr(info, name)
+    with pytest.raises(KeyError, match="workspace"):
+        info["worspace"]
+
+
 def test_off_colab_it_installs_when_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(runtime, "install_missing", lambda path: (f"asked {path.name}",))
+    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): (f"asked {path.name}",))
     assert colab_setup.setup_colab_environment(tmp_path, install="always").installed == ("asked requirements.txt",)
     with pytest.raises(SettingsError, match="install"):
         colab_setup.setup_colab_environment(tmp_path, install="yes")

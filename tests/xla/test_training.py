@@ -37,12 +37,14 @@ def market(rows: int):
     return x_NTF.astype(np.float32), y, rng.uniform(0.5, 2, rows)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_two_epochs_of_eight_batches_train_in_a_few_programs(name, caplog):
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, {}) for name in NETWORKS), ("gru", {"offset_column": 1, "offset_bars": 2})]
+)
+def test_two_epochs_of_eight_batches_train_in_a_few_programs(name, more, caplog):
     """Epochs, evaluations and saves: two compiles of each program at most, none after the first cycle."""
     x, y, w = market(160)
     settings = {**SMALL[name], "lookback": T, "epochs": 2, "batch": 16, "eval_batch": 16, "lr": 5e-3, "device": "xla"}
-    settings["save_seconds"] = 1e9
+    settings |= {"save_seconds": 1e9, **more}
     model, kept = build_model(name, **settings, precision="fp32", dropout=0.2), Kept()
     result = model.fit(x[:128], y[:128], w[:128], validation=(x[128:], y[128:], w[128:]), checkpoints=kept)
     assert kept.steps == [8, 16]

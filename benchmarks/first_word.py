@@ -1,0 +1,56 @@
+"""CPU seconds (user and system, with children) until a command has answered before its own work begins.
+
+    python -m benchmarks.first_word
+
+Runs --help of the program and of every verb, and one wrong argument of each kind, three times each; prints the median.
+"""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from ml_factory.__main__ import VERBS
+
+LIMIT = 2.0
+WRONG = (
+    ("no-such-verb",),
+    ("train", "--model", "xgbost"),
+    ("train", "--horizon", "0"),
+    ("train", "--symbol", "BTC/USDT"),
+    ("prepare", "--symbol", "MES", "--data", "none.csv"),
+    ("suite", "--symbol", "MES", "--data", "none.csv"),
+    ("prepare", "--symbol", "MES"),
+    ("train", "--symbol", "MES"),
+    ("predict", "--symbol", "MES"),
+    ("audit",),
+    ("run", "99"),
+    ("run", "02", "-p", "HORIZ=3"),
+)
+
+
+def cpu_seconds(words: Sequence[str], folder: str) -> float:
+    """CPU seconds of one command, whatever its exit code."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "ML_FACTORY_ROOT": folder}
+    subprocess.run([sys.executable, "-m", "ml_factory", *words], env=environment, capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    helps = [(verb.__name__.replace("_", "-"), "--help") for verb in VERBS]
+    worst = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        for words in (("--help",), *helps, *WRONG):
+            seconds = statistics.median(cpu_seconds(words, folder) for _ in range(3))
+            worst = max(worst, seconds)
+            print(f"{seconds:6.2f} s  {' '.join(words)}")
+    print(f"{worst:6.2f} s  most, wanted under {LIMIT:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

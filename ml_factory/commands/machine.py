@@ -1,0 +1,52 @@
+"""Verbs about this machine and its run records: doctor, tracking."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ml_factory import __version__
+from ml_factory.arguments import DEMO
+from ml_factory.commands.options import Folder, Json, Symbol
+from ml_factory.console import print_json, working
+from ml_factory.errors import SettingsError
+from ml_factory.late import Late
+from ml_factory.runs.workspace import Workspace, check_symbol
+
+doctor_of, recovery = Late("ml_factory.doctor"), Late("ml_factory.runs.recovery")
+
+
+def doctor(workspace: Folder = "", as_json: Json = False) -> None:
+    """What this machine and this workspace have. Example: `python -m ml_factory doctor`"""
+    checks = doctor_of.examine(Workspace(workspace))
+    if as_json:
+        print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
+    else:
+        table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
+        for check in checks:
+            table.add_row("ok" if check.good else "!!", check.name, check.value, check.advice)
+        Console(highlight=False).print(table)
+    if not all(check.good for check in checks):
+        raise typer.Exit(1)
+
+
+def tracking(
+    action: Annotated[str, typer.Argument(help="replay: upload the whole local record of a run to W&B.")],
+    run: Annotated[str, typer.Option("--run", help="A folder under results/SYMBOL, as `train` names it.")],
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    offline: Annotated[bool, typer.Option("--offline", help="Leave a folder for `wandb sync` instead.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
+    if action != "replay":
+        raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
+    folder = Workspace(workspace).results / check_symbol(symbol) / Path(run).name / "log"
+    with working("uploading to W&B", as_json):
+        sent = recovery.replay(folder, mirror="offline" if offline else "auto")
+    if as_json:
+        print_json(sent)
+    else:
+        print(f"{sent['steps']} steps of {sent['run']} uploaded to W&B, {sent['mode']}: {sent['folder']}")

@@ -1,0 +1,98 @@
+"""Verbs that execute notebooks: run, suite."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ml_factory.arguments import DEMO, quick_from_environment
+from ml_factory.commands.options import (
+    Columns,
+    Data,
+    Decimal,
+    Folder,
+    Fresh,
+    Horizon,
+    Json,
+    Minutes,
+    Quick,
+    Seed,
+    SkipBad,
+    Stamp,
+    Stamped,
+    Strict,
+    Symbol,
+    Zone,
+    checked_workspace,
+    columns_of,
+    pairs_of,
+)
+from ml_factory.console import phases, print_json, said, working
+from ml_factory.late import Late
+from ml_factory.runs.workspace import Workspace
+from ml_factory.suite import find_notebook, run_notebook, run_suite
+
+pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.bars")
+experiment = Late("ml_factory.experiment")
+
+
+def run(
+    notebook: Annotated[str, typer.Argument(help="Such as 02_train_tabular, or 02.")],
+    parameter: Annotated[list[str] | None, typer.Option("-p", help="NAME=VALUE, several times.")] = None,
+    workspace: Folder = "",
+    out: Annotated[Path | None, typer.Option("--out", help="The executed copy; empty: results/notebooks/.")] = None,
+    as_json: Json = False,
+) -> None:
+    """One notebook, headless. Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p HORIZON=20`"""
+    given = pairs_of(parameter or [])
+    path = find_notebook(notebook)
+    place = Workspace(workspace or given.get("WORKSPACE", ""))
+    given["WORKSPACE"] = place.address
+    with working(path.name, as_json):
+        written = run_notebook(path, out or place.results / "notebooks" / path.name, given)
+    place.push()
+    print_json({"notebook": str(written)}) if as_json else print(written)
+
+
+def suite(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    data: Data = None,
+    horizon: Horizon = 20,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    stamp: Stamped = Stamp.start,
+    zone: Zone = None,
+    minutes: Minutes = None,
+    decimal: Decimal = None,
+    strict: Strict = False,
+    skip_bad: SkipBad = False,
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """The eight notebooks in order. Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`"""
+    quick = quick_from_environment(quick)
+    place = checked_workspace(workspace, symbol, (horizon,), seed=seed, data=data)
+    if data is not None:
+        with phases(as_json, what=f"preparing {symbol}"):
+            spec = bars_of.BarSpec(
+                minutes=minutes, stamp=stamp.value, zone=zone, decimal=decimal, strict=strict, skip_bad=skip_bad,
+                columns=columns_of(columns),
+            )  # fmt: skip
+            settings = experiment.DataSpec(bars=spec)
+            pipeline.prepare(place, symbol, (horizon,), data=data, settings=settings)
+    given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
+    seconds = {}
+
+    def done(name: str, took: float) -> None:
+        seconds[name] = took
+        said.print(f"{name:24} {took:6.1f} s")
+
+    with phases(as_json, what="notebooks"):
+        written = run_suite(place, given, done)
+        report = pipeline.evaluate(place, symbol, horizon).report_path
+    if as_json:
+        print_json({"notebooks": [str(path) for path in written], "seconds": seconds, "report": str(report)})
+    else:
+        print(f"Report: {report}")

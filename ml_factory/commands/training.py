@@ -1,0 +1,218 @@
+"""Verbs that train and use models: train, cross-validate, stack, evaluate, plan, predict, export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ml_factory.arguments import BASE_MODELS, DEMO, SCHEMES, check_scheme, quick_from_environment
+from ml_factory.commands.options import (
+    Data,
+    Decimal,
+    Folder,
+    Fresh,
+    Horizon,
+    Json,
+    Model,
+    Named,
+    Quick,
+    Seed,
+    Setting,
+    SettingOfOne,
+    Stamp,
+    Stamped,
+    Symbol,
+    Uncertified,
+    Zone,
+    check_prepared,
+    check_trained,
+    checked_workspace,
+    settings_of,
+)
+from ml_factory.console import found_line, tell, training, working
+from ml_factory.late import Late
+from ml_factory.models.registry import available_models, settings_by_model
+from ml_factory.runs.ownership import rank_here
+
+pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.bars")
+search_spec = Late("ml_factory.targets.search_spec")
+
+
+def train(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Model = "xgboost",
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    uncertified: Uncertified = False,
+    named: Named = "",
+    setting: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
+    quick = quick_from_environment(quick)
+    place = checked_workspace(workspace, symbol, (horizon,), models=(model,), seed=seed)
+    check_prepared(place, symbol)
+    further = rank_here() > 0  # of several processes the first one speaks
+    settings = settings_of(setting)
+    with training(model, as_json or further) as told:
+        result = pipeline.train(
+            place, symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            run=named, tell=found_line(as_json), model_settings=settings,
+            callbacks=(told,),
+        )  # fmt: skip
+    if not further:
+        tell(result, as_json)
+
+
+def cross_validate(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Model = "xgboost",
+    scheme: Annotated[str, typer.Option(help="One of " + ", ".join(SCHEMES) + ".")] = "purged_kfold",
+    folds: Annotated[int, typer.Option(help="Blocks that judge, or that combinatorial folds choose from.")] = 5,
+    test_blocks: Annotated[int, typer.Option(help="Blocks that one combinatorial fold judges.")] = 2,
+    window: Annotated[int | None, typer.Option(help="Rows of a rolling window; empty: as the first fold has.")] = None,
+    search: Annotated[bool, typer.Option("--search", help="Look for barriers in every fold, on its own rows.")] = False,
+    trials: Annotated[int, typer.Option(help="Barriers that one search tries.")] = 40,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    uncertified: Uncertified = False,
+    named: Named = "",
+    setting: Setting = None,
+    as_json: Json = False,
+) -> None:
+    """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
+    quick = quick_from_environment(quick)
+    place = checked_workspace(workspace, symbol, (horizon,), models=(model,), seed=seed)
+    check_scheme(scheme)
+    settings = settings_of(setting)
+    check_prepared(place, symbol)
+    with working(f"cross-validating {model}", as_json):
+        result = pipeline.cross_validate(
+            place, symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
+            window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            run=named, tell=found_line(as_json), model_settings=settings,
+            search=search_spec.SearchSpec(trials=trials) if search else None,
+        )  # fmt: skip
+    tell(result, as_json)
+
+
+def stack(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    base_model: Annotated[
+        list[str] | None, typer.Option("--base-model", help="Several times; empty: " + ", ".join(BASE_MODELS) + ".")
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Folds of the out-of-fold predictions.")] = 5,
+    seed: Seed = 0,
+    quick: Quick = False,
+    fresh: Fresh = False,
+    uncertified: Uncertified = False,
+    named: Named = "",
+    setting: SettingOfOne = None,
+    as_json: Json = False,
+) -> None:
+    """Combine models by weights fitted out of fold.
+    Example: `python -m ml_factory stack --base-model xgboost --base-model lstm`"""
+    names, quick = tuple(base_model or BASE_MODELS), quick_from_environment(quick)
+    place = checked_workspace(workspace, symbol, (horizon,), models=names, seed=seed)
+    check_prepared(place, symbol)
+    settings = settings_by_model(names, settings_of(setting), "--set")
+    with working(f"stacking {', '.join(names)}", as_json):
+        result = pipeline.stack(
+            place, symbol, horizon, names, folds=folds, seed=seed, quick=quick, fresh=fresh,
+            uncertified=uncertified, run=named, tell=found_line(as_json), model_settings=settings,
+        )  # fmt: skip
+    tell(result, as_json)
+
+
+def evaluate(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="A finished model or stack, several times; empty: all.")
+    ] = None,
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Compare finished models on the same test rows. Example: `python -m ml_factory evaluate --symbol MES`"""
+    place = checked_workspace(workspace, symbol, (horizon,), models=model or ())
+    check_prepared(place, symbol)
+    with working("evaluating", as_json):
+        result = pipeline.evaluate(place, symbol, horizon, model, title=title)
+    tell(result, as_json)
+
+
+def plan(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Annotated[list[str] | None, typer.Option("--model", help="A model, several times; empty: all.")] = None,
+    task: Annotated[list[str] | None, typer.Option("--task", help="train (the default), folds, stack.")] = None,
+    folds: Annotated[int, typer.Option("--folds", help="Of a cross-validation or a stack.")] = 5,
+    seed: Seed = 0,
+    quick: Quick = False,
+    setting: SettingOfOne = None,
+    as_json: Json = False,
+) -> None:
+    """What fits into this session, in which order. Example: `python -m ml_factory plan --model lstm --model tcn`"""
+    place = checked_workspace(workspace, symbol, (horizon,), models=model or (), seed=seed)
+    check_prepared(place, symbol)
+    settings = settings_by_model(tuple(model or available_models()), settings_of(setting), "--set")
+    with working("warming up", as_json):
+        result = pipeline.plan(
+            place, symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),
+            tasks=task or ("train",), folds=folds, model_settings=settings,
+        )  # fmt: skip
+    tell(result, as_json)
+
+
+def predict(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Annotated[str, typer.Option("--model", help="A finished model, or stack.")] = "xgboost",
+    data: Data = None,
+    stamp: Stamped = Stamp.start,
+    zone: Zone = None,
+    decimal: Decimal = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; empty: results/.")] = None,
+    run: Annotated[str, typer.Option("--run", help="The id of the run whose model; empty: the newest.")] = "",
+    all_rows: Annotated[bool, typer.Option("--all", help="Also rows the model was fitted or chosen on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Out-of-sample probabilities, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
+    place = checked_workspace(workspace, symbol, (horizon,), models=(model,), data=data)
+    check_trained(place, symbol)
+    with working(f"predicting with {model}", as_json):
+        bars = bars_of.BarSpec(stamp=stamp.value, zone=zone, decimal=decimal)
+        result = pipeline.predict(
+            place, symbol, horizon, model, data=data, bars=bars, out=out, run=run, all_rows=all_rows
+        )
+    tell(result, as_json)
+
+
+def export(
+    workspace: Folder = "",
+    symbol: Symbol = DEMO,
+    horizon: Horizon = 20,
+    model: Model = "lstm",
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="pth: a network's state dict, for torch.load elsewhere.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write to; empty: the run's in results/.")] = None,
+    run: Annotated[str, typer.Option("--run", help="The id of the run whose model; empty: the newest.")] = "",
+    as_json: Json = False,
+) -> None:
+    """A finished model for other programs. Example: `python -m ml_factory export --model lstm --format pth`"""
+    place = checked_workspace(workspace, symbol, (horizon,), models=(model,))
+    check_trained(place, symbol)
+    result = pipeline.export(place, symbol, horizon, model, tuple(formats or ("pth",)), run=run, out=out)
+    tell(result, as_json)

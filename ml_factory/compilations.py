@@ -1,0 +1,39 @@
+"""When kernels are compiled during a phase of the work, and for how long."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from numba.core.event import Event, Listener, install_listener
+
+
+class Compiling(Protocol):
+    """What is recorded: seconds spent compiling so far, and whether it compiles now."""
+
+    compiled: float
+    compiling: bool
+
+
+def listening(record: Compiling, changed: Callable[[], None]):
+    """A context in which `record` is kept up to date; `changed` is called when compiling begins and ends."""
+    return install_listener("numba:compile", _Compilations(record, changed))
+
+
+class _Compilations(Listener):
+    """Updates `compiling` and `compiled` of a record. Compilations nest: that of a kernel includes those it calls."""
+
+    def __init__(self, record: Compiling, changed: Callable[[], None]):
+        self.record, self.changed, self.depth, self.began = record, changed, 0, 0.0
+
+    def on_start(self, event: Event) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.began, self.record.compiling = time.perf_counter(), True
+            self.changed()
+
+    def on_end(self, event: Event) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self.record.compiled += time.perf_counter() - self.began
+            self.record.compiling = False
+            self.changed()

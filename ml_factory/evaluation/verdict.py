@@ -1,0 +1,187 @@
+"""The verdict on a model: whether its forecasts of rows it has not seen are better than those of every baseline.
+
+A model "beats" only where the lower 95 % bounds of its gains over all baselines are above zero. A log loss is the sum
+of a part about touch (neutral or not) and a part about the side (`metrics.row_direction_loss`), so the gain is judged
+in both parts too. What the class prior alone is beaten by is a line of the metrics table, never a verdict.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.evaluation.baselines import BASELINES
+from ml_factory.evaluation.intervals import Interval, fold_interval
+from ml_factory.evaluation.metrics import direction_loss_by_class, interval_by_class, log_loss_by_class
+
+BEATS, DOES_NOT_BEAT, NOT_ENOUGH = STATUSES = ("beats", "does not beat", "not enough data")
+ROUNDING = 1e-9  # nats; a gain below this is the rounding of equal probabilities
+BASELINE_WORDS = {
+    "prior": "the class shares",
+    "last_move": "the last move",
+    "clock": "the time of the session",
+    "clock_volatility": "the time of the session with the volatility",
+}
+# kind of labels -> what the touch part of a gain is about
+TOUCH_WORDS = {
+    "triple_barrier": "when a barrier is touched",
+    "direction": "when the price leaves the neutral band",
+    "trend_scanning": "when there is a trend",
+}
+
+
+@dataclass(frozen=True)
+class ModelVerdict:
+    """Whether a model beats every baseline, and in which part of the question.
+
+    status : one of STATUSES.  reason : why it is not "beats"; "" where it is.
+    best_baseline : the one with the smallest log loss on rows that do not judge.
+    gain_best, gain_best_low, gain_best_high : log loss of the best baseline less the model's, with its 95 % interval;
+        nats per row.  direction_gain, direction_low, direction_high : the same of the part about the side, over the
+        class prior.
+    tells_touch, tells_direction : whether the lower bounds of that part's gains over all baselines are above zero.
+    rows, effective_rows : rows judged on, and how many without overlapping labels would tell as much.
+    kind : of the labels, one of `targets.labels.KINDS`.
+    """
+
+    model: str
+    status: str
+    reason: str
+    best_baseline: str
+    gain_best: float
+    gain_best_low: float
+    gain_best_high: float
+    direction_gain: float
+    direction_low: float
+    direction_high: float
+    tells_touch: bool
+    tells_direction: bool
+    rows: int
+    effective_rows: float
+    kind: str = "triple_barrier"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        if self.status == NOT_ENOUGH:
+            return f"{self.model}: not enough data for a verdict: {self.reason}."
+        if self.status == BEATS:
+            return f"{self.model} beats every baseline: it {self._tells()}."
+        verb = "is worse than" if self.gain_best_high < 0 else "does not beat"
+        if self.gain_best_low > 0:
+            return f"{self.model} does not beat every baseline: {self.reason}."
+        also = ", but it tells which side" if self.tells_direction else ""
+        return f"{self.model} {verb} {BASELINE_WORDS[self.best_baseline]} ({self.best_baseline}){also}."
+
+    @property
+    def numbers(self) -> str:
+        """Gain over the best baseline, directional gain (nats per row, 95 % intervals), rows and effective rows."""
+        gain = f"gain over {self.best_baseline} {_with_bounds(self.gain_best, self.gain_best_low, self.gain_best_high)}"
+        side = f", directional gain {_with_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
+        return f"{gain}{'' if self.kind == 'meta' else side}; {self.rows:,} rows, {self.effective_rows:,.0f} effective"
+
+    def _tells(self) -> str:
+        if self.kind == "meta":
+            return "tells good bets from bad ones"
+        touch = TOUCH_WORDS[self.kind]
+        return {
+            (True, True): f"tells {touch}, and which way",
+            (True, False): f"tells {touch}, not which way",
+            (False, True): f"tells which way, not {touch}",
+            (False, False): "gains a little of both, and neither part is shown alone",
+        }[self.tells_touch, self.tells_direction]
+
+    def to_dict(self) -> dict:
+        """Plain values, with the sentence."""
+        return asdict(self) | {"sentence": self.sentence}
+
+
+@dataclass(frozen=True)
+class Gains:
+    """A model's gains over every baseline: name -> interval, of the whole log loss and of its two parts."""
+
+    whole: Mapping[str, Interval]
+    touch: Mapping[str, Interval]
+    side: Mapping[str, Interval]
+
+
+def row_gains(y, p_N3, baselines: Mapping[str, np.ndarray], w=None, *, horizon: int, times_N=None) -> Gains:
+    """Gains of the forecasts over each baseline's on the same N rows, in time order.
+
+    baselines : name -> (N, 3).  w, horizon, times_N : as of `intervals.gain_interval`.
+    """
+    loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
+    found: dict[str, dict[str, Interval]] = {"whole": {}, "touch": {}, "side": {}}
+    for name, other in baselines.items():
+        whole, side = log_loss_by_class(other) - loss, direction_loss_by_class(other) - side_loss
+        for part, gain_N3 in {"whole": whole, "touch": whole - side, "side": side}.items():
+            found[part][name] = interval_by_class(gain_N3, y, w, horizon=horizon, times_N=times_N)
+    return Gains(**found)
+
+
+def block_gains(table: pd.DataFrame, model: str) -> Gains:
+    """Gains over each baseline from a table of folds: a row per fold, block and forecast.
+
+    A block that several folds judged counts once, with the mean of their gains.
+    """
+    whole = table.pivot(index=["fold", "block"], columns="name", values="log_loss_gain")
+    side = table.pivot(index=["fold", "block"], columns="name", values="direction_gain")
+    found = {}
+    for part, gains in {"whole": whole, "touch": whole - side, "side": side}.items():
+        found[part] = {name: _over_blocks(gains[model] - gains[name]) for name in BASELINES}
+    return Gains(**found)
+
+
+def _over_blocks(gains: pd.Series) -> Interval:
+    return fold_interval(gains.groupby("block").mean().to_numpy())
+
+
+def model_verdict(
+    model: str, gains: Gains, best: str | Interval, *, best_name: str = "", rows: int, effective_rows: float,
+    kind: str = "triple_barrier", lacking: str = "",
+) -> ModelVerdict:  # fmt: skip
+    """The verdict that these gains allow.
+
+    Parameters
+    ----------
+    best : name of the best baseline; or, of folds that each chose one, the interval of the gains over these, whose
+        names are `best_name`.
+    lacking : what the data lack for any verdict, as of `missing_classes`; "" for nothing.
+    """
+    gain = gains.whole[best] if isinstance(best, str) else best
+    unbeaten = [name for name, over in gains.whole.items() if not over.low > ROUNDING]
+    unsure = next((over.reason for over in gains.whole.values() if not over.enough), "")
+    side, sided = gains.side["prior"], kind != "meta"
+    if lacking or not gain.enough or (unsure and not unbeaten):
+        status, reason = NOT_ENOUGH, lacking or gain.reason or unsure
+    elif unbeaten:
+        status, reason = DOES_NOT_BEAT, f"the gain over {', '.join(unbeaten)} may be 0 or less"
+    else:
+        status, reason = BEATS, ""
+    return ModelVerdict(
+        model, status, reason, best if isinstance(best, str) else best_name, gain.mean, gain.low, gain.high,
+        side.mean, side.low, side.high, sided and _shown(gains.touch), sided and _shown(gains.side), rows,
+        effective_rows, kind,
+    )  # fmt: skip
+
+
+def _shown(over: Mapping[str, Interval]) -> bool:
+    """Whether the gain is above zero over every baseline, on rows that are enough for it."""
+    return all(one.low > ROUNDING and one.enough for one in over.values())
+
+
+def missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> str:
+    """Which classes are absent from the labels of which part, in words; "" for none.
+
+    parts : name -> labels of its rows that judge.  classes : name -> label.
+    """
+    absent = {
+        part: [name for name, label in classes.items() if not (np.asarray(y) == label).any()]
+        for part, y in parts.items()
+    }
+    return "; ".join(f"no {part} row is {' or '.join(names)}" for part, names in absent.items() if names)
+
+
+def _with_bounds(value: float, low: float, high: float) -> str:
+    return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

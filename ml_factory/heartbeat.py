@@ -1,0 +1,115 @@
+"""A line every few seconds while work goes on: what is being done, since when and, where known, total and time left."""
+
+import contextvars
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ml_factory.late import Late
+from ml_factory.progress import Phase, duration, unwatch, watch_from_now
+
+SECONDS = 4.0  # between two lines of a pipe; a reader waits at most five
+NOTEBOOK_SECONDS = (3.0, 1.0)  # until a cell's line appears, and between its updates
+ipython, display_of = Late("IPython"), Late("IPython.display")
+
+
+class Heartbeat:
+    """Calls `write(line)` every `seconds` from a thread of its own, from `start` or `with` until `stop`.
+
+    what : the work as a whole; its line says which phase it is in.  first : seconds until the first line.
+    """
+
+    def __init__(self, write: Callable[[str], None], what: str = "", *, seconds: float = SECONDS, first: float = 0.0):
+        self.what, self._write, self._seconds, self._first = what, write, seconds, first or seconds
+        self._phase: Phase | None = None
+        self._ended = threading.Event()
+        self._began = time.perf_counter()
+
+    def start(self) -> "Heartbeat":
+        self._began = time.perf_counter()
+        watch_from_now(self._moved)
+        # In this thread's context: a notebook's output then belongs to the cell that started it.
+        target = contextvars.copy_context().run
+        self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """No line is written after this."""
+        self._ended.set()
+        unwatch(self._moved)
+        self._thread.join()
+
+    def __enter__(self) -> "Heartbeat":
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def line(self) -> str:
+        """Work, phase, total and time left, and the seconds so far."""
+        parts = [self.what] if self.what else []
+        if self._phase is not None and not self._phase.over:
+            parts.append(self._phase.line())
+        return ", ".join([*(parts or ["working"]), f"{duration(time.perf_counter() - self._began)} so far"])
+
+    def _moved(self, phase: Phase) -> None:
+        self._phase = phase
+
+    def _beat(self) -> None:
+        pause = self._first
+        while not self._ended.wait(pause):
+            self._write(self.line())
+            pause = self._seconds
+
+
+def on_screen() -> bool:
+    """Whether this kernel's outputs are looked at while it runs: Colab, Jupyter, VS Code; not papermill or nbval."""
+    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # Colab's, and what a Jupyter server gives its kernels
+    shell = ipython.get_ipython()
+    return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(shell, "user_ns", ())
+
+
+class CellHeartbeat:
+    """One line below every cell that takes longer than three seconds, updated once a second, gone when it ends."""
+
+    def __init__(self):
+        self._line: Any = None
+        self._heartbeat: Heartbeat | None = None
+
+    def register(self, shell: Any) -> None:
+        """From the next cell on; a second registration replaces the first."""
+        before = getattr(shell, "ml_factory_heartbeat", None)
+        for name, method in (("pre_run_cell", "begin"), ("post_run_cell", "end")):
+            if before is not None:
+                shell.events.unregister(name, getattr(before, method))
+            shell.events.register(name, getattr(self, method))
+        shell.ml_factory_heartbeat = self
+
+    def begin(self, *_: object) -> None:
+        self.end()
+        first, seconds = NOTEBOOK_SECONDS
+        self._heartbeat = Heartbeat(self._show, seconds=seconds, first=first).start()
+
+    def end(self, *_: object) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            if self._line is not None:
+                self._line.update({"text/plain": ""}, raw=True)
+        self._heartbeat = self._line = None
+
+    def _show(self, text: str) -> None:
+        line = {"text/plain": text}
+        if self._line is None:
+            self._line = display_of.display(line, raw=True, display_id=True)
+        else:
+            self._line.update(line, raw=True)
+
+
+def show_in_cells() -> None:
+    """Show what long cells do, where a notebook is looked at while it runs; elsewhere nothing changes."""
+    shell = ipython.get_ipython()
+    if shell is not None and on_screen():
+        CellHeartbeat().register(shell)

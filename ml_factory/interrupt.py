@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM on the command line: one line that says how the run goes on, and the usual exit code."""
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+# Verbs that go on where they were interrupted; the others begin again.
+RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit")
+
+
+class Interrupted(SystemExit):
+    """The process was asked to stop. The exit code is 128 + the signal's number, as shells have it: 130 or 143."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
+        self.number = number
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside the block SIGINT and SIGTERM raise Interrupted in the main thread; the handlers from before come back.
+
+    A signal that this process was started to ignore stays ignored. A training that listens to the signals itself
+    (`runs.signals`) saves first and then lets them act.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def resume_line(number: int, words: Sequence[str]) -> str:
+    """The line that is printed on an interrupt; words : those of the command line after the program's name.
+
+    --fresh is left out of the command: it would open another run instead of resuming this one.
+    """
+    command = shlex.join(["python", "-m", "ml_factory", *(word for word in words if word != "--fresh")])
+    resumed = any(word in RESUMED for word in words[:1])
+    what = "The same command resumes the run" if resumed else "The same command starts again"
+    return f"interrupted by {signal.Signals(number).name}. {what}: {command}"
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)

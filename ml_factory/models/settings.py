@@ -1,0 +1,123 @@
+"""Settings of models by the names of training guides and other libraries, and written as one line of text.
+
+=============================  ==================================  ==========================================
+guide                          networks                            boosters and the linear model
+=============================  ==================================  ==========================================
+batch_size                     batch = batch_size x accumulation   none: all rows at once
+gradient_accumulation_steps    accumulate                          none
+learning_rate                  lr                                  learning_rate (the linear model has none)
+num_epochs                     epochs                              rounds = num_epochs x block: an epoch in
+                                                                   callbacks and histories is one block
+mixed_precision                precision: no is fp32               none
+gradient_checkpointing         recompute                           none
+=============================  ==================================  ==========================================
+
+As in Hugging Face's Trainer and Accelerate, `batch_size` is what goes through the network at once, and a step descends
+on batch_size x gradient_accumulation_steps rows.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ml_factory.errors import SettingsError
+
+NETWORK_NAMES = {
+    "learning_rate": "lr",
+    "num_epochs": "epochs",
+    "mixed_precision": "precision",
+    "gradient_checkpointing": "recompute",
+    "batch_size": "batch",
+    "gradient_accumulation_steps": "accumulate",
+}
+BLOCK_NAMES = {"num_epochs": "rounds"}
+_PRECISIONS = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "auto": "auto"}
+_WORDS = {"True": True, "False": False, "None": None}
+_BETWEEN = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
+
+
+def network_settings(where: str, given: Mapping, batch: int) -> dict:
+    """The settings of a network by this project's names.
+
+    where : the model, for messages.  batch : rows of a step where nothing says how many.
+    Raises SettingsError for a value that cannot be used, or a setting that is given under both names.
+    """
+    own = _renamed(where, given, NETWORK_NAMES)
+    if "mixed_precision" in given and own["precision"] not in _PRECISIONS:
+        raise _refused(where, "mixed_precision", own["precision"], ", ".join(_PRECISIONS))
+    if "mixed_precision" in given:
+        own["precision"] = _PRECISIONS[own["precision"]]
+    if "gradient_checkpointing" in given and not isinstance(own["recompute"], bool):
+        raise _refused(where, "gradient_checkpointing", own["recompute"], "True or False")
+    if {"batch_size", "gradient_accumulation_steps"} & set(given):
+        for name in ("batch", "accumulate"):
+            if name in given:
+                raise _twice(where, name, "batch_size or gradient_accumulation_steps")
+        steps = _count(where, "gradient_accumulation_steps", given.get("gradient_accumulation_steps", 1))
+        own["batch"] = _count(where, "batch_size", given.get("batch_size", batch)) * steps
+        own["accumulate"] = steps
+    return own
+
+
+def block_settings(where: str, given: Mapping, block: int) -> dict:
+    """The settings of a model that is trained in blocks, by this project's names.
+
+    where, and what is raised : as of `network_settings`.  block : rounds of one where nothing says how many.
+    """
+    own = _renamed(where, given, BLOCK_NAMES)
+    if "num_epochs" in given:
+        own["rounds"] = _count(where, "num_epochs", given["num_epochs"]) * _count(
+            where, "block", own.get("block", block)
+        )
+    return own
+
+
+def read_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
+    """`batch_size=64, mixed_precision=bf16` as {"batch_size": 64, "mixed_precision": "bf16"}; "" is {}.
+
+    Raises SettingsError for a part that is not NAME=VALUE, or a name that comes twice.
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in _BETWEEN.split(text))):
+        name, sign, value = (piece.strip() for piece in part.partition("="))
+        if not (sign and value and re.fullmatch(r"[A-Za-z_][\w.]*", name)):
+            raise SettingsError(
+                "A setting is NAME=VALUE", where=where, got=repr(part), wanted="such as batch_size=64",
+                next_step="separate several with commas",
+            )  # fmt: skip
+        if name in found:
+            raise SettingsError("A setting is given twice", where=where, got=name, next_step="leave one of them out")
+        found[name] = read_value(value)
+    return found
+
+
+def read_value(text: str) -> Any:
+    """A number, truth value, list or null as Python or JSON writes it; else the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip("'\"")
+
+
+def _renamed(where: str, given: Mapping, names: Mapping[str, str]) -> dict:
+    for name, own in names.items():
+        if name in given and own in given:
+            raise _twice(where, own, name)
+    return {names.get(name, name): value for name, value in given.items()}
+
+
+def _count(where: str, name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise _refused(where, name, value, "an integer >= 1")
+    return value
+
+
+def _refused(where: str, name: str, value: Any, wanted: str) -> SettingsError:
+    return SettingsError("Cannot train with this", where=f"{where}, {name}", got=repr(value), wanted=wanted)
+
+
+def _twice(where: str, own: str, other: str) -> SettingsError:
+    return SettingsError("A setting is given twice", where=where, got=f"{own} and {other}", next_step="leave one out")

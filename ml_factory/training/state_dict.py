@@ -1,0 +1,47 @@
+"""A fitted network for other programs: its state dict as `torch.save` writes it, and the Python that builds the module.
+
+Written and never read here: tensors only, for `torch.load(..., weights_only=True)` elsewhere.
+"""
+
+from dataclasses import asdict
+from io import BytesIO
+
+import torch
+from torch import nn
+
+from ml_factory.errors import FactoryError
+from ml_factory.models.heads import StartsFromClock
+from ml_factory.training.estimator import NeuralClassifier
+
+
+def pth_bytes(model: NeuralClassifier) -> bytes:
+    """The state dict of `whole`, tensors on the CPU. Raises FactoryError before it is fitted."""
+    if model.network is None:
+        raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
+    buffer = BytesIO()
+    torch.save({name: value.detach().cpu().clone() for name, value in whole(model).state_dict().items()}, buffer)
+    return buffer.getvalue()
+
+
+def whole(model: NeuralClassifier) -> nn.Module:
+    """The network, with the clock where its logits start from that."""
+    if model.offset is None:
+        return model.network
+    return StartsFromClock(model.network, model.offset.column, model.offset.ending, model.offset)
+
+
+def building_line(model: NeuralClassifier) -> str:
+    """Python that makes the `nn.Module` whose `load_state_dict` takes it; C = 3 logits of short, neutral, long."""
+    kind, spec = model.network_kind, model.network_spec
+    settings = ", ".join(
+        f"{name}={value!r}" for name, value in asdict(spec).items() if value != getattr(kind.Spec(), name)
+    )
+    made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
+    if model.frames:
+        imports.append("from ml_factory.models.frames import several_frames")
+        made = f"several_frames({kind.__name__}, {model.frames!r})"
+    made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
+    if model.offset is not None:
+        imports.append("from ml_factory.models.heads import StartsFromClock")
+        made = f"StartsFromClock({made}, {model.offset.column}, {model.offset.ending})"
+    return "; ".join([*imports, f"module = {made}"])

@@ -1,0 +1,58 @@
+"""Lines of the summaries of results: limits, calibration on test rows, the verdict; folded at 80 columns."""
+
+import textwrap
+from typing import Any
+
+import pandas as pd
+
+from ml_factory.evaluation.verdict import ModelVerdict
+
+
+def marks_of(result: Any) -> list[str]:
+    """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
+    limits = getattr(result, "limited", {})
+    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in limits.items())}"] if limits else []
+    return limited + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
+
+
+def wrapped(line: str) -> str:
+    """A line of a summary in 80 columns, continued under its own indent; nothing is cut in two."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line, 80, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+
+
+def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
+    """How a summary ends: the verdict in a sentence, and four numbers."""
+    if verdict is None:
+        return []
+    best = _with_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
+    side = _with_bounds(verdict.direction_gain, verdict.direction_low, verdict.direction_high)
+    return [
+        verdict.sentence,
+        f"  gain over the best baseline  {best}  {verdict.best_baseline}",
+        *([] if verdict.kind == "meta" else [f"  directional gain             {side}"]),
+        f"  rows judged                  {verdict.rows:,}",
+        f"  effective rows               {verdict.effective_rows:,.0f}",
+    ]
+
+
+def calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, name: str) -> list[str]:
+    """Calibration error and frequency by class of a forecast of the test rows, predicted and observed.
+
+    metrics : with `split`, `name`, `ece`, `ece_debiased`.
+    calibration : as of `predicted_and_observed`; None: no lines.
+    """
+    if calibration is None:
+        return []
+    errors = metrics.loc[(metrics["split"] == "test") & (metrics["name"] == name), ["ece", "ece_debiased"]]
+    plain, debiased = errors.iloc[0]
+    mine = calibration[calibration["name"] == name]
+    pairs = zip(mine["class"], mine["predicted"], mine["observed"], strict=True)
+    shares = ", ".join(f"{side} {predicted:.3f}/{observed:.3f}" for side, predicted, observed in pairs)
+    return [f"  calibration error            {plain:.4f} (debiased {debiased:.4f})", f"  predicted/observed  {shares}"]
+
+
+def _with_bounds(value: float, low: float, high: float) -> str:
+    return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

@@ -1,0 +1,183 @@
+"""Verdicts on forecasts whose knowledge is known: of the touch, of the side, of the hour alone, of nothing."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.evaluation.intervals import Interval, fold_interval
+from ml_factory.evaluation.verdict import (
+    BEATS,
+    DOES_NOT_BEAT,
+    NOT_ENOUGH,
+    Gains,
+    block_gains,
+    missing_classes,
+    model_verdict,
+    row_gains,
+)
+
+N = 6000
+TIMES = pd.date_range("2024-01-01", periods=N, freq="30min", tz="UTC")  # 125 days
+PRIOR = np.tile([0.25, 0.5, 0.25], (N, 1))
+
+
+def market(touch: float, side: float, seed: int = 0):
+    """Labels, and the probabilities they are drawn from: an hour that everybody knows (the clock), a state of the
+    touch and one of the side that only the model knows."""
+    rng = np.random.default_rng(seed)
+    hour = 0.15 * np.sin(np.arange(N) / 7)
+    own_touch, own_side = touch * rng.choice([-1, 1], N), side * rng.choice([-1, 1], N)
+
+    def shares(neutral, long):
+        return np.stack([(1 - neutral) * (1 - long), neutral, (1 - neutral) * long], axis=1)
+
+    truth = shares(0.5 + hour + own_touch, 0.5 + own_side)
+    y = (truth.cumsum(axis=1) < rng.random((N, 1))).sum(axis=1) - 1
+    return y, truth, shares(0.5 + hour, np.full(N, 0.5))
+
+
+def verdict(y, p, clock, **options):
+    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    options = {"rows": N, "effective_rows": N, **options}
+    return model_verdict("xgboost", gains, "clock", **options)
+
+
+@pytest.mark.parametrize(
+    ("touch", "side", "words"),
+    [
+        (0.2, 0.0, "it tells when a barrier is touched, not which way."),
+        (0.0, 0.2, "it tells which way, not when a barrier is touched."),
+        (0.2, 0.2, "it tells when a barrier is touched, and which way."),
+    ],
+)
+def test_model_that_knows_more_than_the_clock_beats_it_in_that_part(touch, side, words):
+    found = verdict(*market(touch, side))
+    assert found.status == BEATS and found.reason == ""
+    assert found.sentence == f"xgboost beats every baseline: {words}"
+    assert (found.tells_touch, found.tells_direction) == (touch > 0, side > 0)
+    assert 0 < found.gain_best_low < found.gain_best < found.gain_best_high
+
+
+def test_model_that_knows_the_hour_alone_does_not_beat_although_it_beats_the_prior():
+    y, _, clock = market(0.0, 0.0)
+    noise = np.random.default_rng(1).normal(0, 0.15, (N, 3))
+    p = clock * np.exp(noise)
+    p /= p.sum(axis=1, keepdims=True)
+    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    assert gains.whole["prior"].low > 0 > gains.whole["clock"].mean
+    found = verdict(y, p, clock)
+    assert found.status == DOES_NOT_BEAT and "clock" in found.reason and "prior" not in found.reason
+    assert "the time of the session (clock)" in found.sentence and not found.tells_touch
+
+
+def test_gains_are_means_of_loss_differences_and_the_parts_sum_to_the_whole():
+    y, p, clock = market(0.2, 0.1)
+    gains = row_gains(y, p, {"prior": PRIOR, "clock": clock}, horizon=1, times_N=TIMES)
+    at = np.arange(N), y + 1
+    assert gains.whole["clock"].mean == pytest.approx(np.mean(np.log(p[at] / clock[at])))
+    for name in ("prior", "clock"):
+        assert gains.whole[name].mean == pytest.approx(gains.touch[name].mean + gains.side[name].mean)
+    sided = y != 0
+    side = np.log(p[at] / (1 - p[:, 1])) - np.log(0.5)
+    assert gains.side["prior"].mean == pytest.approx(np.where(sided, side, 0).mean())
+    found = verdict(y, p, clock)
+    assert (found.direction_gain, found.direction_low) == (gains.side["prior"].mean, gains.side["prior"].low)
+
+
+def test_rows_without_weight_move_no_verdict():
+    y, p, clock = market(0.2, 0.1)
+    w = (np.arange(N) % 5 > 0).astype(float)
+    broken = p.copy()
+    broken[w == 0] = [1, 0, 0]
+    counted = {"prior": PRIOR, "clock": clock}
+    options = {"w": w, "horizon": 1, "times_N": TIMES}
+    assert row_gains(y, p, counted, **options) == row_gains(y, broken, counted, **options)
+
+
+# ---- which status ----------------------------------------------------------------------------------------------
+
+
+def over(mean, low, high, enough=True):
+    return Interval(mean, low, high, 0.01, N, 1.0, enough, "" if enough else "3 weeks of rows, wanted at least 8")
+
+
+def by_intervals(best="clock", lacking="", **whole):
+    gains = Gains(whole, whole, {"prior": over(0.0, -0.1, 0.1)} | whole)
+    return model_verdict("m", gains, best, rows=N, effective_rows=300.0, lacking=lacking)
+
+
+def test_beats_needs_every_baseline_not_the_best_alone():
+    found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15), last_move=over(0.1, -0.01, 0.2))
+    assert found.status == DOES_NOT_BEAT and "last_move" in found.reason and found.gain_best_low > 0
+    assert found.sentence == "m does not beat every baseline: the gain over last_move may be 0 or less."
+    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15)).status == BEATS
+
+
+def test_lower_bound_of_exactly_zero_does_not_beat():
+    assert by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.0, 0.2)).status == DOES_NOT_BEAT
+
+
+def test_worse_than_the_best_baseline_says_so():
+    found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(-0.1, -0.15, -0.05))
+    assert found.sentence.startswith("m is worse than the time of the session (clock)")
+
+
+@pytest.mark.parametrize("short", ["prior", "clock"])
+def test_too_few_weeks_for_any_needed_gain_are_not_enough_data(short):
+    whole = {name: over(0.1, 0.05, 0.15, enough=name != short) for name in ("prior", "clock")}
+    found = by_intervals(**whole)
+    assert found.status == NOT_ENOUGH and found.reason == "3 weeks of rows, wanted at least 8"
+    assert found.sentence == "m: not enough data for a verdict: 3 weeks of rows, wanted at least 8."
+
+
+def test_an_absent_class_is_not_enough_data_whatever_the_gain():
+    found = by_intervals(lacking="no test row is long", prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15))
+    assert found.status == NOT_ENOUGH and "no test row is long" in found.sentence
+
+
+def test_meta_labels_have_no_side():
+    y, p, clock = market(0.2, 0.0)
+    found = verdict(y, p, clock, kind="meta")
+    assert found.sentence == "xgboost beats every baseline: it tells good bets from bad ones."
+    assert not found.tells_direction and "side" not in found.numbers
+
+
+def test_numbers_and_dict_hold_what_the_fields_hold():
+    found = by_intervals(prior=over(0.2, 0.1, 0.3), clock=over(0.1, 0.05, 0.15))
+    assert found.numbers == (
+        "gain over clock +0.1000 (+0.0500 to +0.1500), directional gain +0.2000 (+0.1000 to +0.3000); "
+        "6,000 rows, 300 effective"
+    )
+    told = json.loads(json.dumps(found.to_dict()))
+    assert told["status"] == "beats" and told["gain_best_low"] == 0.05 and told["sentence"] == found.sentence
+
+
+def test_missing_classes_name_the_part_and_the_class():
+    classes = {"short": -1, "neutral": 0, "long": 1}
+    parts = {"validation": np.array([-1, 0, 1]), "test": np.zeros(5)}
+    assert missing_classes(parts, classes) == "no test row is short or long"
+    assert missing_classes({"test": np.array([0, 1])}, {"pass": 0, "act": 1}) == ""
+
+
+# ---- folds -----------------------------------------------------------------------------------------------------
+
+
+def test_gains_over_blocks_count_a_block_once_and_are_over_each_baseline():
+    """Blocks 0 and 1; block 0 was judged by two folds. Gains over the prior by hand."""
+    judged = {(0, 0): 0.30, (1, 0): 0.10, (2, 1): 0.40}
+    less = {"m": 0.0, "last_move": 0.05, "clock": 0.1, "clock_volatility": 0.2}
+    rows = [
+        {"fold": fold, "block": block, "name": name, "log_loss_gain": gain - cost, "direction_gain": gain / 2 - cost}
+        for (fold, block), gain in judged.items()
+        for name, cost in (less | {"prior": gain}).items()
+    ]
+    table = pd.DataFrame(rows)
+    table.loc[table["name"] == "prior", "direction_gain"] = 0.0
+    gains = block_gains(table, "m")
+    wanted = fold_interval([0.2, 0.4])
+    assert (gains.whole["prior"].low, gains.whole["prior"].rows) == (pytest.approx(wanted.low), 2)
+    assert gains.whole["clock"].mean == pytest.approx(0.1)
+    assert gains.side["prior"].mean == pytest.approx(0.15)
+    assert gains.touch["prior"].mean == pytest.approx(0.15) and gains.touch["clock"].mean == pytest.approx(0.0)

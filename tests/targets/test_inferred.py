@@ -1,0 +1,68 @@
+"""Sessions that facts of the market were inferred from: their rows are marked, and nothing learns from them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import market_for, sessions_of
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import BarsError
+from ml_factory.targets.kinds import make_labels
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.outcomes import usable_rows
+from ml_factory.targets.splits import SplitSpec, holdout
+
+SPEC = LabelSpec(5, sigma_span=30)
+
+
+def labels_of(bars: pd.DataFrame, symbol: str = "FOO", **given) -> pd.DataFrame:
+    """Labels as `prepare` makes them of a file with these bars: the facts are those of this very file."""
+    market = market_for(symbol, bars, **given)
+    return make_labels(base_frame(bars, market, 5), None, SPEC, market)
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    """26 sessions of a market whose first two trade on half the tick of the others."""
+    made = synthetic_bars(26, "null", 3)
+    fine = np.arange(len(made)) < 2_000
+    made.loc[fine, ["open", "high", "low", "close"]] *= 0.5
+    return made
+
+
+def test_rows_of_the_first_twenty_sessions_are_marked_where_facts_are_inferred(bars):
+    labels = labels_of(bars)
+    session = sessions_of(labels.index.as_unit("ns").asi8 - 1, "cme").id
+    first = np.unique(sessions_of(bars.index.as_unit("ns").asi8, "cme").id)[:20]
+    np.testing.assert_array_equal(labels["inferred"] == 1, np.isin(session, first))
+    for known in (labels_of(bars, "MES"), labels_of(bars, calendar="cme", tick=0.125)):
+        assert "inferred" not in known and len(usable_rows(known)) == len(known)
+
+
+def test_no_part_of_the_split_holds_a_marked_row(bars):
+    labels = labels_of(bars)
+    marked, parts = np.flatnonzero(labels["inferred"] == 1), holdout(labels, SplitSpec())
+    assert len(marked) > 2_000 and not any(np.isin(rows, marked).any() for rows in parts.values())
+    alone = labels[labels["inferred"] == 0].drop(columns="inferred")
+    for name, rows in holdout(alone, SplitSpec()).items():  # the split of a file that begins after them
+        np.testing.assert_array_equal(parts[name], rows + len(marked))
+
+
+def test_rows_known_by_a_cut_after_them_are_the_same_whatever_follows(bars):
+    """The promise of the labels, with the facts inferred anew from each shortened file."""
+    whole, sessions = labels_of(bars), sessions_of(bars.index.as_unit("ns").asi8, "cme").id
+    begin = int(np.searchsorted(sessions, np.unique(sessions)[20]))  # the first bar of the 21st session
+    for stop in (begin + 1, begin + 700, len(bars) - 900):
+        cut = bars.index[stop - 1] + pd.Timedelta("1min")
+        head = labels_of(bars.iloc[:stop])
+        proven = [table[table["label_end"] <= cut] for table in (head, whole)]
+        other = [column for column in whole if column != "uniqueness"]  # rows still open count in it
+        pd.testing.assert_frame_equal(proven[0][other], proven[1][other], check_exact=True)
+
+
+def test_a_file_of_twenty_sessions_names_the_facts_to_give(bars):
+    labels = labels_of(bars.iloc[:20_000])
+    assert labels["inferred"].all()
+    with pytest.raises(BarsError, match="--calendar, --tick"):
+        holdout(labels, SplitSpec())

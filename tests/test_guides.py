@@ -1,0 +1,202 @@
+"""What the users' guides promise, entry by entry: docs/guide.md has a row for each, and each row names its test.
+
+The guides themselves are not part of the project: their headings stand here, and snippets in this project's own words.
+"""
+
+import ast
+import gc
+import json
+import re
+import shutil
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ml_factory import CheckpointManager, Workspace
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.notebook import NOTEBOOKS
+from ml_factory.parameters import check_parameters, notebook_parameters
+from ml_factory.runs.registry import Registry
+from ml_factory.runs.versions import PROJECT
+from utils import colab_setup
+from utils.colab_setup import estimate_training_time_remaining, setup_colab_environment
+from utils.google_colab_shim import install, uninstall
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "colab_notebooks"
+GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+# Headings under which a guide promises something; those that only group others are left out.
+COLAB = (
+    "Overview", "1. Upload Data to Google Drive", "2. Open Notebooks in Colab", "3. Run Notebooks in Sequence",
+    "Step 1: Setup Environment", "Step 2: Run Data Pipeline", "Step 3: Train Models", "Step 4: Train Ensemble",
+    "Notebook Reference", "What Happens on Disconnect?", "How to Resume After Disconnect",
+    "1. Enable GPU Before Training", "2. Monitor Session Time", "3. Use Local Disk for Fast I/O",
+    "4. Clean Up Memory", "5. Use Mixed Precision Training", 'Problem: "Runtime disconnected"',
+    'Problem: "Out of memory (OOM)"', 'Problem: "Checkpoint not found"', 'Problem: "Training too slow"',
+    "Colab Free Tier", "Colab Pro", "Google Drive Storage", "Multi-Session Parallel Training",
+    "Programmatic Notebook Execution", "Custom Checkpoint Logic", "FAQ", "Next Steps",
+)  # fmt: skip
+TPU = (
+    "1. Why Move?", "2. Prerequisites", "Phase 1: Data Export", "Phase 2: ", "Phase 3: Metrics", "Phase 4: Deployment",
+    "4. Cost Savings", "5. Next Steps",
+)  # fmt: skip
+FAQ = ("pipeline for every model", "switch between symbols", "production inference", "Drive storage", "delete old")
+GONE = ("xrt_world_size", "xmp.spawn", "wheel's URL is gone", "flat fee", "V100", "DVC")
+FAMILIES = {
+    "02_train_tabular": ("xgboost", "lightgbm", "catboost"), "03_train_sequence": ("lstm", "gru", "tcn"),
+    "04_train_advanced": ("patchtst", "tft", "itransformer"),
+}  # fmt: skip
+
+
+def rows(section: str) -> list[list[str]]:
+    """The cells of every table row below a heading of docs/guide.md, up to the next one."""
+    text = GUIDE.split(f"### {section}\n", 1)[1].split("\n#", 1)[0]
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def test_every_heading_of_the_guides_has_a_row_and_every_row_its_test():
+    for section, headings in (("Google Colab training guide", COLAB), ("Migration to Cloud TPUs", TPU)):
+        found = [row for row in rows(section) if len(row) == 3 and row[0] != "entry"]
+        for heading in headings:
+            assert [row for row in found if row[0].startswith(heading)], heading
+        for entry, _, shown in found:
+            path, _, test = shown.strip("`").partition("::")
+            names = {node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")}
+            assert not test or test in names, entry
+    assert all(f"FAQ: {question}" in GUIDE for question in FAQ)
+    assert all(word in GUIDE for word in GONE)
+
+
+def test_each_model_of_the_guide_is_trained_by_the_notebook_it_names():
+    assert [path.stem for path in sorted(FOLDER.glob("*.ipynb"))] == list(NOTEBOOKS)
+    for notebook, models in FAMILIES.items():
+        declared = notebook_parameters(FOLDER / f"{notebook}.ipynb")
+        assert declared["MODEL"].default in models and {spec_of(name).notebook for name in models} == {notebook}
+    for name in NOTEBOOKS[2:]:
+        assert notebook_parameters(FOLDER / f"{name}.ipynb")["SETTINGS"].default == ""
+
+
+def test_setup_cell_as_the_guide_types_it_gives_env_info(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ML_FACTORY_ROOT", str(tmp_path))
+    monkeypatch.setattr(colab_setup, "mount_drive", lambda *_: pytest.fail("mounted"))
+    env_info = setup_colab_environment(...)
+    assert env_info["workspace"].root == tmp_path == env_info.workspace.root
+
+
+def test_the_session_snippet_prints_the_hours_left(monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "100000")
+    remaining = estimate_training_time_remaining()
+    assert isinstance(remaining, float) and re.fullmatch(
+        r"Time remaining: \d+\.\d hours", f"Time remaining: {remaining:.1f} hours"
+    )
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "0.001")
+    assert estimate_training_time_remaining() < 2.0
+
+
+def test_the_local_copy_and_the_memory_snippets_run(tmp_path):
+    drive, local = tmp_path / "drive" / "MES_1m.parquet", tmp_path / "data" / "MES_1m.parquet"
+    for path in (drive, local):
+        path.parent.mkdir()
+    pd.DataFrame({"close": [1.0, 2.0]}).to_parquet(drive)
+    shutil.copy(drive, local)
+    large_dataframe = pd.read_parquet(local)
+    assert large_dataframe.equals(pd.read_parquet(drive))
+    del large_dataframe
+    torch.cuda.empty_cache()
+    gc.collect()
+
+
+def test_the_mixed_precision_snippet_runs_with_a_warning():
+    from torch.cuda.amp import GradScaler, autocast
+
+    model = torch.nn.Linear(2, 1)
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), model.weight.detach().clone()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        scaler = GradScaler()
+        with autocast():
+            loss = model(torch.ones(4, 2)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert not torch.equal(model.weight, before)
+    assert any("torch.amp" in str(one.message) for one in told if issubclass(one.category, FutureWarning))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_callback_in_the_notebooks_keeps_the_best_epoch(name, tmp_path):
+    cells = {
+        cell["id"]: "".join(cell["source"]) for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
+    }
+    model = build_model("linear", rounds=40, block=10, threads=1)
+    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", beside_training=True, background=False)
+    space = {"ckpt_mgr": ckpt_mgr, "model": model, "EpochLine": list, "LiveCurves": list}
+    exec(re.search(r"```python\n(.*?)```", cells["about-callbacks"], re.DOTALL)[1], space)
+    exec(cells["callbacks"], space)
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(90, 3)), rng.integers(-1, 2, 90)
+    result = model.fit(x, y, validation=(x[::-1], y, None), callbacks=[space["CustomCheckpoint"]()])
+    phase = re.search(r'phase="(train_\w+)"', cells["about-callbacks"])[1]
+    best = min(result.history, key=lambda one: one["val_loss"])
+    found = ckpt_mgr.load_latest_checkpoint(phase)["state"]
+    assert found["epoch"] == best["epoch"] and found["model"]["best_round"] == 10 * best["epoch"]
+    assert phase.removeprefix("train_") in FAMILIES[name]
+    assert "estimator=model" in cells["train"] and "callbacks=callbacks" in cells["train"]
+
+
+def test_the_papermill_command_of_the_guide_fits_the_notebooks_parameters(capsys):
+    source = next(
+        "".join(cell["source"]) for cell in json.loads((FOLDER / "02_train_tabular.ipynb").read_text())["cells"]
+        if "parameters" in cell["metadata"].get("tags", ())
+    )  # fmt: skip
+    given = {"SYMBOL": "MES", "HORIZON": 20, "MODEL": "xgboost"}
+    injected = "# Parameters\n" + "\n".join(f"{name} = {value!r}" for name, value in given.items())
+    names: dict = {"In": [source, injected]}
+    exec(source, names)
+    exec(injected, names)
+    chosen = check_parameters(family="tabular", shell=types.SimpleNamespace(user_ns=names))
+    assert (chosen.symbol, chosen.horizon, chosen.model, chosen.settings) == ("MES", 20, "xgboost", {})
+
+
+def test_deleted_checkpoints_leave_finished_models_and_a_manager_that_works(tmp_path):
+    workspace = Workspace(tmp_path)
+    state = {"model_state": {"model": "xgboost", "fitted": None}}
+    facts = {"run_id": "train-xgboost-h5-s0-0123456789", "horizon": 5, "history": [{"epoch": 1, "val_loss": 1.0}]}
+    Registry(workspace.models).register("MES", "model", "xgboost", state, facts)
+    for number in range(5):
+        CheckpointManager(workspace.checkpoints, run="r", background=False).save_checkpoint(
+            "p", {"n": number}, force=True
+        )
+    assert len(CheckpointManager(workspace.checkpoints, run="r").list_checkpoints("p")) == 3
+    for path in workspace.checkpoints.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    ckpt_mgr = CheckpointManager(workspace.checkpoints, background=False)
+    found = ckpt_mgr.load_latest_checkpoint(phase="train_xgboost")
+    assert found["state"] == {**state, "epoch": 1, "history": facts["history"]} and found["symbol"] == "MES"
+    assert ckpt_mgr.save_checkpoint("p", {"n": 6}, force=True)
+    assert ckpt_mgr.load_latest_checkpoint("p")["state"] == {"n": 6}
+
+
+def test_the_wandb_project_is_that_of_the_dashboard():
+    assert PROJECT == "ohlcv-ml-factory"
+
+
+def test_the_tpu_guides_colab_calls_are_there(tmp_path):
+    if not install():
+        assert "google.colab" in sys.modules
+    try:
+        space: dict = {}
+        exec("from google.colab import auth, files\nauth.authenticate_user()", space)
+        file = tmp_path / "model_tpu.pth"
+        file.write_bytes(b"x")
+        space["files"].download(str(file))
+        assert file.exists()
+    finally:
+        uninstall()

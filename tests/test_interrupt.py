@@ -1,0 +1,72 @@
+"""Ctrl-C and SIGTERM on the command line: one line that says how the run goes on, and the exit code of a shell."""
+
+import signal
+import threading
+
+import pytest
+
+from ml_factory.commands import training
+from ml_factory.commands.options import PREPARED
+from ml_factory.interrupt import Interrupted, interruptible, resume_line
+from ml_factory.runs.workspace import Workspace
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_of_a_command_prints_the_command_that_resumes_it(number, code, call, monkeypatch, tmp_path):
+    class Pipeline:
+        @staticmethod
+        def train(*_, **__):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(training, "pipeline", Pipeline)
+    prepared = Workspace(tmp_path / "two words").processed("MES") / PREPARED
+    prepared.parent.mkdir(parents=True, exist_ok=True)
+    prepared.touch()  # all that is looked at before the work begins
+    before = [signal.signal(one, signal.default_int_handler) for one in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        got, out, err = call("train", "--symbol", "MES", "--fresh", "--workspace", tmp_path / "two words")
+        assert signal.getsignal(number) is signal.default_int_handler  # ours is gone
+    finally:
+        for one, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(one, handler)
+    assert (got, out) == (code, "")
+    command = f"python -m ml_factory train --symbol MES --workspace '{tmp_path}/two words'"
+    assert err == f"interrupted by {number.name}. The same command resumes the run: {command}\n"
+
+
+def test_resume_line_of_a_verb_that_begins_again_does_not_promise_to_resume():
+    line = resume_line(signal.SIGINT, ["predict", "--symbol", "MES"])
+    assert line == "interrupted by SIGINT. The same command starts again: python -m ml_factory predict --symbol MES"
+    assert "starts again" in resume_line(signal.SIGINT, [])
+
+
+def test_interruptible_leaves_an_ignored_signal_ignored_and_other_threads_alone():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGTERM)
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    failed = []
+
+    def inside() -> None:
+        try:
+            with interruptible():
+                pass
+        except ValueError as error:  # "signal only works in main thread"
+            failed.append(error)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert failed == []
+
+
+def test_interrupted_passes_through_handlers_of_ordinary_errors():
+    with pytest.raises(Interrupted) as stopped:
+        try:
+            raise Interrupted(signal.SIGTERM)
+        except Exception as error:
+            raise AssertionError("was swallowed") from error
+    assert stopped.value.code == 143

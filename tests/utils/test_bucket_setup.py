@@ -1,0 +1,101 @@
+"""A workspace gs://bucket/prefix on Colab: gcsfs comes along and the person signs in, once and only there."""
+
+import sys
+import time
+import types
+
+import pytest
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.runs import session
+from ml_factory.runs.lives import SessionLog
+from utils import colab_setup, runtime
+
+
+class Stopped(Exception):
+    """Raised where the workspace would be opened."""
+
+
+@pytest.fixture
+def colab(monkeypatch):
+    """A Colab without a network: what is installed and who signs in is written down; it stops before the bucket."""
+    heard = []
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "ML_FACTORY_ROOT", "COLAB_TPU_1VM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
+    auth = types.SimpleNamespace(authenticate_user=lambda: heard.append("signed in"))
+    monkeypatch.setitem(sys.modules, "google.colab.auth", auth)
+    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): heard.append((path.name, *extra)) or ())
+
+    def opened(root):
+        raise Stopped(root)
+
+    monkeypatch.setattr(
+        colab_setup.places, "Workspace", type("Workspace", (), {"__new__": lambda cls, root: opened(root)})
+    )
+    return heard, auth
+
+
+def test_setup_with_a_bucket_on_colab_brings_gcsfs_and_signs_in(colab, monkeypatch):
+    monkeypatch.setenv("COLAB_TPU_1VM", "1")
+    with pytest.raises(Stopped, match="gs://bucket/prefix"):
+        colab_setup.setup_colab_environment("gs://bucket/prefix")
+    assert colab[0] == [("colab-tpu.txt", "gcsfs>=2024.6"), "signed in"]
+
+
+def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, tmp_path):
+    with pytest.raises(Stopped):
+        colab_setup.setup_colab_environment(tmp_path)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    with pytest.raises(Stopped):
+        colab_setup.setup_colab_environment("gs://bucket/prefix")
+    assert colab[0] == [("colab-gpu.txt",), ("colab-gpu.txt", "gcsfs>=2024.6")]
+
+
+def test_setup_with_a_bucket_nobody_lets_in_names_the_next_step(colab):
+    _, auth = colab
+
+    def refuse():
+        raise OSError("no page")
+
+    auth.authenticate_user = refuse
+    with pytest.raises(WorkspaceError, match="allow the access, or set GOOGLE_APPLICATION_CREDENTIALS"):
+        colab_setup.setup_colab_environment("gs://bucket/prefix")
+
+
+def test_usual_life_of_a_free_tpu_session_is_an_hour_and_a_half_until_sessions_here_tell(monkeypatch, tmp_path):
+    monkeypatch.delenv("ML_FACTORY_COLAB_TIER", raising=False)
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
+    assert session.usual_life() == 7200.0
+    monkeypatch.setenv("COLAB_TPU_1VM", "1")
+    assert session.usual_life() == 5400.0
+    monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
+    assert session.usual_life() == 7200.0
+    clock = [0.0]
+    first = SessionLog(tmp_path, "first", lambda: clock[0])
+    first.seen()
+    clock[0] = 9000.0
+    first.seen()
+    clock[0] = 50_000.0  # long not seen: taken away after 9,000 s; (5,400 + 9,000) s by 2
+    assert SessionLog(tmp_path, "second", lambda: clock[0]).mean_life(5400.0) == 7200.0
+
+
+def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(monkeypatch, tmp_path):
+    for name in ("ML_FACTORY_COLAB_TIER", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "ML_FACTORY_SESSION_HOURS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
+    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 3600)
+    assert session.hours_expected(tmp_path) == pytest.approx(11, abs=0.01)
+    monkeypatch.setenv("COLAB_TPU_1VM", "1")
+    assert session.hours_expected(tmp_path) == 1.5
+    assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(session.hours_left())
+    day_ago = time.time() - 86_400
+    clock = [day_ago]
+    taken = SessionLog(tmp_path, "first", lambda: clock[0])
+    taken.seen()
+    clock[0] = day_ago + 9000
+    taken.seen()  # and never again
+    assert session.hours_expected(tmp_path) == 2.0
+    monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1.75")
+    assert session.hours_expected(tmp_path) == pytest.approx(0.75, abs=0.01)
