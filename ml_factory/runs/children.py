@@ -32,6 +32,13 @@ class NoAnswer(TimeoutError):
     """A child said nothing in time, died, or cannot be started; the text says which."""
 
 
+def readable(descriptor: int, seconds: float) -> bool:
+    """Wait until something can be read from a descriptor, or it was closed at the other end; False after `seconds`."""
+    poll = select.poll()  # not select.select, which refuses descriptors from 1024 on
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * max(seconds, 0.0)))
+
+
 class Child:
     """One child process, started when it is first asked something and again after it was given up.
 
@@ -116,7 +123,7 @@ class Child:
         return line
 
     def _hear(self, patience: float) -> None:
-        if not select.select([self._channel], [], [], patience)[0]:
+        if not readable(self._channel.fileno(), patience):
             raise NoAnswer(f"no answer for {patience:g} s")
         more = self._channel.recv(_PIECE)
         if not more:

@@ -9,7 +9,6 @@ local disk and is brought with the next segment, or by the next session on this 
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
+from ml_factory.runs.children import readable
 from ml_factory.runs.mount_table import on_mount
 from ml_factory.runs.mounts import SilentMountError, touch_directly
 from ml_factory.runs.records import Attempt, in_order, read_attempts, segments
@@ -118,7 +118,7 @@ class Delivery:
         process.returncode = process.returncode if process.returncode is not None else -9
 
     def _answer(self, ends: float) -> list[str]:
-        if not select.select([self._process.stdout], [], [], max(0.0, ends - time.monotonic()))[0]:
+        if not readable(self._process.stdout.fileno(), ends - time.monotonic()):
             if time.monotonic() - self._asked > DEADLINE:
                 self.close()
             raise self._silent("no answer yet")

@@ -153,6 +153,16 @@ except mounts.SilentMount as error:
 """
 
 
+def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        storage.write_json(drive / "a.json", [1])
+        assert storage.read_json(drive / "a.json") == [1]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
 def test_a_process_ends_while_its_question_hangs(drive, spawn):
     os.mkfifo(drive / "hangs")
     process = spawn(ENDS, drive / "hangs", ML_FACTORY_MOUNTS=str(drive))
