@@ -96,7 +96,7 @@ colab:  ## the notebooks and one wheel for MyDrive/ml_factory, into dist/colab o
 picture: setup  ## the picture of README, from the report of `make run`; needs Chromium
 	@$(PY) .ci/picture.py
 
-badges: setup  ## OWNER=name: write the repository's owner into the badges and the bootstrap cells
+badges: setup  ## OWNER=name: write the repository's owner into links, badges and bootstrap cells
 	@test -n "$(OWNER)" || { echo "make badges: say who: make badges OWNER=name" >&2; exit 2; }
 	@$(PY) .ci/badges.py '$(OWNER)'
 

@@ -1,4 +1,4 @@
-"""Write the repository's owner into the badges and the bootstrap cells: `make badges OWNER=name`.
+"""Write the repository's owner into links, badges and bootstrap cells: `make badges OWNER=name`.
 
 The owner stands in pyproject.toml, [tool.ml_factory] repository; everything else is rewritten from there.
 """
@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-WITH_LINKS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
+WITH_LINKS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "pyproject.toml")
 OWNER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38})")
 
 

@@ -147,8 +147,9 @@ def test_the_command_tells_by_its_exit_code(monkeypatch, capsys):
 def copied(tmp_path) -> Path:
     """What `make badges` touches, in a folder of its own."""
     names = [".ci/badges.py", "pyproject.toml", "ml_factory/__init__.py"]
+    names += ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"]
     names += [f"colab_notebooks/{name}.ipynb" for name in NOTEBOOKS]
-    for name in [*names, *(["README.md"] if (ROOT / "README.md").is_file() else [])]:
+    for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     for room in ("ml_factory",):
@@ -165,16 +166,19 @@ def badges(folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 def test_badges_write_the_owner_everywhere_and_back(copied):
-    before = {path: path.read_bytes() for path in copied.rglob("*") if path.suffix in (".ipynb", ".md", ".toml")}
+    written = (".ipynb", ".md", ".toml", ".cff")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.suffix in written}
     slug, ref = owner_and_ref()
-    owner, name = slug.split("/")
+    owner, repository = slug.split("/")
     assert badges(copied, "some-one").returncode == 0
     for path in before:
         text = path.read_text(encoding="utf-8")
         assert f"/{slug}" not in text and f'"{slug}"' not in text, path
+    for name in ("README.md", "SECURITY.md", "CITATION.cff", "pyproject.toml"):
+        assert f"/some-one/{repository}" in (copied / name).read_text(encoding="utf-8"), name
     opened = json.loads((copied / "colab_notebooks" / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
-    assert source_of(cell(opened, "bootstrap")) == bootstrap_text(f"some-one/{name}", ref)
-    assert f"github/some-one/{name}/blob" in source_of(cell(opened, "title"))
+    assert source_of(cell(opened, "bootstrap")) == bootstrap_text(f"some-one/{repository}", ref)
+    assert f"github/some-one/{repository}/blob" in source_of(cell(opened, "title"))
     assert badges(copied, owner).returncode == 0
     assert {path: path.read_bytes() for path in before} == before
 

@@ -1,0 +1,46 @@
+"""Versions, pinned actions and hooks in the files that GitHub, PyPI and pre-commit read."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import ml_factory
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TABLE = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_version_is_the_same_in_the_package_the_citation_and_the_pinned_tag():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == ml_factory.__version__
+    assert TABLE["tool"]["ml_factory"]["ref"] == f"v{ml_factory.__version__}"
+    assert citation["license"] == TABLE["project"]["license"]
+    assert citation["repository-code"] == TABLE["project"]["urls"]["Homepage"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_hash_with_its_version_beside_it(path):
+    text = path.read_text(encoding="utf-8")
+    used = re.findall(r"uses: *(.*)", text)
+    pinned = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d[\d.]*")
+    assert used and [line for line in used if not pinned.fullmatch(line)] == []
+    assert all("timeout-minutes" in job for job in yaml.safe_load(text)["jobs"].values())
+
+
+def test_an_action_has_one_version_in_all_workflows():
+    used = {line for path in WORKFLOWS for line in re.findall(r"uses: *(.*)", path.read_text(encoding="utf-8"))}
+    names = [line.split("@")[0] for line in used]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_hook_runs_what_make_lint_runs():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    lint = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nlint:")[1].split("\n\n")[0]
+    commands = re.findall(r"-m (ruff \w+|[\w.]+)", lint)
+    assert local["repo"] == "local" and len(commands) >= 3
+    hooks = [hook["entry"] for hook in local["hooks"]]
+    assert [command for command in commands if not any(f"-m {command}" in entry for entry in hooks)] == []
