@@ -13,7 +13,7 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
-.PHONY: picture browser peers help setup run test test-xla lint format notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: picture browser peers help setup run test test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -61,9 +61,12 @@ lint: setup  ## ruff, its format, and the notebooks' own linter
 	@$(PY) -m ruff format --check .
 	@$(PY) -m tests.notebook_lint
 
-format: setup  ## let ruff mend what it can
+format: setup map  ## let ruff mend what it can, and write the map
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
+
+map: setup  ## the file list of docs/architecture.md, from the docstrings of the files
+	@$(PY) .ci/architecture.py
 
 notebooks: setup  ## the notebooks: each alone, by papermill and nbval, killed and run again
 	@$(PY) -m pytest $(SPREAD) -m notebooks $(ARGS)

@@ -1,8 +1,13 @@
-"""README's badges, verbs and links and the map of docs/architecture.md, held to the tree as it is."""
+"""README's badges, verbs and links and the map of docs/architecture.md, compared with the tree."""
 
+import ast
+import importlib
 import json
 import re
+import runpy
 from pathlib import Path
+
+import pytest
 
 from ml_factory.__main__ import app
 from ml_factory.models.registry import available_models
@@ -12,42 +17,25 @@ from tests.test_import_order import MAP
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def on_the_map(text: str) -> list[str]:
-    """Paths of the map from top to bottom; folders end with a slash."""
-    block = re.search(r"## The map\n.*?```text\n(.*?)```", text, re.DOTALL).group(1)
-    above, paths = [], []
-    for line in filter(str.strip, block.splitlines()):
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        above = [*above[:depth], name]
-        paths.append("".join(above))
-    return paths
+def test_the_map_is_what_make_map_writes():
+    writer = runpy.run_path(str(ROOT / ".ci" / "architecture.py"))
+    assert writer["written"](ARCHITECTURE) == ARCHITECTURE, "write the map again: make map"
+
+
+def test_the_map_lists_every_module_once_in_import_order_with_its_content():
+    rows = re.findall(r"^- \[[\w.]+\]\(\.\./(.*?)\): *(.*)$", ARCHITECTURE, re.MULTILINE)
+    paths = [path for path, _ in rows]
+    library = [path.removeprefix("ml_factory/") for path in paths if path.startswith("ml_factory/")]
+    assert [path.removesuffix(".py").replace("/", ".") for path in library] == MAP
+    assert sorted(path for path in paths if path.startswith("utils/")) == sorted(modules("utils"))
+    assert [path for path, content in rows if not content] == []
 
 
 def modules(folder: str) -> set[str]:
     found = (path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.py"))
     return {path for path in found if not path.endswith("__init__.py")}
-
-
-def test_every_module_is_on_the_map_once_and_every_name_on_it_exists():
-    paths = on_the_map(ARCHITECTURE)
-    assert len(paths) == len(set(paths))
-    assert modules("ml_factory") | modules("utils") <= set(paths)
-    assert [path for path in paths if not any(ROOT.glob(path.rstrip("/")))] == []
-    assert [path for path in paths if path.endswith("/") is not (ROOT / path).is_dir()] == []
-
-
-def test_the_map_is_in_import_order():
-    files = [path for path in on_the_map(ARCHITECTURE) if path.startswith("ml_factory/") and path.endswith(".py")]
-    assert [path.removeprefix("ml_factory/").removesuffix(".py").replace("/", ".") for path in files] == MAP
-
-
-def test_every_line_of_the_map_says_what_is_there():
-    block = ARCHITECTURE.split("```text\n")[1].split("```")[0]
-    assert [line for line in block.splitlines() if line.endswith(".py") and len(line.split()) < 2] == []
 
 
 def test_each_notebook_has_its_row_with_its_own_question_minutes_and_badge():
@@ -70,17 +58,36 @@ def test_the_verbs_and_models_are_those_that_exist():
 
 def test_links_and_targets_lead_somewhere():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    documents = {
-        ROOT / "README.md": README,
-        ROOT / "docs" / "architecture.md": ARCHITECTURE,
-        ROOT / "CONTRIBUTING.md": CONTRIBUTING,
-    }
-    documents |= {path: path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md")}
-    for path, text in documents.items():
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
         links = re.findall(r"\]\(([^)#:\s]+)\)", text)
         assert [link for link in links if not (path.parent / Path(link)).exists()] == [], path
         assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets, path
 
 
-def test_contributing_is_short():
-    assert len(CONTRIBUTING.splitlines()) < 60
+def test_anchors_lead_to_headings():
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        for link, anchor in re.findall(r"\]\(([^)#:\s]*)#([\w-]+)\)", path.read_text(encoding="utf-8")):
+            page = (path.parent / link if link else path).read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings], (
+                path,
+                anchor,
+            )
+
+
+def test_python_in_readme_and_guide_imports_names_that_exist():
+    for name in ("README.md", "docs/guide.md"):
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("ml_factory"):
+                    module = importlib.import_module(node.module)
+                    assert [item.name for item in node.names if not hasattr(module, item.name)] == [], (
+                        name,
+                        node.module,
+                    )
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("CONTRIBUTING.md", 60), ("CHANGELOG.md", 40)])
+def test_page_that_everyone_reads_is_short(name, most):
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most
