@@ -58,6 +58,6 @@ if __name__ == "__main__":
         print("make badges: say who: make badges OWNER=name", file=sys.stderr)
         raise SystemExit(2)
     sys.path.insert(0, str(ROOT))
-    from ml_factory.bootstrap import bootstrap_text
+    from ml_factory.notebook_bootstrap import bootstrap_text
 
     raise SystemExit(main(sys.argv[1]))

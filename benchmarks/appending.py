@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory import pipeline
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 
 def seconds_of(

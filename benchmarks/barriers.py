@@ -27,9 +27,9 @@ from scipy.signal import lfilter
 from benchmarks.measure import digits, in_turns, rated, tell, times
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.targets.barriers import LOWER, SESSION, UPPER, VERTICAL, mean_share
+from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, mean_share
+from ml_factory.targets.label_table import lives, rows_with_bars_left
 from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
-from ml_factory.targets.outcomes import lives, rows_with_bars_left
 
 MINUTE = 60_000_000_000
 MARKET = MarketSpec("MES", "cme", 0.25, False)

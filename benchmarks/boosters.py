@@ -19,12 +19,12 @@ import numpy as np
 import xgboost as xgb
 
 from benchmarks.measure import best, digits, in_turns, tell
+from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import Tabular
 from ml_factory.models.tabular_data import BinnedData, read_rows
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.state import encode_state
 from ml_factory.seeding import derive_seed
+from ml_factory.storage.state import encode_state
 
 TURN = 100  # rounds
 

@@ -22,8 +22,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from benchmarks.measure import digits, tell
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.mount_io import ChildSlots
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.remote_slots import ChildSlots
 
 CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.2, "written": 1.3, "verified": 2.5}

@@ -27,9 +27,9 @@ from ml_factory.evaluation.metrics import (
     expected_calibration_error,
     row_log_loss,
 )
-from ml_factory.runs.workspace import Workspace
-from ml_factory.units.dataset import Dataset, baselines
-from ml_factory.units.loading import load_dataset
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.dataset import Dataset, baselines
+from ml_factory.workflows.load import load_dataset
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one

@@ -29,10 +29,10 @@ import numpy as np
 from benchmarks.market import MADE_UP, market_bars
 from benchmarks.measure import best, digits, in_turns, seconds, tell, timed, times
 from ml_factory.data.resample import Frame, base_frame
-from ml_factory.features import windows
+from ml_factory.features import rolling
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
 from ml_factory.features.engine import CHUNK, Family, FrameFeatures
-from ml_factory.units.kernels import compile_ahead
+from ml_factory.workflows.warm_kernels import compile_ahead
 
 PARTS = ("indicators", "families", "windows", "compile")
 AHEAD = "by children"
@@ -119,15 +119,15 @@ def families(frame: Frame, repeats: int) -> None:
 def window_lengths(rows: int, repeats: int) -> None:
     """Nanoseconds a row of each window function at each length, a block of CHUNK rows at a time."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, windows.HISTORY + CHUNK))
-    first = windows.HISTORY
+    x, y = rng.normal(size=(2, rolling.HISTORY + CHUNK))
+    first = rolling.HISTORY
     functions = {
-        "sum": lambda n: windows.window_sum(x, n, 0, first),
-        "max": lambda n: windows.window_max(x, n, 0, first),
-        "std": lambda n: windows.window_std(x, n, 0, first),
-        "covariance": lambda n: windows.window_covariance(x, y, n, 0, first),
-        "correlation": lambda n: windows.window_correlation(x, y, n, 0, first),
-        "bars_since_max": lambda n: windows.bars_since_max(x, n, 0, first),
+        "sum": lambda n: rolling.window_sum(x, n, 0, first),
+        "max": lambda n: rolling.window_max(x, n, 0, first),
+        "std": lambda n: rolling.window_std(x, n, 0, first),
+        "covariance": lambda n: rolling.window_covariance(x, y, n, 0, first),
+        "correlation": lambda n: rolling.window_correlation(x, y, n, 0, first),
+        "bars_since_max": lambda n: rolling.bars_since_max(x, n, 0, first),
     }
     blocks = max(rows // 10 // CHUNK, 1)
 

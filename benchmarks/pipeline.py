@@ -43,7 +43,7 @@ from benchmarks.measure import Taken, digits, in_turns, peak_memory, rated, seco
 from benchmarks.twins import pandas_sklearn, talib_polars
 from ml_factory.data.resample import asof_rows, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
-from ml_factory.datasets.mapped import write_part
+from ml_factory.datasets.memmap import write_part
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
 from ml_factory.features.export import export_features

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.runs.planner import Cost, CostModel, Room, WorkUnit, plan
-from ml_factory.runs.timer import SaveTimer, SaveTimes, cadence, reserve
+from ml_factory.checkpoints.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.checkpoints.schedule import SaveTimer, SaveTimes, cadence, reserve
 
 HOUR = 3600.0
 BESIDE = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def learned(lives: np.ndarray) -> np.ndarray:
-    """What each runtime takes the mean life for: those before it, and one usual life (see `runs/lives.py`)."""
+    """Mean session lifetime as each runtime estimates it (`checkpoints/session_history.py`)."""
     before = np.concatenate([[0.0], np.cumsum(lives)[:-1]])
     return (USUAL + before) / (1 + np.arange(len(lives)))
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from sklearn.preprocessing import RobustScaler as Reference
 
 from benchmarks.measure import best, digits, in_turns, seconds, tell, times
-from ml_factory.datasets import mapped
+from ml_factory.datasets import memmap
 from ml_factory.datasets.quantiles import quantiles
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
 
@@ -75,7 +75,7 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
         def write_ours() -> None:
             # pyarrow empties the file it finds and has its pages back; ours keeps the old one until the new is whole.
             ours.unlink(missing_ok=True)
-            mapped.write_part(ours, x_NF)
+            memmap.write_part(ours, x_NF)
 
         sides = {
             "ours (hashed)": write_ours,
@@ -94,7 +94,7 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
 
 def verified(path: Path) -> np.ndarray:
     rows = np.load(path, mmap_mode="r")
-    mapped.content_hash(rows)
+    memmap.content_hash(rows)
     return rows
 
 

@@ -23,8 +23,8 @@ import psutil
 from benchmarks.measure import digits, tell
 from ml_factory import pipeline
 from ml_factory.models.registry import available_models, spec_of
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ml_factory.keys import known_secrets
 from ml_factory.models.registry import build_model
-from ml_factory.runs.mirror import mirror_mode
-from ml_factory.runs.state import encode_state
-from ml_factory.runs.storage import fingerprint
-from ml_factory.runs.tracking import Tracker
+from ml_factory.secrets import known_secrets
+from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.state import encode_state
+from ml_factory.tracking.tracker import Tracker
+from ml_factory.tracking.wandb_process import mirror_mode
 
 KEY = "f" * 40
 CASES = ("off", "offline", "no key", "closed port", "black hole", "slow")

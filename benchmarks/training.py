@@ -25,8 +25,8 @@ from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model, locate, spec_of
 from ml_factory.models.tabular_data import BinnedData
+from ml_factory.training.batches import Feed
 from ml_factory.training.device import Device, pick
-from ml_factory.training.feed import Feed
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec

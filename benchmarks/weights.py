@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.measure import best, digits, in_turns, seconds, tell
-from ml_factory.targets.bootstrap import ONE, sequential_bootstrap
+from ml_factory.targets.sequential_bootstrap import ONE, sequential_bootstrap
 from ml_factory.targets.weights import average_uniqueness, concurrency, effective_rows
 
 

@@ -6,8 +6,8 @@
 import importlib
 import os
 
-from ml_factory.compiled import keep_kernels
-from ml_factory.keys import guard_logs
+from ml_factory.numba_cache import keep_kernels
+from ml_factory.secrets import guard_logs
 
 # Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
@@ -20,8 +20,8 @@ guard_logs()
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CheckpointManager": "ml_factory.runs.checkpoints",
-    "Workspace": "ml_factory.runs.workspace",
+    "CheckpointManager": "ml_factory.checkpoints.manager",
+    "Workspace": "ml_factory.storage.workspace",
 }
 _ROOMS = {"pipeline", "notebook"}
 

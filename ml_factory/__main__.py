@@ -8,8 +8,8 @@ import sys
 
 import typer
 
+from ml_factory.cli_output import Said
 from ml_factory.commands import data, machine, notebooks, training
-from ml_factory.console import Said
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interruptible, resume_line
 

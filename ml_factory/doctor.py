@@ -3,11 +3,11 @@
 import importlib
 from dataclasses import dataclass
 
-from ml_factory.cores import cores
+from ml_factory.checkpoints.session import hours_remaining
+from ml_factory.cpu_count import cores
 from ml_factory.inference.bundle import library_versions
-from ml_factory.runs.mounts import SilentMount, free_bytes, names
-from ml_factory.runs.session import hours_remaining
-from ml_factory.runs.workspace import Workspace, on_colab, raw_name
+from ml_factory.storage.file_access import SilentMount, free_bytes, names
+from ml_factory.storage.workspace import Workspace, on_colab, raw_name
 
 NEEDED = (
     "numpy",

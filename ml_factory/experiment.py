@@ -9,40 +9,42 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.arguments import check_horizon, check_seed
-from ml_factory.cores import cores
-from ml_factory.data.bars import BarSpec
+from ml_factory.argument_checks import check_horizon, check_seed
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.session import Session
+from ml_factory.cpu_count import cores
+from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.contract import environment
+from ml_factory.models.base import environment
 from ml_factory.models.registry import own_settings, signature_of, spec_of
 from ml_factory.provenance import closure, commit, rooms_files, source_hash, source_hashes
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.programs import FOLDER, carry_programs
-from ml_factory.runs.session import Session
-from ml_factory.runs.storage import fingerprint, is_file, is_folder, plain, write_json
-from ml_factory.runs.workspace import push_checkpoints
+from ml_factory.storage.atomic_files import fingerprint, is_file, is_folder, plain, write_json
+from ml_factory.storage.compile_cache import FOLDER, carry_programs
+from ml_factory.storage.workspace import push_checkpoints
+from ml_factory.targets.barrier_search_spec import SearchedLabels
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.targets.search_spec import SearchedLabels
 from ml_factory.targets.splits import SplitSpec
 
 DATA_ROOMS = ("data", "features", "targets", "datasets")
 # What preparing, training and judging execute, and the proof itself: a certificate holds for this code alone. Pictures
 # and pages are left out.
 CERTIFIED_ROOMS = (
-    *DATA_ROOMS, "leakage", "models", "training", "evaluation", "ensemble", "inference", "runs", "units",
-    "experiment.py", "arguments.py", "provenance.py", "pipeline.py", "seeding.py", "cores.py", "compiled.py", "late.py",
+    *DATA_ROOMS, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
+    "checkpoints", "tracking", "workflows",
+    "experiment.py", "argument_checks.py", "provenance.py", "pipeline.py", "seeding.py",
+    "cpu_count.py", "numba_cache.py", "lazy_module.py",
 )  # fmt: skip
 NOT_CERTIFIED = (
-    "evaluation/drawing.py", "evaluation/data_figures.py", "evaluation/figures.py", "evaluation/explained.py",
-    "evaluation/report.py", "units/pages.py", "units/results.py", "units/summaries.py",
+    "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/attention_plots.py",
+    "evaluation/report.py", "workflows/report.py", "workflows/results.py", "workflows/result_summaries.py",
 )  # fmt: skip
 # task -> the files it begins in; what they import, and the model's own file, is what a run's numbers come from.
 TASKS = {
-    "train": ("units/holdout.py", "inference/predict.py"),
-    "folds": ("units/nested.py",),
-    "stack": ("units/stacked.py",),
+    "train": ("workflows/train.py", "inference/predict.py"),
+    "folds": ("workflows/cross_validate.py",),
+    "stack": ("workflows/stack.py",),
 }
 LIBRARIES = ("numpy", "pandas", "scipy")
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ml_factory.late import Late
+from ml_factory.lazy_module import Late
 from ml_factory.progress import Phase, duration, unwatch, watch_from_now
 
 SECONDS = 4.0  # between two lines of a pipe; a reader waits at most five

@@ -15,13 +15,13 @@ import pandas as pd
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
+from ml_factory.checkpoints.uploader import status_line
 from ml_factory.errors import NotPreparedError
 from ml_factory.heartbeat import on_screen
 from ml_factory.models.registry import available_models, spec_of
-from ml_factory.runs import mounts
-from ml_factory.runs.courier import status_line
-from ml_factory.runs.storage import disk_errors, is_file, names_in
-from ml_factory.runs.workspace import Workspace, raw_name
+from ml_factory.storage import file_access
+from ml_factory.storage.atomic_files import disk_errors, is_file, names_in
+from ml_factory.storage.workspace import Workspace, raw_name
 
 NOTEBOOKS = (
     "00_setup",
@@ -103,7 +103,7 @@ class LiveCurves(EpochLine):
 
     def _draw(self) -> None:
         # By name: figures need packages that the first cell of a fresh machine does not have yet.
-        figures = importlib.import_module("ml_factory.evaluation.figures")
+        figures = importlib.import_module("ml_factory.evaluation.plots")
         image = _picture(figures.learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
         if self._picture is None:
             self._picture = display(image, display_id=True)
@@ -115,7 +115,7 @@ def markets(workspace: Workspace) -> pd.DataFrame:
     """Raw files of the workspace: symbol, minutes of a bar, megabytes."""
     names = [name for name in names_in(workspace.raw) if raw_name(name)]
     with disk_errors(workspace.raw):
-        sizes = [mounts.size(workspace.raw / name) for name in names]
+        sizes = [file_access.size(workspace.raw / name) for name in names]
     rows = [(*raw_name(name), size / 1e6) for name, size in zip(names, sizes, strict=True)]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
@@ -163,7 +163,7 @@ def finish(paths: Iterable[Path], *, following: str = "") -> None:
     """The last cell: what now lies in the workspace, and the notebook that goes on from there."""
     for path in map(Path, paths):
         with disk_errors(path):
-            kind, sizes = mounts.kind(path), mounts.sizes(path)
+            kind, sizes = file_access.kind(path), file_access.sizes(path)
         if not kind:
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")

@@ -12,25 +12,33 @@ from pathlib import Path
 
 import pandas as pd
 
-from ml_factory.arguments import BASE_MODELS, check_horizon, check_seed, check_source
-from ml_factory.data.bars import BarSpec
+from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed, check_source
+from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
-from ml_factory.evaluation import figures
-from ml_factory.evaluation.metrics_view import MetricsTable
+from ml_factory.evaluation import plots
+from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.experiment import run_spec
-from ml_factory.leakage.artefacts import Tamper
-from ml_factory.models.contract import Estimator
+from ml_factory.leakage.artifact_comparison import Tamper
+from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
-from ml_factory.runs.ownership import rank_here
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.storage import file_hash
-from ml_factory.runs.workspace import Workspace, check_symbol, pushed_after
-from ml_factory.targets.search_spec import SearchSpec
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.atomic_files import file_hash
+from ml_factory.storage.locks import rank_here
+from ml_factory.storage.workspace import Workspace, check_symbol, pushed_after
+from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.units import forecasts, pages
-from ml_factory.units.auditing import MODELS, audit_data
-from ml_factory.units.dataset import (
+from ml_factory.workflows import predict as predict_module
+from ml_factory.workflows import report
+from ml_factory.workflows.audit import MODELS, audit_data
+from ml_factory.workflows.cross_validate import (
+    check_one_question,
+    check_unsearched,
+    plain_folds,
+    search_setting,
+    searched_folds,
+)
+from ml_factory.workflows.dataset import (
     best_baseline,
     lacking_classes,
     predicted_and_observed,
@@ -38,40 +46,11 @@ from ml_factory.units.dataset import (
     verdict_on,
     with_baselines,
 )
-from ml_factory.units.explaining import explain
-from ml_factory.units.exporting import export
-from ml_factory.units.folds import FoldModel
-from ml_factory.units.forecasts import load_predictions
-from ml_factory.units.helping import agreed, help_fit
-from ml_factory.units.holdout import close_record, fit_holdout, same_model, student_of
-from ml_factory.units.loading import load_dataset, load_features, load_labels, load_splits
-from ml_factory.units.nested import check_one_question, check_unsearched, plain_folds, search_setting, searched_folds
-from ml_factory.units.opening import (
-    Tell,
-    certified,
-    check_base_models,
-    for_the_model,
-    found_run,
-    open_training,
-    settings_of_each,
-    training_run,
-    weight_setting,
-)
-from ml_factory.units.planning import PlanResult, plan_models
-from ml_factory.units.preparation import prepare
-from ml_factory.units.results import (
-    AuditResult,
-    CrossValidateResult,
-    EvaluateResult,
-    PredictResult,
-    SearchResult,
-    StackResult,
-    TrainResult,
-)
-from ml_factory.units.schemes import SchemeSpec, fold_plan
-from ml_factory.units.searching import search_labels
-from ml_factory.units.stacked import fit_stack, stack_spec
-from ml_factory.units.views import (
+from ml_factory.workflows.explain import explain
+from ml_factory.workflows.export import export
+from ml_factory.workflows.fold_schemes import SchemeSpec, fold_plan
+from ml_factory.workflows.folds import FoldModel
+from ml_factory.workflows.inspect import (
     certificate,
     draw_cuts,
     draw_gaps,
@@ -82,6 +61,34 @@ from ml_factory.units.views import (
     replay,
     try_feature,
 )
+from ml_factory.workflows.load import load_dataset, load_features, load_labels, load_splits
+from ml_factory.workflows.open_run import (
+    Tell,
+    certified,
+    check_base_models,
+    for_the_model,
+    found_run,
+    open_training,
+    settings_of_each,
+    training_run,
+    weight_setting,
+)
+from ml_factory.workflows.plan import PlanResult, plan_models
+from ml_factory.workflows.predict import load_predictions
+from ml_factory.workflows.prepare import prepare
+from ml_factory.workflows.results import (
+    AuditResult,
+    CrossValidateResult,
+    EvaluateResult,
+    PredictResult,
+    SearchResult,
+    StackResult,
+    TrainResult,
+)
+from ml_factory.workflows.search_barriers import search_labels
+from ml_factory.workflows.stack import fit_stack, stack_spec
+from ml_factory.workflows.train import close_record, fit_holdout, same_model, student_of
+from ml_factory.workflows.worker_rank import agreed, help_fit
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
@@ -208,7 +215,7 @@ def train(
         artifact = fit_holdout(
             workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
         )
-    verdict = forecasts.judge(workspace, data, artifact)
+    verdict = predict_module.judge(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
         symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found,
@@ -217,11 +224,11 @@ def train(
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
         predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
+        report_path=report.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), verdict=verdict.verdict, calibration=verdict.calibration,
-        draw=lambda: figures.learning_curves(
+        draw=lambda: plots.learning_curves(
             history, best_epoch=facts["best_epoch"], resumed_from=facts["resumed_from"],
             prior=verdict.priors["validation"],
         ),
@@ -239,7 +246,7 @@ def cross_validate(
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `units.schemes.SchemeSpec`.  weights, run, tell, bins : as of `train`.
+    folds, test_blocks, window : as of `workflows.fold_schemes.SchemeSpec`.  weights, run, tell, bins : as of `train`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
@@ -272,9 +279,9 @@ def cross_validate(
     else:
         told = searched_folds(workspace, data, plan, run, fitted, search, mirror=mirror)
     path, paths_path = run.folder / "folds.parquet", None if told.paths is None else run.folder / "paths.parquet"
-    forecasts.write_frame(path, told.scores)
+    predict_module.write_frame(path, told.scores)
     if told.paths is not None:
-        forecasts.write_frame(paths_path, told.paths)
+        predict_module.write_frame(paths_path, told.paths)
     run.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
@@ -284,7 +291,7 @@ def cross_validate(
         resumed_from=told.found or None, reached=told.reached, exact=not told.inexact,
         inexact_because=list(told.inexact), limited=plan.limited | limits if quick else {},
         seconds=time.perf_counter() - started, verdict=told.verdict,
-        draw=lambda: figures.fold_scores(told.scores) if told.paths is None else figures.path_scores(told.paths),
+        draw=lambda: plots.fold_scores(told.scores) if told.paths is None else plots.path_scores(told.paths),
     )  # fmt: skip
 
 
@@ -319,7 +326,7 @@ def stack(
         close_record(workspace, run, spec, artifact, mirror=mirror)
     else:
         artifact = fit_stack(workspace, data, run, spec, folds, mirror=mirror)
-    verdict = forecasts.judge(workspace, data, artifact)
+    verdict = predict_module.judge(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
@@ -329,11 +336,11 @@ def stack(
         reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=pages.write_run_report(workspace, run.folder, data, artifact, verdict),
+        report_path=report.write_run_report(workspace, run.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
-        comparison=tuple(pages.comparison_sentence("stack", who, gain) for who, gain in verdict.beaten.items()),
+        comparison=tuple(report.comparison_sentence("stack", who, gain) for who, gain in verdict.beaten.items()),
         verdict=verdict.verdict, calibration=verdict.calibration,
-        draw=lambda: figures.stack_weights(weights),
+        draw=lambda: plots.stack_weights(weights),
     )  # fmt: skip
 
 
@@ -345,20 +352,20 @@ def evaluate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    found = forecasts.finished(workspace, data, models)
-    rows, test = forecasts.on_common_rows(workspace, data, found, "test")
-    train_rows, _ = forecasts.on_common_rows(workspace, data, found, "train")
-    validation_rows, validation = forecasts.on_common_rows(workspace, data, found, "validation")
+    found = predict_module.finished(workspace, data, models)
+    rows, test = predict_module.on_common_rows(workspace, data, found, "test")
+    train_rows, _ = predict_module.on_common_rows(workspace, data, found, "train")
+    validation_rows, validation = predict_module.on_common_rows(workspace, data, found, "validation")
     best = best_baseline(data, train_rows, validation_rows)
     metrics = with_baselines(data, train_rows, rows, test, best)
     chosen = with_baselines(data, train_rows, validation_rows, validation, best).loc[list(found), "log_loss"].idxmin()
     lacking = lacking_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
     verdicts = {name: verdict_on(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
-    path = pages.run_page(
+    path = report.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data,
-        Store.current(workspace.processed(symbol)), pages.OnTest(rows, test, metrics, verdicts, chosen),
-        limited=limited, more=[pages.runs(found)],
+        Store.current(workspace.processed(symbol)), report.OnTest(rows, test, metrics, verdicts, chosen),
+        limited=limited, more=[report.runs(found)],
     )  # fmt: skip
     shown = metrics.reset_index()
     shown.insert(0, "split", "test")
@@ -366,7 +373,7 @@ def evaluate(
         symbol=symbol, horizon=horizon, metrics=MetricsTable(shown), report_path=path,
         verdicts=verdicts, chosen=chosen, seconds=time.perf_counter() - started,
         calibration=predicted_and_observed(data, rows, test),
-        draw=lambda: figures.metrics_bar(metrics),
+        draw=lambda: plots.metrics_bar(metrics),
     )  # fmt: skip
 
 
@@ -385,13 +392,13 @@ def predict(
     run : the id of the run whose model is meant, where it is not the newest.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
-    artifact = forecasts.newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
-    frame, close = forecasts.for_bars(workspace, artifact, data, bars)
-    frame = forecasts.marked(frame, artifact, all_rows)
+    artifact = predict_module.newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    frame, close = predict_module.for_bars(workspace, artifact, data, bars)
+    frame = predict_module.marked(frame, artifact, all_rows)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
-    forecasts.write_frame(path, frame)
+    predict_module.write_frame(path, frame)
     return PredictResult(
         symbol=symbol, horizon=horizon, model=model, run_id=artifact.facts["run_id"], rows=len(frame),
         path=path, frame=frame, frame_hash=file_hash(path), seconds=time.perf_counter() - started,
-        draw=lambda: figures.probabilities(frame, close),
+        draw=lambda: plots.probabilities(frame, close),
     )  # fmt: skip

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from ml_factory.runs.storage import disk_errors, fingerprint
+from ml_factory.storage.atomic_files import disk_errors, fingerprint
 
 PACKAGE = Path(__file__).resolve().parent
 # What numbers do not come from, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
-    "runs", "errors", "progress", "compiled", "provenance", "experiment", "notebook", "evaluation/drawing",
-    "evaluation/data_figures", "evaluation/figures", "evaluation/report", "models/registry", "units/results",
-    "units/summaries", "units/views", "units/pages", "units/keeping", "units/standing", "units/kernels", "leakage",
+    "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "provenance", "experiment",
+    "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots", "evaluation/report",
+    "models/registry", "workflows/results", "workflows/result_summaries", "workflows/inspect", "workflows/report",
+    "workflows/unit_checkpoints", "workflows/run_status", "workflows/warm_kernels", "leakage",
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def rooms_files(rooms: Iterable[str]) -> list[Path]:
 
 
 def closure(names: Iterable[str]) -> list[Path]:
-    """The files "units/holdout.py" … and all of the package that their code imports, directly or not, sorted."""
+    """The files "workflows/train.py" … and all of the package that their code imports, directly or not, sorted."""
     waiting, found = [PACKAGE / name for name in names], set()
     while waiting:
         path = waiting.pop()
@@ -137,7 +138,7 @@ def _files(tree: ast.AST) -> Iterator[str]:
 
 
 def _file_of(dotted: object) -> list[str]:
-    """["data/bars.py"] for "ml_factory.data.bars"; [] for what is no file of the package."""
+    """["data/validation.py"] for "ml_factory.data.validation"; [] for what is no file of the package."""
     top, _, rest = str(dotted).partition(".")
     name = f"{rest.replace('.', '/')}.py"
     return [name] if top == PACKAGE.name and rest and (PACKAGE / name).is_file() else []

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.late import Late
-from ml_factory.parameters import SHARED, convert_parameters, notebook_parameters
+from ml_factory.lazy_module import Late
+from ml_factory.notebook_parameters import SHARED, convert_parameters, notebook_parameters
 from ml_factory.progress import phase
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 papermill = Late("papermill")
 

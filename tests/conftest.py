@@ -1,14 +1,19 @@
 """What every test may ask for."""
 
+import os
+import resource
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import ml_factory  # noqa: F401 - first, so that its OpenMP setting holds for every library
-from ml_factory.runs import courier
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage import pending_uploads
+from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +63,7 @@ def prepared(prepared_template, tmp_path, monkeypatch) -> Workspace:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch):
     """What one test leaves on this machine's disk keeps no other from stopping safely."""
-    monkeypatch.setattr(courier, "_left", {})
+    monkeypatch.setattr(pending_uploads, "_pending", {})
 
 
 @pytest.fixture
@@ -78,3 +83,42 @@ def call(capsys, monkeypatch):
         return code, said.out, said.err
 
     return go
+
+
+@pytest.fixture
+def disk_full_beyond() -> Callable[[int], object]:
+    """`with disk_full_beyond(n)`: the operating system refuses to let any file grow past n bytes, in mid-write."""
+
+    @contextmanager
+    def limit(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limit
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start Python code in a process of its own; whatever still lives at the end of the test is killed."""
+    processes = []
+
+    def start(code: str, *arguments: object, **env: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()

@@ -8,9 +8,9 @@ import pytest
 
 from ml_factory import pipeline
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.runs import workspace as workspaces
-from ml_factory.runs.workspace import Workspace
-from tests.runs.gcs import gcs_bucket  # noqa: F401 - a fixture
+from ml_factory.storage import workspace as workspaces
+from ml_factory.storage.workspace import Workspace
+from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from ml_factory import CheckpointManager, Workspace, pipeline
+from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.models.registry import available_models, build_model, load_model
-from ml_factory.runs.pool import Pool
-from ml_factory.units.holdout import same_model
+from ml_factory.workflows.train import same_model
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}

@@ -20,13 +20,13 @@ import pytest
 import typer
 from rich.console import Console
 
-from ml_factory import __main__, commands, console, suite
-from ml_factory.data.sources import write_bars
+from ml_factory import __main__, cli_output, commands, suite
+from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.progress import phase
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 VERBS = (
@@ -105,7 +105,7 @@ def test_no_verb_shows_the_help(call):
 
 def drawn(as_json: bool, terminal: bool) -> str:
     written = io.StringIO()
-    with console.phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
+    with cli_output.phases(as_json, Console(file=written, force_terminal=terminal, width=120)):
         with phase("features", 2_000) as done:
             done(500)
         with phase("labels 20", 3):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ml_factory import provenance
-from ml_factory.arguments import check_horizon, check_seed, quick_from_environment
-from ml_factory.data.bars import BarSpec
+from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
+from ml_factory.data.validation import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.experiment import (
     DataSpec,
@@ -22,7 +22,7 @@ from ml_factory.experiment import (
 )
 from ml_factory.features.build import FeatureSpec
 from ml_factory.provenance import source_hash
-from ml_factory.runs.storage import fingerprint
+from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

@@ -14,55 +14,56 @@ PACKAGE = ROOT / "ml_factory"
 # The map of docs/architecture.md from top to bottom. A file imports only from files above it; a new file is placed
 # here first.
 MAP_TEXT = """
-compiled cores keys errors seeding late compilations progress heartbeat
-runs.children runs.mount_table runs.placing runs.mounts
-runs.storage runs.ownership runs.layout runs.state runs.staging runs.buckets runs.workspace runs.lives runs.programs
-runs.timer
-runs.planner runs.session runs.containers runs.pool runs.leases runs.slots
-runs.mount_io runs.courier runs.signals runs.phases runs.registry runs.trainings runs.checkpoints
-runs.records runs.delivery runs.mirror runs.keepsake runs.versions runs.retelling runs.tracking runs.recovery
-arguments
-data.holidays data.sessions data.findings data.prefixes data.stamps data.numbers data.habits data.gaps data.clock
-data.levels data.spikes data.repeats data.ticks data.blemishes data.expiry data.contracts data.bars data.bad_rows
-data.continued data.sources data.synthetic data.plain_parquet data.frames
-data.resample data.stream data.sampling
-features.logarithm features.windows features.recursions features.moments features.engine features.momentum
-features.volatility features.volume features.microstructure
-features.entropy features.regime features.wavelet features.fractional features.calendar features.multi_timeframe
-features.afresh features.custom features.build features.export
-features.stream
-targets.barriers targets.outcomes targets.labels targets.forward targets.trend_scanning targets.meta_labels
-targets.primary targets.kinds
-targets.search_spec targets.barrier_search
-targets.bootstrap targets.weights
-targets.splits targets.sufficiency targets.walk_forward targets.combinatorial
-datasets.quantiles datasets.ranks datasets.block_quantiles datasets.scaling datasets.transforms datasets.selection
-datasets.preprocessing datasets.rows datasets.parts datasets.mapped datasets.store datasets.writing datasets.beside
-datasets.windows
-leakage.tables leakage.disturb leakage.cuts leakage.feed leakage.subject leakage.first_sight leakage.fitted
-leakage.artefacts leakage.recount leakage.sampled_days leakage.effort leakage.tried leakage.proof leakage.certificate
-models.contract models.offset models.tabular_data models.compiled_trees models.tabular models.tabular_xgboost
-models.tabular_lightgbm models.tabular_catboost models.linear models.importances
-models.products models.heads models.layers models.recurrent models.sequence models.transformer models.gating
-models.tft models.frames models.checks models.signature models.settings models.registry
-training.spec training.losses training.order training.optim training.averaging training.precision training.processes
-training.pages training.watchdog training.device training.recompute training.feed training.run training.step
-training.judging training.meter training.loop training.neural training.estimator training.state_dict
-training.forecaster
+numba_cache cpu_count secrets errors seeding lazy_module compile_times progress heartbeat
+storage.worker_process storage.mount_table storage.atomic_rename storage.file_access storage.atomic_files
+storage.locks storage.safetensors_layout storage.state storage.buckets storage.workspace storage.compile_cache
+storage.pending_uploads storage.artifact_registry
+checkpoints.staging_buffer checkpoints.session_history checkpoints.schedule checkpoints.planner checkpoints.session
+checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots checkpoints.remote_slots
+checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
+tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
+tracking.wandb_sync tracking.tracker tracking.restore
+argument_checks
+data.holidays data.sessions data.report data.prefix_hash data.timestamp_parsing data.number_parsing
+data.market_scale data.gaps data.time_zone_check data.level_shifts data.spikes data.stale_prices data.tick_grid
+data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append data.io data.synthetic
+data.plain_parquet data.bar_kernels data.resample data.bar_stream data.activity_bars
+features.vector_log features.rolling features.ewm features.rolling_moments features.engine features.momentum
+features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
+features.fractional features.calendar features.multi_timeframe features.isolation features.custom features.build
+features.export features.stream
+targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
+targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
+targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
+targets.combinatorial_cv
+datasets.quantiles datasets.incremental_quantiles datasets.block_quantiles datasets.scaling datasets.transforms
+datasets.feature_selection datasets.preprocessing datasets.rows datasets.store_parts datasets.memmap datasets.store
+datasets.store_writer datasets.covariates datasets.windows
+leakage.tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
+leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.reference_baselines
+leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof leakage.certificate
+models.base models.clock_offset models.tabular_data models.lightgbm_predict models.tabular models.tabular_xgboost
+models.tabular_lightgbm models.tabular_catboost models.linear models.importances models.onednn_linear models.heads
+models.layers models.recurrent models.sequence models.transformer models.tft_layers models.tft models.multi_scale
+models.contract_checks models.source_hash models.settings models.registry
+training.spec training.losses training.sampler training.optim training.averaging training.precision
+training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
+training.state training.step training.evaluate training.progress_line training.loop training.estimator_base
+training.estimator training.state_dict training.forecaster
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
-evaluation.metrics_view evaluation.calibration evaluation.drawing evaluation.data_figures
-evaluation.figures evaluation.explained evaluation.report
+evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
+evaluation.attention_plots evaluation.report
 ensemble.out_of_fold ensemble.stacking
 provenance experiment
 inference.bundle inference.predict
-units.dataset units.split_times units.summaries units.results units.keeping units.standing units.restoring
-units.appending units.proving units.views units.loading units.artefacts units.trials units.searching units.searched
-units.kernels units.preparation
-units.holdout units.helping units.opening units.schemes units.folds units.fold_scores units.nested
-units.forecasts
-units.explaining units.exporting units.stacked units.audited_models units.audited_runs units.audited_stack
-units.auditing units.warming units.planning units.pages
-pipeline bootstrap parameters notebook suite doctor console interrupt
+workflows.dataset workflows.split_times workflows.result_summaries workflows.results workflows.unit_checkpoints
+workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect workflows.load
+workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers workflows.found_barriers
+workflows.warm_kernels workflows.prepare workflows.train workflows.worker_rank workflows.open_run
+workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate workflows.predict
+workflows.explain workflows.export workflows.stack workflows.audit_models workflows.audit_runs workflows.audit_stack
+workflows.audit workflows.warm_up workflows.plan workflows.report
+pipeline notebook_bootstrap notebook_parameters notebook suite doctor cli_output interrupt
 commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """
@@ -72,23 +73,23 @@ MAP = MAP_TEXT.split()
 HOMES = {
     "torch_xla": {"training.device", "models.recurrent"},
     "google": set(),  # google.colab lives in utils/ alone
-    "wandb": {"runs.tracking"},
-    "gcsfs": {"runs.buckets"},
+    "wandb": {"tracking.tracker"},
+    "gcsfs": {"storage.buckets"},
     "matplotlib": {
-        "evaluation.drawing",
-        "evaluation.data_figures",
-        "evaluation.figures",
-        "evaluation.explained",
+        "evaluation.plot_style",
+        "evaluation.data_plots",
+        "evaluation.plots",
+        "evaluation.attention_plots",
         "evaluation.report",
         "notebook",
     },
     "ipywidgets": {"notebook"},
-    "IPython": {"heartbeat", "notebook", "parameters"},
+    "IPython": {"heartbeat", "notebook", "notebook_parameters"},
     "papermill": {"suite"},
     "optuna": {"targets.barrier_search"},
 }
 TORCH_STARTS_AT = "datasets.windows"
-TORCH_ON_DEMAND = {"runs.state"}  # gives tensors back as tensors, and loads torch only when a state holds one
+TORCH_ON_DEMAND = {"storage.state"}  # gives tensors back as tensors, and loads torch only when a state holds one
 HEAVY = ("torch", "xgboost", "lightgbm", "catboost", "sklearn", "numba", "pandas", "matplotlib", "wandb", "IPython")
 
 
@@ -152,15 +153,15 @@ def test_imports_come_from_above_and_dependencies_from_their_homes(name):
     ("name", "source"),
     [
         ("errors", "from ml_factory import seeding"),
-        ("data.bars", "from ml_factory.data.sources import read_table"),
-        ("data.bars", "def late():\n    from ml_factory.pipeline import train\n"),
+        ("data.validation", "from ml_factory.data.io import read_table"),
+        ("data.validation", "def late():\n    from ml_factory.pipeline import train\n"),
         ("features.build", "import torch.nn"),
         ("pipeline", "import wandb"),
         ("inference.predict", "import importlib\nimportlib.import_module('matplotlib.figure')"),
-        ("data.bars", "later = Late('ml_factory.pipeline')"),
-        ("runs.workspace", "from google.colab import drive"),
+        ("data.validation", "later = Late('ml_factory.pipeline')"),
+        ("storage.workspace", "from google.colab import drive"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
-        ("data.bars", "from .sources import read_table"),
+        ("data.validation", "from .io import read_table"),
     ],
 )
 def test_a_broken_rule_is_seen(name, source, tmp_path, monkeypatch):

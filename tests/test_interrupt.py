@@ -8,7 +8,7 @@ import pytest
 from ml_factory.commands import training
 from ml_factory.commands.options import PREPARED
 from ml_factory.interrupt import Interrupted, interruptible, resume_line
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

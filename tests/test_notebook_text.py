@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.bootstrap import bootstrap_text
 from ml_factory.notebook import NOTEBOOKS
+from ml_factory.notebook_bootstrap import bootstrap_text
 from tests import notebook_lint
 from tests.notebook_lint import FOLDER, ROOT, canonical, lint, lint_all, owner_and_ref, source_of
 

@@ -18,9 +18,9 @@ import pytest
 
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.notebook import NOTEBOOKS
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 from tests.notebook_lint import FOLDER, ROOT, owner_and_ref
-from tests.test_bootstrap import git
+from tests.test_notebook_bootstrap import git
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.slow]
 CARRIED = ("ml_factory", "utils", "requirements", "requirements.txt", "pyproject.toml")

@@ -13,19 +13,19 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.sources import write_bars
+from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
+from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.experiment import DataSpec, QuickLimits
-from ml_factory.runs.checkpoints import CheckpointManager, PhaseCheckpoints
-from ml_factory.runs.delivery import SUMMARY
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.tracking import read_log
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.units import dataset, folds, loading, preparation
+from ml_factory.tracking.log_upload import SUMMARY
+from ml_factory.tracking.tracker import read_log
+from ml_factory.workflows import dataset, folds, load, prepare
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -77,7 +77,7 @@ def finished(prepared_template, tmp_path_factory) -> Workspace:
 
 def test_prepared_once_and_found_again(prepared, monkeypatch):
     before = stamps(prepared.processed("DEMO"))
-    monkeypatch.setattr(preparation, "build_features", None)  # would fail if it were called
+    monkeypatch.setattr(prepare, "build_features", None)  # would fail if it were called
     result = pipeline.prepare(prepared, "DEMO", (H,))
     assert result.reused and "found as prepared before" in result.summary()
     after = stamps(prepared.processed("DEMO"))
@@ -155,7 +155,7 @@ def test_a_damaged_part_is_rebuilt_with_the_same_bytes(prepared):
 
 
 def test_features_made_by_other_code_are_not_learnt_from(prepared, monkeypatch):
-    monkeypatch.setattr(loading, "source_hash", lambda rooms: "0" * 64)
+    monkeypatch.setattr(load, "source_hash", lambda rooms: "0" * 64)
     with pytest.raises(NotPreparedError, match=r"code .* changed since the last prepare"):
         train(prepared)
 
@@ -374,7 +374,7 @@ def test_predict_another_file(finished, tmp_path):
 
 
 def test_predict_a_file_stamped_at_the_end_of_each_bar(finished, tmp_path):
-    from ml_factory.data.bars import BarSpec
+    from ml_factory.data.validation import BarSpec
 
     bars = pd.read_parquet(finished.raw_bars("DEMO"))
     bars["timestamp"] = (bars["timestamp"] + pd.Timedelta(minutes=1)).dt.tz_convert("America/Chicago")
@@ -501,7 +501,7 @@ def test_the_report_stands_alone(finished):
 @pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost", "lstm"])
 def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
     """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
-    monkeypatch.setattr(preparation, "check_classes", lambda *_: None)
+    monkeypatch.setattr(prepare, "check_classes", lambda *_: None)
     result = pipeline.prepare(prepared, "DEMO", (H,), settings=DataSpec(labels=LabelSpec(k_down=60.0)))
     assert result.label_balance.loc[H, "short"] == 0 < result.label_balance.loc[H, "long"]
     trained = train(prepared, model)
@@ -518,7 +518,7 @@ def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
 
 
 def test_training_rows_of_one_class_teach_nothing(prepared, monkeypatch):
-    monkeypatch.setattr(preparation, "check_classes", lambda *_: None)
+    monkeypatch.setattr(prepare, "check_classes", lambda *_: None)
     only_neutral = DataSpec(labels=LabelSpec(k_up=60.0, k_down=60.0))
     pipeline.prepare(prepared, "DEMO", (H,), settings=only_neutral)
     with pytest.raises(FactoryError, match=r"fewer than two classes.*Next: "):

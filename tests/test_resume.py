@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.models.registry import available_models, build_model, spec_of
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.state import encode_state
-from ml_factory.training.order import Order
+from ml_factory.storage.state import encode_state
+from ml_factory.training.sampler import Order
 
 T, F, TRAIN = 8, 6, 250
 SETTINGS = {

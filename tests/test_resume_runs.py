@@ -14,7 +14,7 @@ import pytest
 from ml_factory import pipeline, provenance
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.experiment import Run, open_checkpoints
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = {"rounds": 30, "block": 5, "depth": 3, "threads": 1}
@@ -237,6 +237,6 @@ def test_a_record_without_its_end_gets_one(often):
     assert again.reused
     told = json.loads((log / "summary.json").read_text())
     assert (told["status"], told["summary"]) == ("finished", json.loads(whole)["summary"])
-    from ml_factory.runs.tracking import read_log
+    from ml_factory.tracking.tracker import read_log
 
     assert list(read_log(log)["step"]) == steps

@@ -20,14 +20,14 @@ import textwrap
 import threading
 from pathlib import Path
 
+from ml_factory.checkpoints.session import hours_left, on_free_tpu
+from ml_factory.checkpoints.session_history import USUAL_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
-from ml_factory.keys import has_wandb_key
-from ml_factory.runs import mounts
-from ml_factory.runs import workspace as places
-from ml_factory.runs.lives import USUAL_TPU_LIFE
-from ml_factory.runs.mirror import MODES, mirror_mode
-from ml_factory.runs.session import hours_left, on_free_tpu
-from ml_factory.runs.storage import is_file, write_bytes_atomic
+from ml_factory.secrets import has_wandb_key
+from ml_factory.storage import file_access
+from ml_factory.storage import workspace as places
+from ml_factory.storage.atomic_files import is_file, write_bytes_atomic
+from ml_factory.tracking.wandb_process import MODES, mirror_mode
 from utils import runtime
 
 LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused; gone with the runtime
@@ -161,7 +161,7 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
-        there = mounts.kind(mountpoint / "MyDrive") == "folder"
+        there = file_access.kind(mountpoint / "MyDrive") == "folder"
     except OSError as error:
         return f"{mountpoint} does not answer after mounting: {error.strerror}"
     return "" if there else f"{mountpoint / 'MyDrive'} is not there after mounting"
@@ -181,14 +181,14 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
         def flush() -> None:
             drive.flush_and_unmount(timeout_ms=int(1000 * seconds))
 
-    stopped = importlib.import_module("ml_factory.runs.checkpoints").safe_stop(seconds, logs=logs, flush=flush)
+    stopped = importlib.import_module("ml_factory.checkpoints.manager").safe_stop(seconds, logs=logs, flush=flush)
     return stopped.safe
 
 
 def _mount_state(mountpoint: Path) -> str:
     """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE, or no answer at all) or absent."""
     try:
-        return "alive" if mounts.is_top(mountpoint) and mounts.names(mountpoint) else "absent"
+        return "alive" if file_access.is_top(mountpoint) and file_access.names(mountpoint) else "absent"
     except OSError:
         return "dead"
 

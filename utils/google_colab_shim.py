@@ -19,7 +19,7 @@ import sys
 import types
 from pathlib import Path
 
-from ml_factory.runs.workspace import on_colab
+from ml_factory.storage.workspace import on_colab
 
 _NAME = "google.colab"
 _added: list[str] = []

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.runs.workspace import on_colab
+from ml_factory.storage.workspace import on_colab
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERAL = ROOT / "requirements.txt"

@@ -10,9 +10,7 @@ from numba import njit
 from ml_factory.data.resample import Frame
 from ml_factory.features import momentum
 from ml_factory.features.engine import Family
-from ml_factory.features.moments import line_24, moments_of_twice, rise_of_twice
-from ml_factory.features.volume import mfi, typical_trend
-from ml_factory.features.windows import (
+from ml_factory.features.rolling import (
     HISTORY,
     ratio,
     window_correlation,
@@ -20,6 +18,8 @@ from ml_factory.features.windows import (
     window_min,
     window_sum,
 )
+from ml_factory.features.rolling_moments import line_24, moments_of_twice, rise_of_twice
+from ml_factory.features.volume import mfi, typical_trend
 
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)
 _DX, _SIGNAL = 10, 11

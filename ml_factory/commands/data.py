@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ml_factory.arguments import BARS, CALENDARS, DEFAULT_HORIZONS, DEMO, LABEL_KINDS
+from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, DEMO, LABEL_KINDS
+from ml_factory.cli_output import phases, print_json, tell
 from ml_factory.commands.options import (
     Columns,
     Data,
@@ -25,12 +26,11 @@ from ml_factory.commands.options import (
     columns_of,
     pairs_of,
 )
-from ml_factory.console import phases, print_json, tell
 from ml_factory.errors import SettingsError
-from ml_factory.late import Late
+from ml_factory.lazy_module import Late
 
 pipeline = Late("ml_factory.pipeline")
-bars_of, contracts = Late("ml_factory.data.bars"), Late("ml_factory.data.contracts")
+bars_of, contracts = Late("ml_factory.data.validation"), Late("ml_factory.data.rolls")
 features_of, labels_of = Late("ml_factory.features.build"), Late("ml_factory.targets.labels")
 experiment = Late("ml_factory.experiment")
 

@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ml_factory import __version__
-from ml_factory.arguments import DEMO
+from ml_factory.argument_checks import DEMO
+from ml_factory.cli_output import print_json, working
 from ml_factory.commands.options import Folder, Json, Symbol
-from ml_factory.console import print_json, working
 from ml_factory.errors import SettingsError
-from ml_factory.late import Late
-from ml_factory.runs.workspace import Workspace, check_symbol
+from ml_factory.lazy_module import Late
+from ml_factory.storage.workspace import Workspace, check_symbol
 
-doctor_of, recovery = Late("ml_factory.doctor"), Late("ml_factory.runs.recovery")
+doctor_of, recovery = Late("ml_factory.doctor"), Late("ml_factory.tracking.restore")
 
 
 def doctor(workspace: Folder = "", as_json: Json = False) -> None:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ml_factory.arguments import DEMO, quick_from_environment
+from ml_factory.argument_checks import DEMO, quick_from_environment
+from ml_factory.cli_output import phases, print_json, said, working
 from ml_factory.commands.options import (
     Columns,
     Data,
@@ -27,12 +28,11 @@ from ml_factory.commands.options import (
     columns_of,
     pairs_of,
 )
-from ml_factory.console import phases, print_json, said, working
-from ml_factory.late import Late
-from ml_factory.runs.workspace import Workspace
+from ml_factory.lazy_module import Late
+from ml_factory.storage.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 
-pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.bars")
+pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.validation")
 experiment = Late("ml_factory.experiment")
 
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ml_factory.arguments import DEMO, check_file, check_horizon, check_seed
+from ml_factory.argument_checks import DEMO, check_file, check_horizon, check_seed
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.models.settings import read_value
-from ml_factory.runs.storage import is_file, names_in
-from ml_factory.runs.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.storage.atomic_files import is_file, names_in
+from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
 
 
 class Stamp(StrEnum):

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ml_factory.arguments import BASE_MODELS, DEMO, SCHEMES, check_scheme, quick_from_environment
+from ml_factory.argument_checks import BASE_MODELS, DEMO, SCHEMES, check_scheme, quick_from_environment
+from ml_factory.cli_output import found_line, tell, training, working
 from ml_factory.commands.options import (
     Data,
     Decimal,
@@ -29,13 +30,12 @@ from ml_factory.commands.options import (
     checked_workspace,
     settings_of,
 )
-from ml_factory.console import found_line, tell, training, working
-from ml_factory.late import Late
+from ml_factory.lazy_module import Late
 from ml_factory.models.registry import available_models, settings_by_model
-from ml_factory.runs.ownership import rank_here
+from ml_factory.storage.locks import rank_here
 
-pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.bars")
-search_spec = Late("ml_factory.targets.search_spec")
+pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.validation")
+search_spec = Late("ml_factory.targets.barrier_search_spec")
 
 
 def train(

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bars import PRICES, BarSpec, find_columns
-from ml_factory.data.findings import Finding, count_of
-from ml_factory.data.numbers import GROUPED, WORDS, decimal_mark, plain_text
-from ml_factory.data.stamps import TEXT_FORMATS
+from ml_factory.data.number_parsing import GROUPED, WORDS, decimal_mark, plain_text
+from ml_factory.data.report import Finding, count_of
+from ml_factory.data.timestamp_parsing import TEXT_FORMATS
+from ml_factory.data.validation import PRICES, BarSpec, find_columns
 from ml_factory.errors import BarsError
-from ml_factory.runs.storage import at_hand
+from ml_factory.storage.atomic_files import at_hand
 
 SHOWN = 10
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")

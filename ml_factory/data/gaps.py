@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.findings import Finding, count_of
-from ml_factory.data.habits import surprise
+from ml_factory.data.market_scale import surprise
+from ml_factory.data.report import Finding, count_of
 from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, Sessions, pauses, session_days, sessions_of
 
 LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")

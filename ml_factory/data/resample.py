@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ml_factory.data import frames
+from ml_factory.data import bar_kernels
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.errors import BarsError, SettingsError
 
@@ -76,9 +76,9 @@ def frames_of(
         check_length(length, bar_minutes)
     start, columns, names = chunk = chunk_of(bars, market)
     contract = contract_codes(names, [])
-    table = frames.stretches_of(frames.days_of(start), market.calendar)
+    table = bar_kernels.stretches_of(bar_kernels.days_of(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
-    runs, wrong = frames.runs_of(start, contract, table, bar_ns, silence_ns, frames.first_place())
+    runs, wrong = bar_kernels.runs_of(start, contract, table, bar_ns, silence_ns, bar_kernels.first_place())
     refuse_overlap(chunk, wrong, bar_minutes)
 
     feed_end = int(start[-1]) + bar_ns if len(start) else 0
@@ -87,7 +87,7 @@ def frames_of(
         own = _bars_themselves(start, columns, runs, bar_minutes, market.has_volume) if some == (bar_minutes,) else None
         if own is not None:
             return [own]
-        buckets = np.zeros(len(some), frames.BUCKET)
+        buckets = np.zeros(len(some), bar_kernels.BUCKET)
         return next_buckets(start, columns, runs, some, bar_ns, buckets, feed_end, market.has_volume)
 
     longer = sorted(set(lengths) - {bar_minutes})
@@ -180,17 +180,17 @@ def next_buckets(
     buckets : frames.BUCKET[F], the unfinished one of each length before these bars, and after them.
     """
     widths_ns = np.array(lengths, np.int64) * MINUTE_NS
-    begins = np.cumsum([0] + [frames.most_buckets(start, runs, width) for width in widths_ns.tolist()])
+    begins = np.cumsum([0] + [bar_kernels.most_buckets(start, runs, width) for width in widths_ns.tolist()])
     times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
     marks = np.empty((2, begins[-1]), np.int32)
     rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
     if rolled:
         prices[5] = 1.0
-    ends = frames.fill_frames(start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks)
+    ends = bar_kernels.fill_frames(start, columns, runs, widths_ns, bar_ns, buckets, begins[:-1], times, prices, marks)
     found = []
     for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
         if buckets["live"][f] and buckets["known_at"][f] <= clock:
-            end = frames.put_bucket(buckets[f : f + 1], times, prices, marks, end)
+            end = bar_kernels.put_bucket(buckets[f : f + 1], times, prices, marks, end)
         volume = prices[4, begin:end] if has_volume else None
         chain = prices[5, begin:end] if rolled else None
         own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
@@ -205,7 +205,7 @@ def _bars_themselves(
     if (runs["last"] - runs["first"]).sum() < len(start):
         return None
     known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
-    if not frames.own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
+    if not bar_kernels.own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
         return None
     *prices, volume, chain = columns
     return Frame(
@@ -236,7 +236,7 @@ def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndar
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
     rows = np.empty(len(known_at_base), np.int64)
-    frames.freshest(still(known_at_base), still(known_at_coarse), rows)
+    bar_kernels.freshest(still(known_at_base), still(known_at_coarse), rows)
     return rows
 
 
@@ -248,5 +248,5 @@ def asof_join(
     columns : float64, one row a column.  out : where to put them (float64 or float32), else made here.
     """
     out = np.empty((len(columns), len(known_at_base))) if out is None else out
-    frames.spread(still(known_at_base), still(known_at_coarse), still(columns), out)
+    bar_kernels.spread(still(known_at_base), still(known_at_coarse), still(columns), out)
     return out

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 
-from ml_factory.arguments import CALENDARS
+from ml_factory.argument_checks import CALENDARS
 from ml_factory.data.holidays import DAY_NS, EXCHANGE, YEARS, open_days, short_days
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 

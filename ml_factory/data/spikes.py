@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ml_factory.data.findings import Finding, count_of
-from ml_factory.data.habits import stays, usual_move
+from ml_factory.data.market_scale import stays, usual_move
+from ml_factory.data.report import Finding, count_of
 
 SPIKE_TIMES = 25.0  # an extreme this many usual moves beyond both neighbours
 FLASH_TIMES = 40.0  # a move this many usual moves away from the bar before; NQ has 4 in 700,000, on news days

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import CLOCKS, MINUTE_NS, session_days, sessions_of
-from ml_factory.data.sources import write_bars
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.runs.storage import is_file
-from ml_factory.runs.workspace import Workspace
 from ml_factory.seeding import generator
+from ml_factory.storage.atomic_files import is_file
+from ml_factory.storage.workspace import Workspace
 
 KINDS = ("planted", "null", "drift")
 STATES = np.array([-1.0, 0.0, 1.0])

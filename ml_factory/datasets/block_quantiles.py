@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit
 
-from ml_factory.cores import cores
+from ml_factory.cpu_count import cores
 from ml_factory.data.plain_parquet import ColumnBlocks, sample_rows
 from ml_factory.datasets.quantiles import LARGEST, between, brackets, evenly, of_counts, room_for
 

@@ -20,12 +20,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ml_factory.datasets import mapped, parts
+from ml_factory.datasets import memmap, store_parts
+from ml_factory.datasets.incremental_quantiles import Ranks
 from ml_factory.datasets.preprocessing import Fitted, from_dict
-from ml_factory.datasets.ranks import Ranks
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
-from ml_factory.runs import mount_table, mounts, storage
-from ml_factory.runs.state import decode_state
+from ml_factory.storage import atomic_files, file_access, mount_table
+from ml_factory.storage.state import decode_state
 
 FORMAT = 2
 MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"
@@ -55,7 +55,7 @@ class Store:
     def current(cls, processed: Path) -> "Store":
         """The data set committed last. Raises NotPreparedError."""
         pointer = Path(processed) / CURRENT
-        if not storage.is_file(pointer):
+        if not atomic_files.is_file(pointer):
             raise NotPreparedError(
                 "Nothing is prepared for this symbol yet",
                 where=processed,
@@ -63,7 +63,7 @@ class Store:
                 wanted="features and labels",
                 next_step="run prepare (notebook 01, or python -m ml_factory prepare)",
             )
-        stored = storage.json_or_none(pointer)  # half-written: said below, with the way out
+        stored = atomic_files.json_or_none(pointer)  # half-written: said below, with the way out
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
@@ -121,7 +121,7 @@ class Store:
         return self._features["names"]
 
     @property
-    def parts(self) -> list[dict]:
+    def store_parts(self) -> list[dict]:
         """{"rows", "features", "facts"} of each part, in the order of the rows."""
         return self._features["parts"]
 
@@ -138,8 +138,8 @@ class Store:
         Raises SettingsError for a column that is not there.
         """
         time = self.known_at
-        first = 0 if start is None else time.searchsorted(parts.moment(start, "start"), side="left")
-        stop = len(time) if end is None else time.searchsorted(parts.moment(end, "end"), side="right")
+        first = 0 if start is None else time.searchsorted(store_parts.moment(start, "start"), side="left")
+        stop = len(time) if end is None else time.searchsorted(store_parts.moment(end, "end"), side="right")
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         values = self.values[rows]
         if names != self.feature_names:
@@ -154,26 +154,26 @@ class Store:
     @property
     def known_at(self) -> pd.DatetimeIndex:
         """When each feature row is known, UTC."""
-        return parts.utc_index(self._array("facts")["known_at"])
+        return store_parts.utc_index(self._array("facts")["known_at"])
 
     def load_rows(self) -> pd.DataFrame:
         """session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array("facts")
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
-        return pd.DataFrame(columns, index=parts.utc_index(facts["known_at"]))
+        return pd.DataFrame(columns, index=store_parts.utc_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
         """The labels as they were written, index known_at (UTC). Raises NotPreparedError naming the horizons there."""
-        return parts.frame(self._table(self._of_horizon("labels", horizon, "parquet")))
+        return store_parts.frame(self._table(self._of_horizon("labels", horizon, "parquet")))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
         """name -> int64 positions into the labels' rows."""
-        stored = storage.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
-        return {name: parts.from_runs(runs) for name, runs in stored.items()}
+        stored = atomic_files.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
+        return {name: store_parts.from_runs(runs) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> Fitted:
         """The scaler, or all steps up to it, fitted on this horizon's training rows."""
-        return from_dict(storage.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+        return from_dict(atomic_files.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
 
     def load_ranks(self, horizon: int) -> Ranks | None:
         """What was counted of this horizon's training rows for its scaler; None where nothing was kept."""
@@ -203,13 +203,13 @@ class Store:
         far = mount_table.on_mount(path)  # asked once: it costs more than the file's size
         here, same = path, False
         try:
-            size = mounts.size(path) if far else path.stat().st_size
+            size = file_access.size(path) if far else path.stat().st_size
             if size != wanted["bytes"]:
                 return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-            here = mapped.local(path, wanted["hash"]) if far else path
-            same = mapped.file_state_hash(here) == wanted["hash"]
-        except mounts.SilentMount as error:
-            raise storage.silent(path, error) from error
+            here = memmap.local(path, wanted["hash"]) if far else path
+            same = memmap.file_state_hash(here) == wanted["hash"]
+        except file_access.SilentMount as error:
+            raise atomic_files.silent(path, error) from error
         except OSError as error:
             return path, f"{path.name}: {error.strerror or error}"
         except WorkspaceError:
@@ -221,7 +221,7 @@ class Store:
     def mapped_part(self, *names: str) -> np.ndarray:
         """One part file, or several as one array: read-only, mapped into memory."""
         paths = [self._checked(name) for name in names]
-        return mapped.joined(paths, [self._readable[name]["hash"] for name in names])
+        return memmap.joined(paths, [self._readable[name]["hash"] for name in names])
 
     def _array(self, key: str) -> np.ndarray:
         return self.mapped_part(*(part[key] for part in self.parts))
@@ -277,8 +277,8 @@ def read_manifest(folder: Path) -> dict | None:
 
     Raises SilentMountError.
     """
-    manifest = storage.json_or_none(folder / MANIFEST)
+    manifest = atomic_files.json_or_none(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         return None
     content = {name: value for name, value in manifest.items() if name != "hash"}
-    return manifest if manifest.get("hash") == storage.fingerprint(content) else None
+    return manifest if manifest.get("hash") == atomic_files.fingerprint(content) else None

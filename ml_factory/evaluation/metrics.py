@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.intervals import Interval, gain_interval
-from ml_factory.models.contract import CLASSES
+from ml_factory.models.base import CLASSES
 
 CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ml_factory.evaluation.drawing import COLOURS, to_svg
-from ml_factory.keys import redact
-from ml_factory.runs.storage import write_bytes_atomic
+from ml_factory.evaluation.plot_style import COLOURS, to_svg
+from ml_factory.secrets import redact
+from ml_factory.storage.atomic_files import write_bytes_atomic
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from ml_factory.arguments import BARS
-from ml_factory.cores import cores
+from ml_factory.argument_checks import BARS
+from ml_factory.cpu_count import cores
+from ml_factory.data.activity_bars import KINDS, base_and_frames, sized
 from ml_factory.data.resample import Frame, asof_rows, chained, stretches_between_rolls
-from ml_factory.data.sampling import KINDS, base_and_frames, sized
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (

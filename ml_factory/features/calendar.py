@@ -9,7 +9,7 @@ import math
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.windows import HISTORY, ratio
+from ml_factory.features.rolling import HISTORY, ratio
 
 BASE = (
     "session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine", "session_move", "session_place",

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.afresh import names_read, twin
+from ml_factory.features.isolation import names_read, twin
 from ml_factory.seeding import generator
 
 _FEATURES: dict[str, "CustomFeature"] = {}

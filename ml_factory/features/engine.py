@@ -12,9 +12,9 @@ from numba import njit
 
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec, sessions_of
-from ml_factory.features.logarithm import logarithms
-from ml_factory.features.recursions import recursive_means
-from ml_factory.features.windows import FLOOR, HISTORY, Block
+from ml_factory.features.ewm import recursive_means
+from ml_factory.features.rolling import FLOOR, HISTORY, Block
+from ml_factory.features.vector_log import logarithms
 
 CHUNK = 8192
 """Rows handed to the kernels at once: a column of that many stays in the processor's own cache, and the HISTORY rows

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.windows import HISTORY, deviation
+from ml_factory.features.rolling import HISTORY, deviation
 
 COARSE = ("entropy_48",)
 BASE = (

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numba import njit
 
-from ml_factory.cores import cores
+from ml_factory.cpu_count import cores
 from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter, sample_rows
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
@@ -23,7 +23,7 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, base_groups, column_names, joined_frames
 from ml_factory.features.engine import CHUNK, Family, FrameFeatures
 from ml_factory.progress import phase
-from ml_factory.runs import storage
+from ml_factory.storage import atomic_files
 
 BLOCK_ROWS = 4 * CHUNK
 BLOCKS = 16  # a short file has as many, so that both threads have work to its end and its blocks take few fresh pages
@@ -84,7 +84,7 @@ def export_features(
 
     step = max(1, rows // sample_rows(rows))  # who fits a scaler reads the file once instead of twice
     sample = np.empty((len(names), -(-rows // step)), np.float32)
-    storage.replace_file(path, fill, 4 * rows * len(names), flush=False)
+    atomic_files.replace_file(path, fill, 4 * rows * len(names), flush=False)
     blocks = ColumnBlocks(path, len(names), sizes, sample=(np.arange(0, rows, step), sample))
     return ExportedFeatures(names, made.first, blocks, made.base.known_at[made.first :], cpu_s)
 

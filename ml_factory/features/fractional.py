@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.windows import HISTORY, deviation, weighted_sum
+from ml_factory.features.rolling import HISTORY, deviation, weighted_sum
 
 ORDERS = (0.2, 0.4, 0.6, 0.8)
 WINDOW = 96

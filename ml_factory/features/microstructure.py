@@ -12,9 +12,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.volatility import correlation
-from ml_factory.features.volume import balance
-from ml_factory.features.windows import (
+from ml_factory.features.rolling import (
     HISTORY,
     deviation,
     differences,
@@ -25,6 +23,8 @@ from ml_factory.features.windows import (
     window_covariance,
     window_sum,
 )
+from ml_factory.features.volatility import correlation
+from ml_factory.features.volume import balance
 
 COARSE = ("bar_body", "bar_place")
 BASE = (

@@ -12,9 +12,8 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.moments import deviation_48, line_24
-from ml_factory.features.recursions import recursive_means
-from ml_factory.features.windows import (
+from ml_factory.features.ewm import recursive_means
+from ml_factory.features.rolling import (
     HISTORY,
     bars_since_max,
     differences,
@@ -26,6 +25,7 @@ from ml_factory.features.windows import (
     window_min,
     window_sum,
 )
+from ml_factory.features.rolling_moments import deviation_48, line_24
 
 COARSE = (
     "return_1", "return_4", "return_12", "rsi_14", "macd_12_26", "macd_histogram_9", "adx_14", "di_14", "cci_20",

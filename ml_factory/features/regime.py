@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.windows import (
+from ml_factory.features.rolling import (
     HISTORY,
     deviation,
     ratio,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from ml_factory.data.activity_bars import stream_of
 from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of, stretches_between_rolls
-from ml_factory.data.sampling import stream_of
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom

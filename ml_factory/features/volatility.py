@@ -14,10 +14,8 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.logarithm import logarithms
-from ml_factory.features.moments import deviation_of, moments_of_three, moments_of_twice
-from ml_factory.features.recursions import recursive_means
-from ml_factory.features.windows import (
+from ml_factory.features.ewm import recursive_means
+from ml_factory.features.rolling import (
     FLOOR,
     HISTORY,
     differences,
@@ -31,6 +29,8 @@ from ml_factory.features.windows import (
     window_std,
     window_sum,
 )
+from ml_factory.features.rolling_moments import deviation_of, moments_of_three, moments_of_twice
+from ml_factory.features.vector_log import logarithms
 
 COARSE = (
     "natr_14", "bollinger_place_20", "bollinger_width_20", "choppiness_14", "downside_share_48", "parkinson_ratio_24",

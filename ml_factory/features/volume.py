@@ -10,9 +10,8 @@ import numpy as np
 from numba import njit
 
 from ml_factory.features.engine import Family
-from ml_factory.features.recursions import recursive_means
-from ml_factory.features.volatility import correlation, dispersion
-from ml_factory.features.windows import (
+from ml_factory.features.ewm import recursive_means
+from ml_factory.features.rolling import (
     HISTORY,
     lag,
     products,
@@ -22,6 +21,7 @@ from ml_factory.features.windows import (
     window_min,
     window_sum,
 )
+from ml_factory.features.volatility import correlation, dispersion
 
 COARSE = ("volume_surprise_20", "mfi_14", "money_flow_20", "obv_share_20", "vwap_gap_24")
 BASE = (

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.beside import read_beside
+from ml_factory.datasets.covariates import read_beside
 from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.errors import FactoryError

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
-from ml_factory.data.prefixes import Prefixes, block_edges
+from ml_factory.data.prefix_hash import Prefixes, block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
-from ml_factory.runs.storage import fingerprint, json_or_none, names_in, plain, write_json
+from ml_factory.storage.atomic_files import fingerprint, json_or_none, names_in, plain, write_json
 
 FORMAT = 2
 FOLDER = "certificates"

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.cuts import Cut, choose_cuts
-from ml_factory.leakage.disturb import KEEP_THEIR_TIMES, TRUNCATE, disturb
-from ml_factory.leakage.effort import ProofSpec
-from ml_factory.leakage.feed import shared
-from ml_factory.leakage.first_sight import FirstSight, first_sights
+from ml_factory.leakage.cut_points import Cut, choose_cuts
 from ml_factory.leakage.fitted import labels_to_divide, leaks_of_fitted, leaks_of_splits, rows_to_fit
-from ml_factory.leakage.subject import Pipeline, Split, tables_of
+from ml_factory.leakage.perturbations import KEEP_THEIR_TIMES, TRUNCATE, disturb
+from ml_factory.leakage.pipeline_under_test import Pipeline, Split, tables_of
+from ml_factory.leakage.prefix_builds import FirstSight, first_sights
+from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.streaming_check import shared
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
-from ml_factory.leakage.tried import Tried
 from ml_factory.progress import phase
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut

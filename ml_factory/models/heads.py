@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.offset import PROGRESS_CELLS, ClockOffset
-from ml_factory.models.products import Linear
+from ml_factory.models.clock_offset import PROGRESS_CELLS, ClockOffset
+from ml_factory.models.onednn_linear import Linear
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.models.contract import Estimator, check_rows
+from ml_factory.models.base import Estimator, check_rows
 from ml_factory.models.tabular import Tabular
 from ml_factory.seeding import generator
 

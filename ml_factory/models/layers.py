@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.products import Linear
+from ml_factory.models.onednn_linear import Linear
 
 
 class InstanceNorm(nn.Module):

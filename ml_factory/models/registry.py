@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
-from ml_factory.models.contract import Estimator
+from ml_factory.models.base import Estimator
 from ml_factory.models.settings import block_settings, network_settings
-from ml_factory.models.signature import signature
+from ml_factory.models.source_hash import signature
 
 
 @dataclass(frozen=True)
@@ -187,5 +187,5 @@ def check_model(name: str, **settings: Any) -> tuple[str, ...]:
     Raises SettingsError naming everything that does not hold. settings : as in `build_model`.
     """
     spec = spec_of(name)
-    check = locate("ml_factory.models.checks:check_contract")
+    check = locate("ml_factory.models.contract_checks:check_contract")
     return check(name, lambda **more: build_model(name, **{**settings, **more}), windowed=spec.windowed)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ml_factory.models import recurrent
-from ml_factory.models.contract import check_sizes
+from ml_factory.models.base import check_sizes
 from ml_factory.models.heads import Task, VectorHead
 
 

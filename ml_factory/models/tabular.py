@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ml_factory.cores import cores
+from ml_factory.cpu_count import cores
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.contract import (
+from ml_factory.models.base import (
     Estimator,
     FitResult,
     apply_limits,
@@ -34,7 +34,7 @@ from ml_factory.models.contract import (
     remind,
     with_model,
 )
-from ml_factory.models.offset import ClockOffset, check_offset, mean_log_loss, softmax
+from ml_factory.models.clock_offset import ClockOffset, check_offset, mean_log_loss, softmax
 from ml_factory.models.tabular_data import BinnedData, Rows, check_class_weight, matrix, read_rows, reweighed
 from ml_factory.progress import phase
 from ml_factory.seeding import derive_seed

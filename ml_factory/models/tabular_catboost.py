@@ -15,7 +15,7 @@ import catboost
 import numpy as np
 
 from ml_factory.errors import CheckpointError
-from ml_factory.models.contract import CLASSES
+from ml_factory.models.base import CLASSES
 from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
 
 _METRIC = "MultiClass"

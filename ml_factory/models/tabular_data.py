@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.contract import CLASSES, check_rows
+from ml_factory.models.base import CLASSES, check_rows
 
 CLASS_WEIGHTS = ("none", "balanced")
 

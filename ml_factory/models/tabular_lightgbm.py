@@ -7,7 +7,7 @@ import lightgbm as lgb
 import numpy as np
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.compiled_trees import compile_trees
+from ml_factory.models.lightgbm_predict import compile_trees
 from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
 from ml_factory.seeding import derive_seed
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import recurrent
-from ml_factory.models.contract import check_sizes
-from ml_factory.models.gating import GRN, GatedSkip, InterpretableAttention, VariableSelection
+from ml_factory.models.base import check_sizes
 from ml_factory.models.heads import Forecast, Task
-from ml_factory.models.products import Linear
+from ml_factory.models.onednn_linear import Linear
+from ml_factory.models.tft_layers import GRN, GatedSkip, InterpretableAttention, VariableSelection
 
 
 @dataclass(frozen=True)

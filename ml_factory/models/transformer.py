@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.models.contract import check_sizes
+from ml_factory.models.base import check_sizes
 from ml_factory.models.heads import ChannelHead, Forecast, Task
 from ml_factory.models.layers import NORMS, EncoderLayer, InstanceNorm, Patches, TokenDropout
-from ml_factory.models.products import Linear
+from ml_factory.models.onednn_linear import Linear
 
 
 @dataclass(frozen=True)

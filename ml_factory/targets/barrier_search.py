@@ -22,11 +22,11 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.runs.storage import fingerprint
 from ml_factory.seeding import derive_seed
+from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
+from ml_factory.targets.label_table import average_uniqueness
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.outcomes import average_uniqueness
-from ml_factory.targets.search_spec import SearchedLabels, SearchSpec, SeenRows
 
 
 def search_barriers(

@@ -11,12 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.arguments import LABEL_KINDS
+from ml_factory.argument_checks import LABEL_KINDS
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, did_you_mean, wrong_field
-from ml_factory.targets.barriers import BARRIERS, barrier_prices, log_ratio
-from ml_factory.targets.outcomes import SESSION_ENDS, SIDE, average_uniqueness, label_table, lives, rows_with_bars_left
+from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices, log_ratio
+from ml_factory.targets.label_table import (
+    SESSION_ENDS,
+    SIDE,
+    average_uniqueness,
+    label_table,
+    lives,
+    rows_with_bars_left,
+)
 
 KINDS = LABEL_KINDS
 _SIDES = {"short": -1, "neutral": 0, "long": 1}

@@ -11,9 +11,9 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barriers import SLACK, log_ratio
+from ml_factory.targets.barrier_kernels import SLACK, log_ratio
+from ml_factory.targets.label_table import label_table, lives, rows_with_bars_left
 from ml_factory.targets.labels import LabelSpec, barriers_of
-from ml_factory.targets.outcomes import label_table, lives, rows_with_bars_left
 
 
 def meta_labels(

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import BarsError, SettingsError, wrong_field
-from ml_factory.targets.outcomes import usable_rows
+from ml_factory.targets.label_table import usable_rows
 
 
 @dataclass(frozen=True)

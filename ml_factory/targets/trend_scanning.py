@@ -14,9 +14,9 @@ from numba import njit
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barriers import SESSION, VERTICAL
+from ml_factory.targets.barrier_kernels import SESSION, VERTICAL
+from ml_factory.targets.label_table import label_table, lives, rows_with_bars_left, unbarred
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.targets.outcomes import label_table, lives, rows_with_bars_left, unbarred
 
 
 def trend_scanning(

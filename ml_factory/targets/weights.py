@@ -12,8 +12,8 @@ import pandas as pd
 from numba import njit
 
 from ml_factory.errors import SettingsError, wrong_field
-from ml_factory.targets.bootstrap import bootstrap_rows
 from ml_factory.targets.labels import average_uniqueness
+from ml_factory.targets.sequential_bootstrap import bootstrap_rows
 
 __all__ = ["WeightSpec", "average_uniqueness", "concurrency", "effective_rows", "time_decay", "training_weights"]
 

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ml_factory.cores import cores
+from ml_factory.cpu_count import cores
 from ml_factory.errors import SettingsError
-from ml_factory.models.contract import environment
-from ml_factory.runs.programs import programs_folder
-from ml_factory.training.pages import kept_pages
+from ml_factory.models.base import environment
+from ml_factory.storage.compile_cache import programs_folder
+from ml_factory.training.distributed import Processes, join
+from ml_factory.training.malloc_tuning import kept_pages
 from ml_factory.training.precision import DTYPES, native_precision
-from ml_factory.training.processes import Processes, join
+from ml_factory.training.recompiles import Watchdog
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.watchdog import Watchdog
 
 # Names the folder of compiled programs, set where a run's workspace is known.
 PROGRAMS = "ML_FACTORY_PROGRAMS"

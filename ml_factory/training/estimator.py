@@ -10,7 +10,7 @@ from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError, SettingsError
-from ml_factory.models.contract import (
+from ml_factory.models.base import (
     CLASSES,
     Estimator,
     FitResult,
@@ -19,15 +19,15 @@ from ml_factory.models.contract import (
     data_signature,
     with_model,
 )
-from ml_factory.models.frames import Strides, as_strides, several_frames
+from ml_factory.models.clock_offset import ClockOffset, check_offset
 from ml_factory.models.heads import start_at_zero
-from ml_factory.models.offset import ClockOffset, check_offset
+from ml_factory.models.multi_scale import Strides, as_strides, several_frames
 from ml_factory.models.tabular_data import class_factors
+from ml_factory.training.batches import Feed
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.feed import Feed
-from ml_factory.training.judging import outputs
+from ml_factory.training.estimator_base import Neural, beside_of, fresh, split_settings
+from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_cross_entropy
-from ml_factory.training.neural import Neural, beside_of, fresh, split_settings
 
 
 class NeuralClassifier(Neural, Estimator):

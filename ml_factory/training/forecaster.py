@@ -12,13 +12,13 @@ from torch import nn
 
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
-from ml_factory.models.contract import FitResult, data_signature
+from ml_factory.models.base import FitResult, data_signature
 from ml_factory.models.heads import Forecast
+from ml_factory.training.batches import Feed
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.feed import Feed
-from ml_factory.training.judging import outputs
+from ml_factory.training.estimator_base import Neural, beside_of, fresh, split_settings
+from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_mse, weighted_pinball
-from ml_factory.training.neural import Neural, beside_of, fresh, split_settings
 
 
 class NeuralForecaster(Neural):

@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import nn
 
+from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
-from ml_factory.models.contract import FitResult, hint_when_flat, remind
+from ml_factory.models.base import FitResult, hint_when_flat, remind
 from ml_factory.progress import phase
-from ml_factory.runs.signals import stop
 from ml_factory.training.device import Device, pinned
-from ml_factory.training.meter import Meter
-from ml_factory.training.run import Run
+from ml_factory.training.progress_line import Meter
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import Run
 from ml_factory.training.step import Batch, Loss, take_step
 
 

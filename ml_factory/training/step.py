@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ml_factory.seeding import derive_seed
 from ml_factory.training.optim import controls, total_norm
-from ml_factory.training.run import Run
+from ml_factory.training.state import Run
 
 Batch = Callable[[np.ndarray], Any]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]

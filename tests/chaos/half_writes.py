@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_factory.runs import mount_io
-from ml_factory.runs.slots import Slots
-from ml_factory.runs.storage import Disk
+from ml_factory.checkpoints import remote_slots
+from ml_factory.checkpoints.slots import Slots
+from ml_factory.storage.atomic_files import Disk
 from tests.chaos.death import die, note
 
 ASKED = "ML_FACTORY_CHAOS_CHUNK"
@@ -38,4 +38,4 @@ def serve(channel: str, parent: str, told: str, niceness: str) -> None:
     """As `mount_io.serve`, in a process that may die in the middle of a write, and its parent with it."""
     asked = json.loads(os.environ[ASKED])
     half_writes(asked["n"], Path(asked["diary"]), lambda: die(int(parent)))
-    mount_io.serve(channel, parent, told, niceness)
+    remote_slots.serve(channel, parent, told, niceness)

@@ -72,9 +72,9 @@ def install(hooks: Hooks) -> None:
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
         os.environ[half_writes.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        sys.modules["ml_factory.runs.mount_io"]._SERVED_BY = half_writes.__name__
+        sys.modules["ml_factory.checkpoints.remote_slots"]._SERVED_BY = half_writes.__name__
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
-            sys.modules["ml_factory.runs.checkpoints"]._SMALL = 0
+            sys.modules["ml_factory.checkpoints.manager"]._SMALL = 0
 
 
 def wrap_everywhere(module: str, name: str, around: Around) -> None:
@@ -115,7 +115,7 @@ def step_of(state: dict) -> str:
 
 
 def _checkpoints(hooks: Hooks) -> None:
-    from ml_factory.runs.checkpoints import PhaseCheckpoints
+    from ml_factory.checkpoints.manager import PhaseCheckpoints
 
     def saves(save):
         def wrapped(self, *args, **kwargs):
@@ -153,14 +153,14 @@ def _files(hooks: Hooks) -> None:
 
         return wrapped
 
-    wrap_everywhere("ml_factory.runs.storage", "replace_file", replaced)
+    wrap_everywhere("ml_factory.storage.atomic_files", "replace_file", replaced)
 
 
 def _work(hooks: Hooks) -> None:
-    from ml_factory.datasets.writing import StoreWriter
+    from ml_factory.datasets.store_writer import StoreWriter
     from ml_factory.models.tabular import Grower
     from ml_factory.targets import barrier_search
-    from ml_factory.training.order import Order
+    from ml_factory.training.sampler import Order
 
     wrap_method(Order, "positions", before(hooks, "step"))
     for kind in Grower.__subclasses__():
@@ -172,20 +172,20 @@ def _work(hooks: Hooks) -> None:
         ("fold", "ensemble.out_of_fold", "inner_validation"),
         ("part", "leakage.proof", "prove"),
         ("judge", "inference.predict", "predict_features"),
-        ("judge", "units.forecasts", "write_frame"),
+        ("judge", "workflows.predict", "write_frame"),
         ("judge", "evaluation.metrics", "metrics_table"),
         ("judge", "evaluation.report", "write_report"),
-        ("stack", "units.stacked", "_calibration"),
-        ("stack", "units.schemes", "fold_plan"),
-        ("stack", "units.dataset", "fit_on"),
-        ("stack", "units.forecasts", "uncalibrated"),
+        ("stack", "workflows.stack", "_calibration"),
+        ("stack", "workflows.fold_schemes", "fold_plan"),
+        ("stack", "workflows.dataset", "fit_on"),
+        ("stack", "workflows.predict", "uncalibrated"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
 
 
 def _kept_otherwise(hooks: Hooks) -> None:
     """Checkpoints that are none: a committed part of prepared data, and a finished model that is to be judged."""
-    from ml_factory.datasets.writing import StoreWriter
+    from ml_factory.datasets.store_writer import StoreWriter
 
     def commits(commit):
         def wrapped(*args, **kwargs):
@@ -217,4 +217,4 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
     wrap_method(StoreWriter, "commit", commits)
     StoreWriter.find = finds(StoreWriter.find)
-    wrap_everywhere("ml_factory.units.forecasts", "judge", judges)
+    wrap_everywhere("ml_factory.workflows.predict", "judge", judges)

@@ -14,7 +14,7 @@ class Resumed:
     """Whether this process goes on from a checkpoint; `change` may alter what it finds there."""
 
     def __init__(self, change: Callable[[dict], None] = lambda state: None):
-        from ml_factory.runs.checkpoints import PhaseCheckpoints
+        from ml_factory.checkpoints.manager import PhaseCheckpoints
 
         self.yes = False
 
@@ -33,7 +33,7 @@ class Resumed:
 
 def sampler_position() -> None:
     """The order goes on one batch too late."""
-    from ml_factory.training.order import Order
+    from ml_factory.training.sampler import Order
 
     resumed = Resumed()
     wrap_method(Order, "positions", lambda take: lambda self, step: take(self, step + resumed.yes))

@@ -12,10 +12,10 @@ from ml_factory import pipeline
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.datasets.store import Store
 from ml_factory.models.registry import available_models, spec_of
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.targets.search_spec import SearchSpec
 
 SYMBOL, HORIZONS, HORIZON, DAYS = "DEMO", (4, 6), 6, 10
 TREES = {"rounds": 40, "block": 5, "depth": 3, "threads": 1, "patience": 0}
@@ -120,7 +120,7 @@ UNITS: Mapping[str, Callable[[Path], Hashes]] = {
 
 def _logged(result) -> list:
     """What the run's record says, step by step."""
-    from ml_factory.runs.tracking import read_log
+    from ml_factory.tracking.tracker import read_log
 
     log = read_log(result.report_path.parent / "log")
     return [list(log["step"]), [repr(loss) for loss in log["train_loss"]]]

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.bars import check_bars
 from ml_factory.data.sessions import MarketSpec, Sessions, market_for, sessions_of
+from ml_factory.data.validation import check_bars
 
 PLACES = 5
 # contiguous stretches, so that all of it takes seconds; the whole files give the same (docs/log.md)

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bars import BarSpec
-from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.data.io import import_bars, load_bars
+from ml_factory.data.validation import BarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.runs.buckets import BucketMirror
-from ml_factory.runs.workspace import Workspace
-from tests.runs.gcs import gcs_bucket  # noqa: F401 - a fixture
+from ml_factory.storage.buckets import BucketMirror
+from ml_factory.storage.workspace import Workspace
+from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 
 @pytest.fixture

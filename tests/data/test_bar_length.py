@@ -4,19 +4,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bars import BarSpec, check_bars
-from ml_factory.data.contracts import RollSpec, continuous
+from ml_factory.data.activity_bars import activity_bars
+from ml_factory.data.io import import_bars, load_bars, raw_minutes
 from ml_factory.data.resample import base_frame
-from ml_factory.data.sampling import activity_bars
+from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
-from ml_factory.data.sources import import_bars, load_bars, raw_minutes
-from ml_factory.data.stamps import length_of
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.data.timestamp_parsing import length_of
+from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.errors import BarsError, SettingsError
-from ml_factory.leakage.cuts import choose_cuts
-from ml_factory.leakage.disturb import TRUNCATE, WAYS, disturb
+from ml_factory.leakage.cut_points import choose_cuts
+from ml_factory.leakage.perturbations import TRUNCATE, WAYS, disturb
 from ml_factory.leakage.tables import Table
-from ml_factory.runs.workspace import BAR_MINUTES, Workspace, raw_name, symbols_in
+from ml_factory.storage.workspace import BAR_MINUTES, Workspace, raw_name, symbols_in
 
 MINUTES = synthetic_bars(days=6, seed=3)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.data.bars import check_bars
+from ml_factory.data.validation import check_bars
 from ml_factory.errors import BarsError
 from tests.data.corruptions import CORRUPTIONS
 from tests.data.real_markets import STRETCHES, Market, Pair, Spoiled, pairs_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.frames import days_of, stretches_of
+from ml_factory.data.bar_kernels import days_of, stretches_of
 from ml_factory.data.resample import Frame, asof_join, asof_rows, base_frame, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars

@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bars import check_bars
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import market_for, sessions_of
 from ml_factory.data.synthetic import (
@@ -15,8 +14,9 @@ from ml_factory.data.synthetic import (
     synthetic_bars,
     synthetic_market,
 )
+from ml_factory.data.validation import check_bars
 from ml_factory.errors import SettingsError
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 
 HORIZON = 20  # bars of 5 minutes
 

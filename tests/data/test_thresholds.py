@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import clock, gaps, habits, levels, repeats, spikes
-from ml_factory.data.blemishes import follow_closely
+from ml_factory.data import gaps, level_shifts, market_scale, spikes, stale_prices, time_zone_check
+from ml_factory.data.quality import follow_closely
 from ml_factory.data.sessions import MINUTE_NS, sessions_of
 from tests.data.corruptions import CORRUPTIONS
 from tests.data.real_markets import Market
 
 RARE = 20_000
 SEED = 11
-ONE_BAR = float(np.log(2 * habits.RUN_WINDOW))  # nats of a run of one bar where there is no other
+ONE_BAR = float(np.log(2 * market_scale.RUN_WINDOW))  # nats of a run of one bar where there is no other
 ONE_IN_A_THOUSAND = 1e-3
 PRICES = ("open", "high", "low", "close")
 
@@ -44,27 +44,27 @@ def silence(table, calendar):
 
 def stale(table, calendar):
     *_, beside = parts(table, calendar)
-    first, _, score = repeats.stale_runs({name: table[name].to_numpy() for name in PRICES}, beside)
+    first, _, score = stale_prices.stale_runs({name: table[name].to_numpy() for name in PRICES}, beside)
     return by_row(len(table), first, score)
 
 
 def no_volume(table, calendar):
-    first, length = habits.runs_of(table["volume"].to_numpy() == 0)
-    return by_row(len(table), first, habits.surprise(first, length, len(table)))
+    first, length = market_scale.runs_of(table["volume"].to_numpy() == 0)
+    return by_row(len(table), first, market_scale.surprise(first, length, len(table)))
 
 
 def spike(table, calendar):
     _, sessions, log, beside = parts(table, calendar)
-    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
+    usual = market_scale.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
     return spikes.spike_scores(log, beside, usual)
 
 
 def jump(table, calendar):
     _, sessions, log, beside = parts(table, calendar)
-    usual = habits.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
+    usual = market_scale.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
     gap = np.diff(log["open"], prepend=log["open"][0])
     gap[1:] = log["open"][1:] - log["close"][:-1]
-    return np.where(beside, levels.jump_scores(gap, levels.swings(log), usual), 0.0)
+    return np.where(beside, level_shifts.jump_scores(gap, level_shifts.swings(log), usual), 0.0)
 
 
 def outside(table, calendar):
@@ -77,14 +77,14 @@ def outside(table, calendar):
 # detector -> (score of each row, its threshold, what must be caught, the finding's kind)
 DETECTORS = {
     "silence, nats": (silence, gaps.MISSING_NATS, ("missing block",), "missing"),
-    "stale run, nats": (stale, repeats.STALE_NATS, ("stale run",), "stale_run"),
-    "no volume, nats": (no_volume, repeats.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
+    "stale run, nats": (stale, stale_prices.STALE_NATS, ("stale run",), "stale_run"),
+    "no volume, nats": (no_volume, stale_prices.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
     "spike, usual moves": (
         *(spike, spikes.SPIKE_TIMES),
         *(("one-bar spike up", "one-bar spike down", "bad high wick", "bad low wick"), "spike"),
     ),
     "jump, of its limits": (jump, 1.0, ("roll", "split"), ("roll", "adjustment")),
-    "week outside, share": (outside, clock.OUTSIDE_SHARE, ("shifted weeks",), "zone_mislabel"),
+    "week outside, share": (outside, time_zone_check.OUTSIDE_SHARE, ("shifted weeks",), "zone_mislabel"),
 }
 
 

@@ -17,7 +17,7 @@ from ml_factory.datasets.preprocessing import (
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, SettingsError
-from tests.datasets.test_selection import targets_of
+from tests.datasets.test_feature_selection import targets_of
 
 N = 1600
 # A fold in the middle judges; its neighbours on both sides teach.

@@ -12,18 +12,18 @@ import pytest
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.datasets import mapped
+from ml_factory.datasets import memmap
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
+from ml_factory.datasets.store_writer import StoreWriter
 from ml_factory.datasets.windows import Windows
-from ml_factory.datasets.writing import StoreWriter
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.runs import mount_table, storage
+from ml_factory.storage import atomic_files, mount_table
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 
-PRINT = storage.fingerprint({"bars": 1})
-OTHER = storage.fingerprint({"bars": 2})
+PRINT = atomic_files.fingerprint({"bars": 1})
+OTHER = atomic_files.fingerprint({"bars": 2})
 CUT = ("values", "known_at", "session", "segment", "close")
 
 
@@ -109,7 +109,7 @@ def grow(folder, matrix, stops) -> Store:
     """A data set after each stop, each with the rows up to it; the last of them."""
     before = None
     for number, stop in enumerate(stops):
-        store = StoreWriter.begin(folder, storage.fingerprint([number, stop]))
+        store = StoreWriter.begin(folder, atomic_files.fingerprint([number, stop]))
         if before is None and not store.committed:
             store.write_features(rows_of(matrix, 0, stop))
         elif not store.committed:
@@ -135,15 +135,15 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
         assert store.load_state() == ({"rows": store.rows} if number > 1 else None)
         kept = after
     assert len(list((tmp_path / "cache").rglob("*.rows"))) == 2  # the joined rows and their facts: taken over, not left
-    first = Store.find(folder, storage.fingerprint([0, 700]))
+    first = Store.find(folder, atomic_files.fingerprint([0, 700]))
     np.testing.assert_array_equal(first.load_features(), matrix.values[:700])
 
 
 def test_a_part_is_hashed_once_in_a_process_whichever_data_set_asks(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    mapped._known.clear()
+    memmap._known.clear()
     hashed = []
-    monkeypatch.setattr(mapped, "content_hash", lambda array, real=mapped.content_hash: hashed.append(1) or real(array))
+    monkeypatch.setattr(memmap, "content_hash", lambda array, real=memmap.content_hash: hashed.append(1) or real(array))
     store = grow(tmp_path / "grown", matrix, (700, 900, 1100))
     assert store.verify() == [] and len(store.load_features()) == 1100
     assert len(hashed) == 6  # each part once, while it was written
@@ -161,12 +161,12 @@ def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(mount_table, "on_mount", lambda path: str(path).startswith(str(processed)))
     copied = []
-    monkeypatch.setattr(mapped, "_copy", lambda a, b, real=mapped._copy: copied.append(a) or real(a, b))
+    monkeypatch.setattr(memmap, "_copy", lambda a, b, real=memmap._copy: copied.append(a) or real(a, b))
     store = Store.current(processed)
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
     assert len(copied) == 2  # the features and the facts of their rows
-    copy = mapped.local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
+    copy = memmap.local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
     damage_byte(copy)
     np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
     assert len(copied) == 3
@@ -190,7 +190,7 @@ def test_a_joined_file_that_went_bad_is_made_anew(base, matrix, tmp_path, monkey
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(mapped, "_joined_file", full)
+    monkeypatch.setattr(memmap, "_joined_file", full)
     np.testing.assert_array_equal(store.load_features(), matrix.values)
 
 
@@ -322,14 +322,14 @@ def test_a_manifest_edited_by_hand_is_not_believed(processed):
 @pytest.mark.parametrize("stop_after", range(7))
 def test_killed_at_any_write_leaves_the_old_or_nothing(processed, base, matrix, monkeypatch, stop_after):
     """The power fails after so many files: the new data set is not there, the old one still is; then it is made."""
-    real, count = storage.replace_file, iter(range(100))
+    real, count = atomic_files.replace_file, iter(range(100))
 
     def failing(*args, **kwargs):
         if next(count) >= stop_after:
             raise KeyboardInterrupt
         real(*args, **kwargs)
 
-    monkeypatch.setattr(storage, "replace_file", failing)
+    monkeypatch.setattr(atomic_files, "replace_file", failing)
     store = StoreWriter.begin(processed, OTHER)
     with pytest.raises(KeyboardInterrupt):
         store.write_features(matrix)
@@ -352,7 +352,7 @@ def test_a_full_disk_leaves_what_was_there(processed, matrix, monkeypatch):
     def full(path, *args, **kwargs):
         raise WorkspaceError("No space left on the disk", where=path)
 
-    monkeypatch.setattr(storage, "replace_file", full)
+    monkeypatch.setattr(atomic_files, "replace_file", full)
     with pytest.raises(WorkspaceError, match="No space"):
         StoreWriter.begin(processed, OTHER).write_features(matrix)
     monkeypatch.undo()

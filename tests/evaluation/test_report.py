@@ -14,12 +14,12 @@ from matplotlib.colors import to_hex
 from matplotlib.legend import Legend
 
 from ml_factory.data.resample import Frame
-from ml_factory.evaluation import data_figures, explained, figures
+from ml_factory.evaluation import attention_plots, data_plots, plots
 from ml_factory.evaluation.baselines import prior_probabilities
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.drawing import COLOURS, _stand_upright, outline, to_png, to_svg
 from ml_factory.evaluation.metrics import metrics_table
+from ml_factory.evaluation.plot_style import COLOURS, _stand_upright, outline, to_png, to_svg
 from ml_factory.evaluation.report import Section, render, write_report
 
 RNG = np.random.default_rng(0)
@@ -49,25 +49,25 @@ def all_figures() -> dict:
     balance = pd.DataFrame({"short": [300, 20], "neutral": [300, 60], "long": [400, 20]}, index=[5, 20])
     frame_p = pd.DataFrame(P, INDEX, ["p_short", "p_neutral", "p_long"])
     return {
-        "split": data_figures.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
-        "balance": data_figures.label_balance(balance),
-        "gaps": data_figures.gaps_over_time(
+        "split": data_plots.split_on_price(CLOSE, {"train": INDEX[:4000], "test": INDEX[4050:], "empty": INDEX[:0]}),
+        "balance": data_plots.label_balance(balance),
+        "gaps": data_plots.gaps_over_time(
             pd.DataFrame({"minutes": [1, 60], "kind": ["no_trade", "session"]}, INDEX[:2])
         ),
-        "cuts": data_figures.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
-        "alignment": data_figures.frame_alignment(base, [coarse], [seen], row=70),
-        "learning": figures.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
-        "folds": figures.fold_scores(folds),
-        "metrics": figures.metrics_bar(TABLE),
-        "calibration": figures.calibration_plot({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
-        "weights": figures.stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
-        "importances": figures.importance_bars(
+        "cuts": data_plots.cuts_on_price(CLOSE, [(INDEX[500], "gap"), (INDEX[3000], "session end")]),
+        "alignment": data_plots.frame_alignment(base, [coarse], [seen], row=70),
+        "learning": plots.learning_curves(history, best_epoch=2, prior=1.0986, resumed_from=1),
+        "folds": plots.fold_scores(folds),
+        "metrics": plots.metrics_bar(TABLE),
+        "calibration": plots.calibration_plot({"raw": reliability(Y, P), "cold": reliability(Y, P[::-1])}),
+        "weights": plots.stack_weights(pd.DataFrame({"weight": [0.7, 0.0]}, index=["a", "b"])),
+        "importances": plots.importance_bars(
             pd.DataFrame({"gain": [0.7, 0.3], "permuted": [0.02, -0.001], "spread": [0.001, 0.0]}, index=["rsi", "atr"])
         ),
-        "deciles": figures.decile_bars(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
-        "probabilities": figures.probabilities(frame_p, CLOSE),
-        "shares": explained.variable_shares(SHARES),
-        "attention": explained.attention_over_time(ATTENTION),
+        "deciles": plots.decile_bars(decile_returns(P[:, 2] - P[:, 0], CLOSE.diff() / 5000).table),
+        "probabilities": plots.probabilities(frame_p, CLOSE),
+        "shares": attention_plots.variable_shares(SHARES),
+        "attention": attention_plots.attention_over_time(ATTENTION),
     }
 
 
@@ -159,7 +159,7 @@ def test_every_colour_has_two_sides():
 def test_words_from_outside_stay_words():
     evil = '<script>alert("1")</script> & $x^2$'
     table = pd.DataFrame({evil: [evil]}, index=pd.Index([evil], name=evil))
-    drawn = figures.metrics_bar(TABLE.rename(index={"model": evil}), title=evil)
+    drawn = plots.metrics_bar(TABLE.rename(index={"model": evil}), title=evil)
     assert "".join(Page(to_svg(drawn, "x")).text).count(evil) == 2, "a dollar sign starts no formula"
     text = render(
         evil,
@@ -222,7 +222,7 @@ def test_the_alignment_shows_the_bar_given_and_its_age():
 @pytest.mark.parametrize("best", [1.0725, 1.0795, 1.0865, 1.11])
 def test_no_word_of_the_learning_curves_stands_on_another(best):
     history = pd.DataFrame({"epoch": [1, 2], "train_loss": [1.0435, 0.987], "val_loss": [best + 0.005, best]})
-    figure = figures.learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
+    figure = plots.learning_curves(history, best_epoch=2, prior=1.0802, resumed_from=1)
     FigureCanvasAgg(figure).draw()
     (ax,) = figure.axes
     boxes = [text.get_window_extent() for text in (*ax.texts, *ax.get_legend().get_texts(), figure._suptitle)]
@@ -232,7 +232,7 @@ def test_no_word_of_the_learning_curves_stands_on_another(best):
 
 
 def test_what_stands_beside_a_mean_is_named():
-    shares, attention = explained.variable_shares(SHARES), explained.attention_over_time(ATTENTION)
+    shares, attention = attention_plots.variable_shares(SHARES), attention_plots.attention_over_time(ATTENTION)
     for figure, alike in ((shares, "all variables alike"), (attention, "all bars alike")):
         named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
         assert named == {"mean over rows", "middle 80 % of rows", alike}
@@ -240,7 +240,7 @@ def test_what_stands_beside_a_mean_is_named():
 
 @pytest.mark.parametrize("name", ["metrics", "deciles", "importances", "folds", "calibration", "learning"])
 def test_no_word_of_a_figure_is_cut_on_a_phone(name):
-    figure = all_figures()[name] if name != "metrics" else figures.metrics_bar(
+    figure = all_figures()[name] if name != "metrics" else plots.metrics_bar(
         metrics_table({"prior": P[::-1], "clock_volatility": P[::-1], "itransformer": P}, Y, best="clock_volatility")
     )  # fmt: skip
     _stand_upright(figure)
@@ -253,14 +253,14 @@ def test_no_word_of_a_figure_is_cut_on_a_phone(name):
 
 def test_importances_are_drawn_largest_first():
     table = pd.DataFrame({"gain": [0.5, 0.3, 0.2], "permuted": [0.01, -0.001, 0.02], "spread": 0.0}, ["a", "b", "c"])
-    (ax,) = figures.importance_bars(table).axes
+    (ax,) = plots.importance_bars(table).axes
     assert [bar.get_width() for bar in ax.patches] == [0.02, 0.01, -0.001]
     assert [text.get_text().split()[0] for text in ax.get_yticklabels()] == ["c", "a", "b"]
 
 
 def test_each_baseline_has_a_colour_and_a_diamond_of_its_own():
     said = dict.fromkeys(("clock", "prior", "last_move", "clock_volatility"), P) | {"model": P[::-1]}
-    (ax,) = figures.metrics_bar(metrics_table(said, Y, reference="prior", best="clock")).axes
+    (ax,) = plots.metrics_bar(metrics_table(said, Y, reference="prior", best="clock")).axes
     drawn = [to_hex(points.get_facecolor()[0]) for points in ax.collections if isinstance(points, PathCollection)]
     assert len(set(drawn)) == len(drawn) == 4 and ax.lines[0].get_color() == COLOURS["clock"][0]
     assert {COLOURS[name][0] for name in ("prior", "last_move", "clock_volatility", "accent")} == set(drawn)
@@ -274,19 +274,22 @@ def test_a_tile_shows_its_interval_below_its_value():
 
 def test_learning_without_validation_or_with_one_epoch():
     history = pd.DataFrame({"epoch": [1], "train_loss": [1.0], "val_loss": [np.nan]})
-    assert "validation" not in to_svg(figures.learning_curves(history, best_epoch=1), "x")
+    assert "validation" not in to_svg(plots.learning_curves(history, best_epoch=1), "x")
 
 
 def test_figures_of_little_data():
     short = pd.DataFrame([[0.2, 0.3, 0.5]] * 2, INDEX[:2], ["p_short", "p_neutral", "p_long"])
-    assert "<svg" in to_svg(figures.probabilities(short, CLOSE), "x")
-    assert "<svg" in to_svg(data_figures.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
+    assert "<svg" in to_svg(plots.probabilities(short, CLOSE), "x")
+    assert "<svg" in to_svg(data_plots.split_on_price(CLOSE[:2], {"train": INDEX[:1], "test": INDEX[1:2]}), "x")
     few = metrics_table({"prior": P[:5], "model": P[:5]}, Y[:5])
-    assert "<svg" in to_svg(figures.metrics_bar(few), "x")
+    assert "<svg" in to_svg(plots.metrics_bar(few), "x")
 
 
 def test_the_largest_shares_are_drawn_and_the_newest_bar_is_on_the_right():
-    shares, attention = explained.variable_shares(SHARES, top=15).axes[0], explained.attention_over_time(ATTENTION)
+    shares, attention = (
+        attention_plots.variable_shares(SHARES, top=15).axes[0],
+        attention_plots.attention_over_time(ATTENTION),
+    )
     largest = SHARES["share"].nlargest(15)
     assert [bar.get_width() for bar in shares.patches] == largest.tolist()
     assert [label.get_text().split()[0] for label in shares.get_yticklabels()] == largest.index.tolist()

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.courier import COPIED
-from ml_factory.runs.pool import Unit
-from ml_factory.runs.state import decode_state
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.uploader import COPIED
+from ml_factory.storage.state import decode_state
 from tests.faults.mount import ROOT, Mount
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 
@@ -225,7 +225,7 @@ SCRIPT = """
 import sys
 import time
 from pathlib import Path
-from ml_factory.runs.checkpoints import CheckpointManager
+from ml_factory.checkpoints.manager import CheckpointManager
 from tests.faults.world import state_at
 
 manager = CheckpointManager(Path(sys.argv[1]) / "checkpoints", run="run", local=sys.argv[2], deadline_seconds=2)

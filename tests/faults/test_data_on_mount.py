@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from ml_factory import notebook, pipeline
-from ml_factory.runs import mounts, registry
-from ml_factory.runs.checkpoints import safe_stop
-from ml_factory.runs.mounts import SilentMountError
-from ml_factory.runs.pool import Pool
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.workspace import Workspace
+from ml_factory.checkpoints.manager import safe_stop
+from ml_factory.checkpoints.slot_pool import Pool
+from ml_factory.storage import artifact_registry, file_access
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.workspace import Workspace
 from utils import colab_setup
 
 SYMBOL, HORIZON = "DEMO", 5
@@ -28,9 +28,9 @@ _RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it th
 def drive(mount, tmp_path, monkeypatch):
     """A drive whose silence is heard of after a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mounts, "DEADLINE", 4.0)
-    monkeypatch.setattr(mounts, "AGAIN", 0.5)
-    monkeypatch.setattr(registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
+    monkeypatch.setattr(file_access, "DEADLINE", 4.0)
+    monkeypatch.setattr(file_access, "AGAIN", 0.5)
+    monkeypatch.setattr(artifact_registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)
     late.daemon = True
@@ -48,7 +48,7 @@ def workspace(drive, prepared_template) -> Workspace:
 
 
 def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, monkeypatch):
-    monkeypatch.setattr(mounts, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
+    monkeypatch.setattr(file_access, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
     root, mine = drive.path / "ml_factory", os.getpid()
     pipeline.prepare(root, SYMBOL, (HORIZON,))
     assert not drive.asked_by(mine)
@@ -135,17 +135,17 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
 
 
 def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, caplog):
-    registry = Registry(workspace.models)
-    registry.register(SYMBOL, "model", "toy", {"a": np.ones(3)}, {"which": "before"})
+    artifact_registry = Registry(workspace.models)
+    artifact_registry.register(SYMBOL, "model", "toy", {"a": np.ones(3)}, {"which": "before"})
     drive.fault("EDQUOT", "write", path="*state.safetensors*")
-    kept = registry.register(SYMBOL, "model", "toy", {"a": np.zeros(3)}, {"which": "new"})
-    assert not registry.outlives(kept) and "No space left" in caplog.text
-    found = registry.find(SYMBOL, model="toy")
+    kept = artifact_registry.register(SYMBOL, "model", "toy", {"a": np.zeros(3)}, {"which": "new"})
+    assert not artifact_registry.outlives(kept) and "No space left" in caplog.text
+    found = artifact_registry.find(SYMBOL, model="toy")
     assert (found.facts["which"], found.sequence, found.load_state()["a"].tolist()) == ("new", 2, [0, 0, 0])
     drive.heal()
-    found = registry.find(SYMBOL, model="toy")
-    assert registry.outlives(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
-    assert not registry.aside.list(SYMBOL)
+    found = artifact_registry.find(SYMBOL, model="toy")
+    assert artifact_registry.outlives(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
+    assert not artifact_registry.aside.list(SYMBOL)
 
 
 def _files(workspace: Workspace) -> list[Path]:

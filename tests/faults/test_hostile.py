@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ml_factory.checkpoints import file_format
+from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.runs import containers
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.storage import Disk
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.atomic_files import Disk
 from tests.faults.hostile import bombs, damages, manifests, oversized_containers, oversized_states
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 
@@ -94,12 +94,12 @@ def test_a_whole_container_with_something_else_inside(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     newest = manager.load_latest_checkpoint(PHASE)
-    look = containers.look_at(Disk(), slots[-1])
+    look = file_format.look_at(Disk(), slots[-1])
     payload = slots[-1].read_bytes()[look.start : look.start + look.payload]
     inside = {**bombs(place / "marker"), **oversized_states(payload), "nothing": b""}
     for name, content in inside.items():
         info = {**look.info, "sequence": newest["sequence"] + 5}
-        containers.write_container(Disk(), slots[-1], info, content)
+        file_format.write_container(Disk(), slots[-1], info, content)
         found = manager.load_latest_checkpoint(PHASE)
         assert check_state(found["state"]) == KEEP + 1, name
         assert any(slots[-1].name in reason for reason in found["skipped"]), name

@@ -4,7 +4,7 @@ from unittest import mock
 
 import pytest
 
-from ml_factory.runs import slots
+from ml_factory.checkpoints import slots
 from tests.faults.matrix import ACTIONS, FAULTS, Fault, Table, cells, operations, run
 from tests.faults.world import KEEP, World, quiet
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from ml_factory import doctor, experiment
+from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.experiment import Run, RunSpec, open_run
-from ml_factory.runs import mounts
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.mounts import SilentMountError
-from ml_factory.runs.records import first_missing, read_log
-from ml_factory.runs.registry import Registry
-from ml_factory.runs.workspace import Workspace
-from ml_factory.units.planning import plan_models
-from ml_factory.units.restoring import bring_back
-from ml_factory.units.standing import standing_line
+from ml_factory.storage import file_access
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.workspace import Workspace
+from ml_factory.tracking.run_log import first_missing, read_log
+from ml_factory.workflows.plan import plan_models
+from ml_factory.workflows.restore_run import bring_back
+from ml_factory.workflows.run_status import standing_line
 
 SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
 
@@ -25,8 +25,8 @@ SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
 def silent(mount, tmp_path, monkeypatch):
     """(workspace, artifact, manager) on a drive that answered until now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mounts, "DEADLINE", 2.0)
-    monkeypatch.setattr(mounts, "AGAIN", 0.5)
+    monkeypatch.setattr(file_access, "DEADLINE", 2.0)
+    monkeypatch.setattr(file_access, "AGAIN", 0.5)
     monkeypatch.setattr(experiment, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("ML_FACTORY_WANDB", raising=False)

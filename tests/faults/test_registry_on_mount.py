@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.errors import FactoryError
-from ml_factory.runs.registry import Registry
+from ml_factory.storage.artifact_registry import Registry
 
 SIZES = {"old": 10, "new": 30_000}  # the new state is copied in four pieces
 

@@ -13,13 +13,13 @@ from unittest import mock
 
 import numpy as np
 
+from ml_factory.checkpoints import slot_pool
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import FactoryError
-from ml_factory.runs import pool
-from ml_factory.runs.checkpoints import CheckpointManager
-from ml_factory.runs.pool import Lease, Pool, Unit
-from ml_factory.runs.slots import Slots
-from ml_factory.runs.state import decode_state, encode_state
 from ml_factory.seeding import generator
+from ml_factory.storage.state import decode_state, encode_state
 from tests.faults.cloud import Cloud
 from tests.faults.disk import DriveDisk
 from tests.faults.drive import Drive
@@ -183,7 +183,7 @@ def quiet(level: int = logging.CRITICAL) -> Iterator[None]:
     log.setLevel(level)
     names = SimpleNamespace(token_hex=lambda size: f"{next(numbers):0{2 * size}x}")
     try:
-        with mock.patch.object(pool, "secrets", names):
+        with mock.patch.object(slot_pool, "secrets", names):
             yield
     finally:
         log.setLevel(before)

@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import sampling
-from ml_factory.data.sampling import KINDS
+from ml_factory.data import activity_bars
+from ml_factory.data.activity_bars import KINDS
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
+from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import ProofSpec, prove
-from ml_factory.leakage.subject import StandardPipeline
-from ml_factory.models.frames import strides_of
+from ml_factory.models.multi_scale import strides_of
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -73,25 +73,25 @@ def test_cut_and_disturbed_nothing_known_before_changes(bars, kind):
 
 
 def test_a_size_of_the_whole_file_and_a_bar_of_the_whole_session_are_caught(bars, monkeypatch):
-    honest = sampling._estimated
+    honest = activity_bars._estimated
 
     def of_the_whole_file(market, kind, bars, spec):
         return bars["volume"].sum() / 45 / 50, honest(market, kind, bars, spec)[1]
 
-    monkeypatch.setattr(sampling, "_estimated", of_the_whole_file)
+    monkeypatch.setattr(activity_bars, "_estimated", of_the_whole_file)
     leaks = prove(pipeline("volume"), bars, SHORT).leaks
     assert any(leak.part == "facts" and leak.column == "bar_size" for leak in leaks)
-    monkeypatch.setattr(sampling, "_estimated", honest)
+    monkeypatch.setattr(activity_bars, "_estimated", honest)
 
     def knowing(self, bars):  # as many bars in each session, by a total that only its end tells
         frame = plain(self, bars)
         if not hasattr(bars, "index"):
             return frame
         wanted = pd.Series(frame.volume).groupby(frame.session).transform("sum").to_numpy()
-        return sampling.replace(frame, volume=frame.volume / wanted)
+        return activity_bars.replace(frame, volume=frame.volume / wanted)
 
-    plain = sampling.ActivityStream.push
-    monkeypatch.setattr(sampling.ActivityStream, "push", knowing)
+    plain = activity_bars.ActivityStream.push
+    monkeypatch.setattr(activity_bars.ActivityStream, "push", knowing)
     leaks = prove(pipeline("volume"), bars, SHORT).leaks
     assert any(leak.part == "frame volume" for leak in leaks)
 

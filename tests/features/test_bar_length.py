@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.feed import pushes
+from ml_factory.leakage.streaming_check import pushes
 
 SPEC = FeatureSpec()  # frames of 5, 15, 30 and 60 minutes, every family
 

@@ -8,7 +8,7 @@ import pytest
 
 from ml_factory.features.engine import columns
 from ml_factory.features.entropy import FAMILY, lempel_ziv, orders_of_four
-from ml_factory.features.windows import HISTORY
+from ml_factory.features.rolling import HISTORY
 
 
 def window(x, i, n):

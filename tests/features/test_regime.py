@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 from ml_factory.features import regime
 from ml_factory.features.engine import columns
-from ml_factory.features.windows import HISTORY
+from ml_factory.features.rolling import HISTORY
 
 
 def window(x, i, n):

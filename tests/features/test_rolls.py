@@ -6,16 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bars import check_bars
-from ml_factory.data.contracts import RollSpec, continuous
+from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.resample import base_frame, chained
+from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
-from ml_factory.data.sources import import_bars, load_bars
+from ml_factory.data.validation import check_bars
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
-from ml_factory.runs.workspace import Workspace
+from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 MARKET = MarketSpec("ES", "24h", None, True)

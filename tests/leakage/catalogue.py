@@ -13,7 +13,7 @@ from ml_factory.data.resample import Frame, base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.subject import Fitted, StandardPipeline
+from ml_factory.leakage.pipeline_under_test import Fitted, StandardPipeline
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, _infer_calendar, _infer_tick
-from ml_factory.leakage.subject import Split, StandardPipeline
+from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
 from ml_factory.targets.labels import triple_barrier
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import training_weights

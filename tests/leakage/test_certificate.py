@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import prefixes
-from ml_factory.data.prefixes import Prefixes
+from ml_factory.data import prefix_hash
+from ml_factory.data.prefix_hash import Prefixes
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage import certificate as kept
 from ml_factory.leakage.certificate import NOTHING, issue, required, standing, write_certificate
-from ml_factory.leakage.cuts import Cut
+from ml_factory.leakage.cut_points import Cut
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
 
@@ -28,7 +28,7 @@ def bars() -> pd.DataFrame:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(prefixes, "BLOCK_ROWS", 1_000)
+    monkeypatch.setattr(prefix_hash, "BLOCK_ROWS", 1_000)
 
 
 def proof(*leaks: Leak, form: str = "quick", cuts: int = 10) -> Proof:

@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.bars import check_bars
-from ml_factory.leakage.disturb import TRUNCATE
-from ml_factory.leakage.effort import ProofSpec
-from ml_factory.leakage.first_sight import first_sights
+from ml_factory.data.validation import check_bars
 from ml_factory.leakage.fitted import ROW_WAYS
+from ml_factory.leakage.perturbations import TRUNCATE
+from ml_factory.leakage.prefix_builds import first_sights
 from ml_factory.leakage.proof import prove
+from ml_factory.leakage.spec import ProofSpec
 from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
 
 FULL = ProofSpec(ahead=1_500, whole_cuts=4, fit_rows=2_000)

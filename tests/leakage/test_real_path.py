@@ -10,20 +10,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import sampling, sessions
-from ml_factory.datasets import preprocessing, scaling, selection
+from ml_factory.data import activity_bars, sessions
+from ml_factory.datasets import feature_selection, preprocessing, scaling
 from ml_factory.features import build
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.windows import HISTORY
-from ml_factory.leakage.effort import ProofSpec
+from ml_factory.features.rolling import HISTORY
+from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import prove
-from ml_factory.leakage.subject import StandardPipeline
+from ml_factory.leakage.spec import ProofSpec
 from ml_factory.models import tabular_xgboost
-from ml_factory.targets import labels, outcomes, splits
+from ml_factory.targets import label_table, labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.units import auditing, dataset, forecasts, holdout
-from ml_factory.units.loading import load_dataset
+from ml_factory.workflows import audit, dataset, predict
+from ml_factory.workflows import train as train_module
+from ml_factory.workflows.load import load_dataset
 from tests.leakage.catalogue import bars_with_events
 
 CUT = ProofSpec(cuts=8, whole_cuts=2, ahead=1_500, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)
@@ -103,13 +104,13 @@ def too_fresh(patch):
 
 
 def known_at_their_start(patch):
-    honest = sampling.frames_of
+    honest = activity_bars.frames_of
 
     def spoilt(bars, market, minutes, **options):
         frames = honest(bars, market, minutes, **options)
         return {length: replace(one, known_at=one.start) if length == 60 else one for length, one in frames.items()}
 
-    patch.setattr(sampling, "frames_of", spoilt)
+    patch.setattr(activity_bars, "frames_of", spoilt)
 
 
 def read_off_the_file(patch):
@@ -117,17 +118,17 @@ def read_off_the_file(patch):
 
 
 def proven_a_bar_early(patch):
-    honest = outcomes._proven_at
+    honest = label_table._proven_at
 
     def spoilt(base, rows, *given):
         return np.maximum(honest(base, rows, *given) - 300_000_000_000, base.known_at[rows.entry] + 1)
 
-    patch.setattr(outcomes, "_proven_at", spoilt)
+    patch.setattr(label_table, "_proven_at", spoilt)
 
 
 def over_the_night(patch):
     """Lives go on into the next session, and say they were proven at this one's end."""
-    honest, ends = labels.rows_with_bars_left, outcomes._proven_at
+    honest, ends = labels.rows_with_bars_left, label_table._proven_at
     patch.setattr(labels, "rows_with_bars_left", lambda base, session_end, asked: honest(base, "span", asked))
 
     def spoilt(base, rows, *given):
@@ -135,7 +136,7 @@ def over_the_night(patch):
         own = np.append(last, len(base) - 1)[np.searchsorted(last, rows.entry)]
         return np.minimum(found, base.known_at[own])
 
-    patch.setattr(outcomes, "_proven_at", spoilt)
+    patch.setattr(label_table, "_proven_at", spoilt)
 
 
 def barriers_of_the_file(patch):
@@ -149,13 +150,13 @@ def barriers_of_the_file(patch):
 
 
 def shares_of_the_file(patch):
-    honest = outcomes.mean_share
+    honest = label_table.mean_share
 
     def spoilt(*given):
         found = honest(*given)
         return found / found.mean()
 
-    patch.setattr(outcomes, "mean_share", spoilt)
+    patch.setattr(label_table, "mean_share", spoilt)
 
 
 def unpurged(patch):
@@ -177,13 +178,13 @@ def on_all_rows(step: str) -> Callable[[pytest.MonkeyPatch], None]:
     """The step's real fit, on every row."""
 
     def inject(patch):
-        table = selection.SELECTIONS if step in selection.SELECTIONS else preprocessing.TRANSFORMS
-        honest = table[step] if step in selection.SELECTIONS else table[step].fit
+        table = feature_selection.SELECTIONS if step in feature_selection.SELECTIONS else preprocessing.TRANSFORMS
+        honest = table[step] if step in feature_selection.SELECTIONS else table[step].fit
 
         def spoilt(sample, **options):
             return honest(replace(sample, rows=np.arange(len(sample.x_NF))), **options)
 
-        if step in selection.SELECTIONS:
+        if step in feature_selection.SELECTIONS:
             patch.setitem(table, step, spoilt)
         else:
             patch.setattr(table[step], "fit", spoilt)
@@ -256,7 +257,7 @@ def weights_of_all(patch):
 
 
 def calibration_of_test_rows(patch):
-    lesson_of, fit, seen = holdout.lesson_of, holdout.Calibration.fit, {}
+    lesson_of, fit, seen = train_module.lesson_of, train_module.Calibration.fit, {}
 
     def watched(data, spec):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
@@ -265,33 +266,33 @@ def calibration_of_test_rows(patch):
     def spoilt(log_p, y, w=None, *, horizon=1):
         return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
-    patch.setattr(holdout, "lesson_of", watched)
-    patch.setattr(holdout.Calibration, "fit", staticmethod(spoilt))
+    patch.setattr(train_module, "lesson_of", watched)
+    patch.setattr(train_module.Calibration, "fit", staticmethod(spoilt))
 
 
 def stops_on_test_rows(patch):
-    honest = holdout._teachers
+    honest = train_module._teachers
 
     def spoilt(data, model, quick):
         train, _, limited = honest(data, model, quick)
         return train, data.splits["test"], limited
 
-    patch.setattr(holdout, "_teachers", spoilt)
+    patch.setattr(train_module, "_teachers", spoilt)
 
 
 def learns_from_test_rows(patch):
-    honest = holdout._teachers
+    honest = train_module._teachers
 
     def spoilt(data, model, quick):
         train, validation, limited = honest(data, model, quick)
         return np.append(train, data.splits["test"][:1]), validation, limited
 
-    patch.setattr(holdout, "_teachers", spoilt)
+    patch.setattr(train_module, "_teachers", spoilt)
 
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    lesson_of, begin, seen = holdout.lesson_of, tabular_xgboost._Grower.__init__, {}
+    lesson_of, begin, seen = train_module.lesson_of, tabular_xgboost._Grower.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
@@ -301,7 +302,7 @@ def starts_at_the_prior_of_all(patch):
         begin(grower, *given)
         grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
 
-    patch.setattr(holdout, "lesson_of", watched)
+    patch.setattr(train_module, "lesson_of", watched)
     patch.setattr(tabular_xgboost._Grower, "__init__", spoilt)
 
 
@@ -317,12 +318,12 @@ def prior_of_all(patch):
 
 
 def prior_beside_a_history_of_all(patch):
-    honest = forecasts.prior_while_learning
+    honest = predict.prior_while_learning
 
     def spoilt(data, teachers, rows):
         return honest(data, np.arange(len(data.labels)), rows)
 
-    patch.setattr(forecasts, "prior_while_learning", spoilt)
+    patch.setattr(predict, "prior_while_learning", spoilt)
 
 
 @pytest.mark.parametrize(
@@ -338,10 +339,10 @@ def prior_beside_a_history_of_all(patch):
     ],
 )
 def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, where, prepared, monkeypatch):
-    monkeypatch.setitem(auditing.TRAINING_ROWS, "tabular", 1_000)
+    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     data = load_dataset(prepared, "DEMO", 5)
     inject(monkeypatch)
-    leaks = auditing.leaks_of_training(data, "xgboost")
+    leaks = audit.leaks_of_training(data, "xgboost")
     assert any(leak.column.startswith(where) for leak in leaks), [leak.sentence() for leak in leaks]
     # What was learnt wrongly is judged otherwise too; what was judged wrongly was learnt as ever.
     own, also = where.split("[")[0], "judged xgboost"

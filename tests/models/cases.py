@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ml_factory.models.frames import several_frames
 from ml_factory.models.heads import Forecast, Task
+from ml_factory.models.multi_scale import several_frames
 from ml_factory.models.registry import available_models, locate, spec_of
 from ml_factory.models.sequence import LSTM
 

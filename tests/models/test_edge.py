@@ -13,7 +13,7 @@ import pytest
 from benchmarks import edge
 from benchmarks.edge import code_behind, judged, rows_of
 from ml_factory.evaluation.metrics import expected_calibration_error
-from ml_factory.models.contract import FitResult
+from ml_factory.models.base import FitResult
 from ml_factory.models.registry import build_model
 
 SMALL = {"lightgbm": {}, "lstm": {"epochs": 4}}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.models.contract import Estimator
+from ml_factory.models.base import Estimator
 from ml_factory.models.importances import importance_table, permutation_importances
 from ml_factory.models.registry import build_model
 

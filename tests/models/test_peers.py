@@ -266,7 +266,7 @@ def test_interpretable_attention_is_that_of_pytorch_forecasting():
         "pytorch_forecasting.models.temporal_fusion_transformer.sub_modules",
         reason="pytorch-forecasting is not installed: make peers",
     )
-    from ml_factory.models.gating import InterpretableAttention
+    from ml_factory.models.tft_layers import InterpretableAttention
 
     theirs = shaken(parts.InterpretableMultiHeadAttention(n_head=2, d_model=8, dropout=0.0))
     ours = InterpretableAttention(8, 2, positions=T + S, asking=S).eval()

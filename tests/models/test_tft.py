@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 from ml_factory.errors import SettingsError
-from ml_factory.models import gating
-from ml_factory.models.gating import EPS, GRN, InterpretableAttention, VariableSelection
+from ml_factory.models import tft_layers
 from ml_factory.models.heads import Forecast
 from ml_factory.models.tft import TFT, TFTSpec
+from ml_factory.models.tft_layers import EPS, GRN, InterpretableAttention, VariableSelection
 
 B, T, V, D = 3, 7, 5, 8
 
@@ -49,8 +49,8 @@ def selection(context=0):
 @pytest.mark.parametrize("alone", [False, True])
 def test_batched_variables_are_one_network_a_variable(context, piece, alone, monkeypatch):
     """Outputs and gradients; also when a CPU takes the rows in pieces, and one variable after the other."""
-    monkeypatch.setattr(gating, "PIECE", piece)
-    monkeypatch.setattr(gating, "onednn_takes", lambda multiplications: alone)
+    monkeypatch.setattr(tft_layers, "PIECE", piece)
+    monkeypatch.setattr(tft_layers, "onednn_takes", lambda multiplications: alone)
     taken, in_rows = [], VariableSelection._in_rows
     monkeypatch.setattr(
         VariableSelection, "_in_rows", lambda self, *given: taken.append(len(given[1])) or in_rows(self, *given)

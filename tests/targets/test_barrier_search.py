@@ -13,8 +13,8 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_search import fingerprint_of_bars, search_barriers
+from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.weights import average_uniqueness
 from tests.targets.markets import absurd, gappy

@@ -8,9 +8,9 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import market_for, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError
-from ml_factory.targets.kinds import make_labels
+from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.labels import LabelSpec
-from ml_factory.targets.outcomes import usable_rows
+from ml_factory.targets.make_labels import make_labels
 from ml_factory.targets.splits import SplitSpec, holdout
 
 SPEC = LabelSpec(5, sigma_span=30)

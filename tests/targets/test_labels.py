@@ -13,8 +13,8 @@ from ml_factory.data.resample import Frame, base_frame, stretches_between_rolls
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
+from ml_factory.targets.label_table import SESSION_ENDS
 from ml_factory.targets.labels import BARRIERS, LabelSpec, average_uniqueness, triple_barrier
-from ml_factory.targets.outcomes import SESSION_ENDS
 from tests.targets.markets import FAR, MINUTE, absurd, assert_same_bits, close_of, frame, gappy
 
 BITCOIN = MarketSpec("BTC", "24h", None, False)

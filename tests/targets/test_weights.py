@@ -8,8 +8,8 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
-from ml_factory.targets.bootstrap import bootstrap_rows
 from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.sequential_bootstrap import bootstrap_rows
 from ml_factory.targets.weights import (
     WeightSpec,
     average_uniqueness,

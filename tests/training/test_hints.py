@@ -5,9 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from ml_factory.models.contract import hint_when_flat
+from ml_factory.models.base import hint_when_flat
 from ml_factory.models.registry import build_model
-from ml_factory.training.watchdog import Watchdog
+from ml_factory.training.recompiles import Watchdog
 
 RNG = np.random.default_rng(8)
 Y = RNG.integers(-1, 2, 96)

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.runs.state import encode_state
+from ml_factory.storage.state import encode_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import fit
 from ml_factory.training.optim import rate
-from ml_factory.training.order import Order
-from ml_factory.training.run import Run
+from ml_factory.training.sampler import Order
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import Run
 from ml_factory.training.step import take_step
 
 CPU = Device("cpu", 1)
@@ -136,7 +136,7 @@ def test_saves_in_mid_epoch_once_time_has_passed():
 
 def test_the_line_names_the_next_save_that_the_checkpoints_will_make(monkeypatch, caplog):
     """The timer of the checkpoints is later than our own pause of a minute, and the other way round."""
-    monkeypatch.setattr("ml_factory.training.meter.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("ml_factory.training.progress_line.SECONDS_BETWEEN", 0.0)
     caplog.set_level("INFO", "ml_factory.training")
     run(TrainSpec(epochs=1, batch=5, log_steps=1), checkpoints=Memory(due=False))
     assert "next save in 10 min" in caplog.messages[-1]

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from ml_factory.errors import SettingsError
+from ml_factory.models.clock_offset import ClockOffset
 from ml_factory.models.heads import StartsFromClock, start_at_zero
-from ml_factory.models.offset import ClockOffset
 from ml_factory.models.registry import available_models, build_model, load_model, spec_of
-from ml_factory.runs.state import encode_state
 from ml_factory.seeding import generator
+from ml_factory.storage.state import encode_state
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40

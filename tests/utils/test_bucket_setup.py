@@ -6,9 +6,9 @@ import types
 
 import pytest
 
+from ml_factory.checkpoints import session
+from ml_factory.checkpoints.session_history import SessionLog
 from ml_factory.errors import WorkspaceError
-from ml_factory.runs import session
-from ml_factory.runs.lives import SessionLog
 from utils import colab_setup, runtime
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ml_factory.checkpoints import session
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.runs import session
-from ml_factory.runs import workspace as places
+from ml_factory.storage import workspace as places
 from utils import colab_setup, runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ sys.path.insert(0, {project!r})
 from utils.google_colab_shim import install
 assert install()
 os.environ["COLAB_RELEASE_TAG"] = "release-colab-20260801"
-from ml_factory.runs import workspace as places
+from ml_factory.storage import workspace as places
 places.COLAB_ROOT = Path("content/drive/MyDrive/ml_factory").absolute()
 from utils import colab_setup
 colab_setup.LOCAL_ROOT = Path("content/local").absolute()

@@ -12,17 +12,17 @@ from torch import nn
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, spec_of
-from ml_factory.runs.state import decode_state, encode_state
+from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.training.batches import Feed
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.feed import Feed
-from ml_factory.training.judging import mean_loss
+from ml_factory.training.evaluate import mean_loss
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_mse
-from ml_factory.training.run import Run
 from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import Run
 from ml_factory.training.step import take_step
 from tests.models.cases import SMALL
-from tests.training.test_run import Kept, flat, small, weighted
+from tests.training.test_state import Kept, flat, small, weighted
 from tests.xla.side_by_side import IDENTITY, device_of
 
 NETWORKS = [name for name in available_models() if spec_of(name).windowed]

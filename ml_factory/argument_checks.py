@@ -1,0 +1,75 @@
+"""Constants and checks of arguments that need no heavy library, so that a wrong one is reported at once."""
+
+import difflib
+import os
+from pathlib import Path
+
+from ml_factory.errors import BarsError, SettingsError, did_you_mean
+from ml_factory.storage.atomic_files import is_file, is_folder, names_in
+
+DEMO = "DEMO"  # the synthetic market: never written under a real symbol's name
+BASE_MODELS = ("xgboost", "lstm", "patchtst")  # of a stack, where none are named
+DEFAULT_HORIZONS = (5, 10, 15, 20)
+LABEL_KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
+ACTIVITY_BARS = ("volume", "dollar", "tick_imbalance")
+BARS = ("time", *ACTIVITY_BARS)  # what the base bars may be of
+CALENDARS = ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates", "us_equity", "fx", "24h")
+# scheme of cross-validation -> what its folds are called
+SCHEMES = {
+    "purged_kfold": "purged folds",
+    "walk_forward_expanding": "folds that walk forward on all that came before",
+    "walk_forward_rolling": "folds that walk forward on a rolling window",
+    "combinatorial": "combinatorial purged folds",
+}
+SOURCES = ("registry", "wandb")  # where a finished model is loaded from
+
+
+def check_horizon(horizon: int) -> int:
+    """The horizon as an int of at least 1 bar, else SettingsError."""
+    return _whole_number("HORIZON", horizon, 1, "a whole number of bars, 1 or more", "give for example 20")
+
+
+def check_seed(seed: int) -> int:
+    """The seed as a non-negative int, else SettingsError."""
+    return _whole_number("SEED", seed, 0, "a whole number, 0 or more", "give for example 0")
+
+
+def _whole_number(name: str, value: int, least: int, wanted: str, step: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SettingsError(f"{name} cannot be used", where=name, got=repr(value), wanted=wanted, next_step=step)
+    return value
+
+
+def quick_from_environment(quick: bool) -> bool:
+    """`quick`, unless ML_FACTORY_QUICK says otherwise (1 or 0), as CI and nbval do."""
+    return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
+
+
+def check_source(source: str) -> str:
+    """One of SOURCES, else SettingsError."""
+    if source not in SOURCES:
+        raise SettingsError(
+            "Models do not come from there", where="SOURCE", got=repr(source), wanted=" or ".join(SOURCES),
+            next_step=did_you_mean(str(source), SOURCES),
+        )  # fmt: skip
+    return source
+
+
+def check_scheme(name: str) -> str:
+    """One of SCHEMES, else SettingsError."""
+    if name not in SCHEMES:
+        raise SettingsError(
+            "Unknown scheme of folds", where="scheme", got=repr(name), next_step=did_you_mean(name, SCHEMES)
+        )
+    return name
+
+
+def check_file(path: Path) -> Path:
+    """The path of an existing file, else BarsError with the nearest name in its folder."""
+    if is_file(path):
+        return path
+    if is_folder(path):
+        raise BarsError("Not a file", where=path, wanted="one Parquet or CSV file", next_step="name the file itself")
+    near = difflib.get_close_matches(path.name, names_in(path.parent), n=1)
+    step = f"did you mean {near[0]!r}?" if near else "check the path"
+    raise BarsError("No such file", where=path, next_step=step)

@@ -1,0 +1,224 @@
+"""Who carries a saved checkpoint on: from memory to the local disk, from there to the mount, while training goes on.
+
+Two threads, because a slow mount must not delay the next local save. Neither is waited for when the interpreter ends
+later than a few seconds; what did not reach the mount lies on the local disk and is carried over by the next session.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ml_factory.checkpoints.leases import TakenOverError
+from ml_factory.checkpoints.slot_pool import Unit
+from ml_factory.checkpoints.slots import loss_of
+from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
+from ml_factory.storage.pending_uploads import clear_pending, mark_pending
+
+IN_MEMORY, REFUSED = "in memory", "not saved"
+SAVED, LOCAL = "saved", "saved locally"
+COPIED = "copied to the mount, upload unconfirmed"
+_log = logging.getLogger("ml_factory")
+
+
+class Clerk:
+    """One daemon thread that does jobs in order; `wait` tells when none is left.
+
+    A job that fails costs a line in the log and no other job; after `close` the next job has a thread again.
+    """
+
+    def __init__(self, name: str):
+        self._name, self._jobs, self._working = name, queue.SimpleQueue(), False
+        self._thread: threading.Thread | None = None
+        self._left, self._changed = 0, threading.Condition()
+
+    def do(self, job: Callable[[], None]) -> None:
+        with self._changed:
+            self._left += 1
+            self._jobs.put(job)
+            if not self._working:
+                self._working = True
+                self._thread = threading.Thread(target=self._work, args=(self._thread,), name=self._name, daemon=True)
+                self._thread.start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether every job is done, at the latest after so many seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._left, seconds)
+
+    def close(self) -> None:
+        """End after the jobs that are there."""
+        with self._changed:
+            if self._working:
+                self._working = False
+                self._jobs.put(None)
+
+    def _work(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except FactoryError as error:
+                _log.warning("%s", error)
+            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save undone
+                _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
+            finally:
+                with self._changed:
+                    self._left -= 1
+                    self._changed.notify_all()
+
+
+class Now:
+    """The face of a Clerk that has no thread: each job is done before `do` returns."""
+
+    def do(self, job: Callable[[], None]) -> None:
+        job()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+@dataclass
+class State:
+    """How far the newest checkpoint of a unit has come.
+
+    where : IN_MEMORY, SAVED (a workspace on a disk of this machine), LOCAL or COPIED (one on a mount), or REFUSED.
+    at : wall-clock seconds.
+    """
+
+    phase: str
+    sequence: int | None = None
+    where: str = IN_MEMORY
+    at: float = 0.0
+
+    def __str__(self) -> str:
+        number = "" if self.sequence is None else f" #{self.sequence}"
+        return f"{self.phase}{number} {self.where} {time.strftime('%H:%M:%S', time.localtime(self.at))}"
+
+
+_newest: list[State] = []
+
+
+def show(state: State) -> None:
+    """From now on `status_line` tells of this one."""
+    _newest[:] = [state]
+
+
+def status_line() -> str:
+    """How far the newest checkpoint of this process has come; "" before the first."""
+    return str(_newest[0]) if _newest else ""
+
+
+class Courier:
+    """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
+
+    Only the newest and the best checkpoint of a unit are copied: a slow mount skips those between. One line tells that
+    it fell behind, one that it caught up.
+
+    place : the folder on the mount, by name.
+    """
+
+    def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60, place: str = ""):
+        self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
+        self._place = place
+        self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
+        self._next_try, self._told = 0.0, False
+
+    @property
+    def behind(self) -> bool:
+        """Whether something that was saved locally is not on the mount."""
+        return bool(self._behind)
+
+    @property
+    def silent(self) -> bool:
+        """Whether the mount did not take what was brought last; what is copied then waited for the mount."""
+        return self._told
+
+    def carry(
+        self, unit: Unit, then: Callable[[], None] = lambda: None,
+        lost: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
+    ) -> None:  # fmt: skip
+        """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there, `lost` when the
+        mount tells that another session has taken the unit over (without one, a line in the log tells).
+
+        fence : of this session; what an earlier one of this machine left behind is carried under it.
+        """
+        self._behind[unit] = then, lost, fence
+        if not self._told:
+            self._clerk.do(self._turn)
+        self.poke()
+
+    def poke(self) -> None:
+        """A moment to try again what failed a while ago; costs nothing."""
+        if self._told and self._behind and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + self._retry
+            self._clerk.do(self.catch_up)
+
+    def _turn(self) -> None:
+        """What was queued before the mount fell silent does not ask it again, one deadline after the other."""
+        if not self._told:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Try all that is behind."""
+        for unit, job in list(self._behind.items()):
+            then, lost, fence = job
+            try:
+                self._copy(unit, fence)
+            except TakenOverError as error:
+                del self._behind[unit]
+                lost(error)
+                continue
+            except (WorkspaceError, CheckpointError) as error:
+                self._next_try = time.monotonic() + self._retry
+                if not self._told:
+                    _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
+                self._told = True
+                return
+            if self._behind.get(unit) == job:
+                del self._behind[unit]
+                clear_pending((self._place, unit))
+            then()
+        if self._told:
+            _log.warning("The mount answers again: it holds every newest checkpoint now")
+        self._told = False
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Something small on the mount, when its turn comes."""
+        self._clerk.do(job)
+
+    def give_back(self, unit: Unit, holder: dict | None = None) -> None:
+        """The unit's artifact is where it belongs: its slots on the mount serve others, unless a later session than the
+        one with this lease holds the unit."""
+        self._behind.pop(unit, None)
+        clear_pending((self._place, unit))
+        self._clerk.do(lambda: self._mount.give_back(unit, holder))
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether everything is on the mount now; what failed before is tried once more."""
+        if self.behind:
+            self._clerk.do(self.catch_up)
+        return self._clerk.wait(seconds) and not self.behind
+
+    def close(self) -> None:
+        """What is behind now stays so until another session carries it."""
+        for unit in self._behind:
+            mark_pending((self._place, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
+        self._clerk.close()
+
+    def _copy(self, unit: Unit, fence: int) -> None:
+        here = self._home.told(unit)
+        if not here:
+            return
+        there = {info["hash"] for info in self._mount.told(unit)}
+        best = min(here, key=loss_of)
+        for info in [*([best] if loss_of(best) < float("inf") else []), here[0]]:
+            if info["hash"] not in there:
+                self._mount.copy_in(unit, self._keep, info["path"], fence)
+                there.add(info["hash"])

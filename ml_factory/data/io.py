@@ -1,0 +1,371 @@
+"""Bars from files: Parquet and CSV in, the workspace's raw Parquet out."""
+
+import csv
+import gzip
+import importlib
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow
+
+from ml_factory.argument_checks import check_file
+from ml_factory.data.bad_rows import refuse_bad_rows, shown_lines, skipped_finding, skipped_table, without_bad_rows
+from ml_factory.data.report import BarReport, Finding, refuse
+from ml_factory.data.rolls import RollSpec, continuous
+from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.validation import BarSpec, check_bars, read_columns
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.progress import phase
+from ml_factory.storage import file_access, mount_table
+from ml_factory.storage.atomic_files import (
+    at_hand,
+    disk_errors,
+    is_file,
+    read_file,
+    replace_file,
+    write_bytes_atomic,
+)
+from ml_factory.storage.workspace import Workspace, raw_bars_of, raw_name
+
+DELIMITERS = (",", ";", "\t", "|")
+CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
+_TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
+_HEAD_BYTES = 65_536
+# Until 3.1 pandas reads decimals a last bit off unless told otherwise; since then it warns when told.
+_EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+
+
+def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
+    """The table in a Parquet or CSV file (also .gz), whatever its columns; notes about it in `.attrs["notes"]`.
+
+    path : also gs://bucket/folder/file, which is copied to this machine once.
+    delimiter : of a CSV; found from its first lines if None (comma, semicolon, tab or bar).
+    skip_bad : lines of a CSV with another number of fields are left out; `.attrs["skipped"]` has their (number, text).
+    Raises BarsError for a file that is absent, empty, cut short or neither.
+    """
+    path = local_file(path)
+    check_file(path)
+    with at_hand(path) as here:
+        return _read(path, here, delimiter, skip_bad)
+
+
+def local_file(source: str | os.PathLike) -> Path:
+    """Where a file of the user lies on this machine or a mount; one in a bucket is copied here."""
+    if "://" in os.fspath(source):
+        return importlib.import_module("ml_factory.storage.buckets").file_at(os.fspath(source))
+    return Path(source).expanduser()
+
+
+def _read(path: Path, here: Path, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
+    """path : what the user calls it.  here : where it is read."""
+    head = _first_bytes(path, here)
+    if head[:4] == b"PK\x03\x04":
+        step = "save the sheet or the archive's table as CSV or Parquet"
+        raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
+    if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
+        return _read_parquet(path, here)
+    return _read_csv(path, here, head, delimiter, skip_bad)
+
+
+def import_bars(
+    source: str | os.PathLike | pd.DataFrame,
+    workspace: Workspace,
+    symbol: str,
+    spec: BarSpec | None = None,
+    *,
+    market: MarketSpec | None = None,
+    delimiter: str | None = None,
+    roll: RollSpec | None = None,
+    calendar: str | None = None,
+) -> BarReport:
+    """Check bars and put them at data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
+
+    Bars of 5 minutes go to {SYMBOL}_5m.parquet, and so on. A symbol has bars of one length: others are refused.
+
+    source : a file (also gs://bucket/folder/file), or a table already read. With `spec.skip_bad` the rows that were
+    left out are listed in {SYMBOL}_skipped.csv in the same folder. Bars of other content that were there are kept once
+    more, as {SYMBOL}_1m.previous.parquet.
+    roll : joins bars of several contracts to one series (`contracts.continuous`); the file then also has `contract`,
+    `chain` (for features), `factor` and `shift`, which give the contracts' own prices back.  calendar : whose
+    sessions the rolls follow, if
+    it is not to be looked up by symbol.
+    """
+    spec, path = spec or BarSpec(), workspace.raw_bars(symbol)
+    if market is not None and spec.minutes is None:
+        spec = replace(spec, minutes=market.bar_minutes)
+    where = "bars" if isinstance(source, pd.DataFrame) else source
+    file = None if isinstance(source, pd.DataFrame) else local_file(source)
+    raw = source if isinstance(source, pd.DataFrame) else _read_to_import(source, file, delimiter, spec)
+    rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), []
+    if spec.skip_bad:
+        raw, skipped = without_bad_rows(raw, spec, file)
+    try:
+        if roll is None:
+            bars, report = check_bars(raw, spec, where=where, market=market, symbol=symbol)
+        else:
+            bars, report = _join_contracts(raw, roll, spec, where, market, symbol, calendar)
+    except BarsError as error:
+        refuse_bad_rows(raw, spec, file, error)
+        raise
+    if is_file(path):
+        _same_length(path, report.minutes)
+    path = workspace.raw_bars(symbol, report.minutes)
+    if skipped:
+        report = replace(report, findings=(skipped_finding(skipped, rows), *report.findings))
+        listed = skipped_table(skipped).to_csv(index=False)
+        write_bytes_atomic(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
+    if is_file(path):
+        if file is not None and _is_at(file, path):
+            return report
+        if _holds(path, bars):
+            return report  # the same bars once more: what was there before them stays the previous
+        _keep_previous(path)
+    write_bars(path, bars)
+    return report
+
+
+def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: BarSpec) -> pd.DataFrame:
+    """The table; where lines of a CSV have another number of fields, the error lists all other bad rows too."""
+    try:
+        return read_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
+    except BarsError as error:
+        try:
+            others = None if spec.skip_bad else read_table(source, delimiter=delimiter, skip_bad=True)
+        except BarsError:
+            others = None  # nothing can be read of this file
+        if others is not None and "skipped" in others.attrs:
+            refuse_bad_rows(others, spec, file, error)
+        raise
+
+
+def _join_contracts(
+    raw: pd.DataFrame,
+    roll: RollSpec,
+    spec: BarSpec,
+    where: object,
+    market: MarketSpec | None,
+    symbol: str,
+    calendar: str | None,
+) -> tuple[pd.DataFrame, BarReport]:
+    """Checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
+    plain = {str(name).strip().lower(): name for name in raw.columns}
+    named = next((plain[name] for name in CONTRACT_COLUMNS if name in plain), None)
+    if named is None:
+        got, step = "columns " + ", ".join(map(repr, raw.columns)), "leave --roll out for bars of one series"
+        raise BarsError("These bars name no contract", where=where, got=got, wanted="contract", next_step=step)
+    start_ns, values, findings, minutes = read_columns(raw, spec, where)
+    refuse([finding for finding in findings if finding.severity == "refused"], where)
+    index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
+    code, names = pd.factorize(raw[named].astype(str))
+    order = np.lexsort((code, start_ns))
+    order = order[~_repeated(np.column_stack([start_ns, code])[order], {k: v[order] for k, v in values.items()})]
+    table = pd.DataFrame({"contract": names[code]} | values, index=index).iloc[order]
+    if market is None and calendar:
+        market = market_for(symbol, calendar=calendar, bar_minutes=minutes)
+    joined, rolls = continuous(table, roll, market or market_for(symbol, table, bar_minutes=minutes))
+    if not len(joined):
+        step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
+        raise BarsError("The first session decides the first contract, and no other came", where=where, next_step=step)
+    own = [name for name in joined.columns if name not in ("factor", "shift")]
+    # joined bars are in the contract's form: nothing is to be shifted or translated again
+    bars, report = check_bars(
+        joined[own].reset_index(), BarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
+    )
+    told = [finding for finding in findings if finding.severity != "refused"] + _told_rolls(rolls, table, joined)
+    report = replace(report, findings=(*told, *report.findings))
+    return bars.join(joined[["factor", "shift"]]), report
+
+
+def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
+    """bool[N]: rows that say again, in every number, what the row before them said."""
+    again = np.zeros(len(keys), bool)
+    again[1:] = (keys[1:] == keys[:-1]).all(1)
+    for column in values.values():
+        again[1:] &= (column[1:] == column[:-1]) | (np.isnan(column[1:]) & np.isnan(column[:-1]))
+    return again
+
+
+def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
+    """What was joined to what, and where two contracts never traded in one minute."""
+    count = table["contract"].nunique()
+    message = f"{len(table):,} bars of {count} contracts joined into {len(joined):,}; rows of what follows count these"
+    told = [Finding("contracts", "mapped", np.empty(0, np.int64), message)]
+    for one in rolls.itertuples():
+        row = np.array([joined.index.searchsorted(one.at)], np.int64)
+        begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
+        told.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
+        if one.why == "floor":
+            message = f"differences would carry {one.contract} to under half of its own price, and then to zero: from "
+            message += (
+                f"{one.at:%Y-%m-%d %H:%M} UTC on the series, features and labels go by the contracts' own returns"
+            )
+            told.append(Finding("floor", "reported", row, message))
+        elif one.previous and pd.isna(one.common):
+            message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
+            told.append(Finding("unjoined_roll", "reported", row, message))
+    return told
+
+
+def raw_minutes(workspace: Workspace, symbol: str, given: int | None = None) -> int:
+    """Minutes of the symbol's raw bars, as the file's name has them; SettingsError where others are given."""
+    return _same_length(raw_bars_of(workspace, symbol), given)
+
+
+def _same_length(path: Path, given: int | None) -> int:
+    there = raw_name(path.name)[1]
+    if given not in (None, there):
+        raise SettingsError(
+            "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{there} min",
+            next_step=f"move {path.name} away first, or use another workspace (--workspace)",
+        )  # fmt: skip
+    return there
+
+
+def load_bars(
+    workspace: Workspace, symbol: str, spec: BarSpec | None = None, *, market: MarketSpec | None = None
+) -> tuple[pd.DataFrame, BarReport]:
+    """Checked bars of the workspace's raw file, and their report.
+
+    Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
+    """
+    path = raw_bars_of(workspace, symbol)
+    spec = replace(spec or BarSpec(), minutes=raw_minutes(workspace, symbol, spec and spec.minutes))
+    with phase("reading") as done:
+        table = read_table(path)
+        done(len(table))
+    with phase("checking", len(table)):
+        return check_bars(table, spec, where=path, market=market, symbol=symbol)
+
+
+def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
+    """Checked bars as Parquet, in one step: a column `timestamp` (UTC, start) and then the others."""
+    table = bars.reset_index()
+    replace_file(path, lambda aside: table.to_parquet(aside, index=False, compression="zstd"))
+
+
+def _is_at(source: Path, path: Path) -> bool:
+    """Whether the source is that very file; on two mounts, or on one alone, it is not."""
+    if mount_table.mount_of(source) != mount_table.mount_of(path):
+        return False
+    with disk_errors(path):
+        return file_access.same_file(path, os.path.abspath(source))
+
+
+def _holds(path: Path, bars: pd.DataFrame) -> bool:
+    with at_hand(path) as here:
+        try:
+            return pd.read_parquet(here).equals(bars.reset_index())
+        except (pyarrow.ArrowException, OSError, ValueError):
+            return False
+
+
+def _keep_previous(path: Path) -> None:
+    previous = path.with_name(path.stem + ".previous.parquet")
+    content = read_file(path)
+    if not is_file(previous) or read_file(previous) != content:
+        write_bytes_atomic(previous, content)
+
+
+def _first_bytes(path: Path, here: Path) -> bytes:
+    try:
+        with open(here, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise BarsError("This file cannot be read", where=path, got=error.strerror) from error
+    if not head.strip():
+        raise BarsError(
+            "The file is empty", where=path, got=f"{here.stat().st_size} bytes", next_step="export it again"
+        )
+    return head
+
+
+def _read_parquet(path: Path, here: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(here)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        with open(here, "rb") as file:
+            begin = file.read(4)
+            file.seek(max(0, here.stat().st_size - 4))
+            whole = begin == b"PAR1" and file.read(4) == b"PAR1"
+        got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
+        step = "download or export the file again"
+        raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
+
+
+def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
+    encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
+    try:
+        with gzip.open(here) if head[:2] == b"\x1f\x8b" else open(here, "rb") as file:
+            text = file.read().decode(encoding)
+    except UnicodeDecodeError as error:
+        got = f"byte {error.start} is not {encoding} text"
+        step = "give a Parquet file, or a CSV in UTF-8"
+        raise BarsError("This file is neither Parquet nor text", where=path, got=got, next_step=step) from error
+    except (EOFError, OSError) as error:
+        raise BarsError("This file is cut short", where=path, got=error, next_step="download it again") from error
+    text, skipped = _without_ragged(text, delimiter) if skip_bad else (text, [])
+    width, delimiter = _check_layout(path, text, delimiter)
+    try:
+        table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        ragged = _without_ragged(text, delimiter)[1]
+        got = shown_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        step = f"every line needs {width} fields like the first; mend these lines, or leave them out (--skip-bad)"
+        raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
+    if not len(table):
+        raise BarsError("No bars", where=path, got="a header and no rows", next_step="export the file again")
+    if not text.endswith(("\n", "\r")):
+        table.attrs["notes"] = ["the file does not end with a line break: the last bar may be cut short"]
+    if skipped:
+        table.attrs["skipped"] = skipped
+    return table
+
+
+def _without_ragged(text: str, delimiter: str | None) -> tuple[str, list[tuple[int, str]]]:
+    """The text without lines that have another number of fields than the first, and these as (number from 1, line)."""
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    delimiter = delimiter or max(DELIMITERS, key=first.count)
+    width = len(next(csv.reader([first], delimiter=delimiter, skipinitialspace=True), []))
+    bad = []
+    for number, line in enumerate(lines, start=1):
+        if line.count(delimiter) + 1 == width or not line.strip():
+            continue
+        if len(next(csv.reader([line], delimiter=delimiter, skipinitialspace=True))) != width:  # quotes are rare
+            bad.append((number, line))
+    left_out = {number for number, _ in bad}
+    kept = text if not bad else "\n".join(line for number, line in enumerate(lines, 1) if number not in left_out) + "\n"
+    return kept, bad
+
+
+def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:
+    """Fields of the header, and the delimiter; refuses what would be read as something else without a word."""
+    lines = [line for line in text[:_HEAD_BYTES].splitlines() if line.strip()]
+    lines = lines[:50] if len(lines) > 50 or len(text) <= _HEAD_BYTES else lines[:-1]
+    delimiter = delimiter or max(DELIMITERS, key=lambda mark: lines[0].count(mark))
+    rows = list(csv.reader(lines, delimiter=delimiter, skipinitialspace=True))
+    header = rows[0]
+    if len(header) < 5:
+        got = f"first line {lines[0][:80]!r}"
+        wanted = "column names separated by comma, semicolon, tab or '|'"
+        raise BarsError("No columns found", where=path, got=got, wanted=wanted, next_step="give another delimiter")
+    if not any(any(letter.isalpha() for letter in name) for name in header):
+        got, wanted = f"first line {lines[0][:80]!r}", "column names"
+        step = delimiter.join(("timestamp", "open", "high", "low", "close", "volume"))
+        raise BarsError("The first line is no header", where=path, got=got, wanted=wanted, next_step=f"add: {step}")
+    for number, row in enumerate(rows[1:], start=2):
+        if len(row) > len(header):
+            step = "if the prices have decimal commas, export with semicolons or put them in quotes"
+            got, wanted = f"{len(row)} fields in line {number}", f"{len(header)} as in the first line"
+            raise BarsError("Lines longer than the header", where=path, got=got, wanted=wanted, next_step=step)
+    last = text.rstrip().splitlines()[-1] if len(text) <= _HEAD_BYTES else text[-4096:].rstrip().splitlines()[-1]
+    fields = len(next(csv.reader([last], delimiter=delimiter, skipinitialspace=True)))
+    if fields < len(header):
+        got, wanted = f"{fields} fields in the last line, {last[:60]!r}", f"{len(header)}"
+        step = "the file is cut short: download it again, or delete its last line"
+        raise BarsError("The last line is incomplete", where=path, got=got, wanted=wanted, next_step=step)
+    return len(header), delimiter

@@ -1,0 +1,94 @@
+"""Does the file's clock agree with the exchange's: a mislabelled zone, bars outside the sessions, the stamps' side.
+
+A week read in the wrong zone, or converted without daylight saving, puts bars into the daily halt and the weekend.
+The shift that takes (almost) all of them out again names the fault, and the other detectors look at the bars on the
+mended clock, so that one fault is told once. A market that never closes shows nothing of this.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ml_factory.data.report import Finding
+from ml_factory.data.sessions import CLOCKS, MINUTE_NS, MarketSpec, Sessions, sessions_of
+
+SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC
+SHIFTS = sorted(range(-14 * 60, 14 * 60 + SLOT, SLOT), key=lambda minutes: (abs(minutes), minutes))
+OUTSIDE_SHARE = 0.005  # of a week's bars outside the sessions: closing prints are 0.003, an hour's shift 0.04
+MENDED_SHARE = 0.25  # a shift must leave at most this part of them outside
+WEEK_MINUTES = 200  # a week with less holds no evidence
+_WEEK = 7 * 1440 // SLOT
+_NONE = np.empty(0, np.int64)
+
+
+def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> np.ndarray:
+    """int64[N]: minutes to add to each bar's time so that its week fits the sessions; 0 where it does already.
+
+    start_ns : int64 ns, increasing. Weeks are cut in the middle of the weekend; each is judged for itself.
+    """
+    zone, open_minute, close_minute = CLOCKS[calendar]
+    if zone == "UTC":
+        return np.zeros(len(start_ns), np.int64)
+    since_open = sessions.id.astype(np.int64) * 1440 + (start_ns - sessions.open_ns) // MINUTE_NS
+    week_of_bar = (since_open + 4 * 1440) // (7 * 1440)  # day 0 was a Thursday: weeks begin on Sunday
+    weeks, week = np.unique(week_of_bar, return_inverse=True)
+    slot = (since_open + 4 * 1440) % (7 * 1440) // SLOT
+    count = np.bincount(week * _WEEK + slot, minlength=len(weeks) * _WEEK).reshape(len(weeks), _WEEK).astype(float)
+    day, minute = np.divmod(np.arange(_WEEK) * SLOT, 1440)
+    closed = ((day == 0) | (day == 6) | (minute >= close_minute - open_minute)).astype(float)
+    moved = np.stack([np.roll(closed, -shift // SLOT) for shift in SHIFTS], axis=1)
+    outside = count @ moved  # weeks x shifts
+    bars = count.sum(1)
+    wrong = (outside[:, 0] > OUTSIDE_SHARE * bars) & (bars * minutes >= WEEK_MINUTES)
+    # a week cut short fits several shifts as well: the one that fits the other wrong weeks best wins
+    best = np.argmin(outside + 1e-9 * outside[wrong].sum(0), axis=1)
+    wrong &= outside[np.arange(len(weeks)), best] < MENDED_SHARE * outside[:, 0]
+    shift = np.where(wrong, np.array(SHIFTS)[best], 0)[week]
+    mended = start_ns + shift * MINUTE_NS
+    return shift if (np.diff(mended) > 0).all() else np.zeros(len(start_ns), np.int64)
+
+
+def clock_findings(
+    start_ns: np.ndarray, shift: np.ndarray, sessions: Sessions, market: MarketSpec, minutes: int, stamp: str
+) -> Iterator[Finding]:
+    """What is wrong with the clock. `sessions` are those of the mended times (start_ns + shift)."""
+    if market.calendar == "24h":
+        return
+    wrong = np.flatnonzero(shift)
+    if len(wrong):
+        hours = ", ".join(f"{minutes / 60:+g} h" for minutes in np.unique(shift[wrong]).tolist())
+        part = "all" if len(wrong) == len(shift) else f"{len(wrong):,} of"
+        inside = sessions_of(start_ns, market.calendar).inside
+        message = f"the clock looks mislabelled in {part} {len(shift):,} bars: {hours} would put them into the "
+        message += f"{market.calendar} sessions; as it is, {int((~inside[wrong]).sum()):,} stand outside"
+        step = "give the right zone (--zone)"
+        yield Finding("zone_mislabel", "reported", wrong, message, step)
+    outside = np.flatnonzero(~sessions.inside)
+    if len(outside):
+        message = f"{len(outside):,} bars ({len(outside) / len(start_ns):.2%}) outside the {market.calendar} sessions "
+        late = (start_ns + shift * MINUTE_NS)[outside] - sessions.close_ns[outside]
+        on_close = int((late == 0).sum())
+        message += f"({on_close:,} of them on the close itself) " if on_close else ""
+        yield Finding("outside_session", "reported", outside, message + "are left out of all frames")
+    yield from _stamp_side(start_ns + shift * MINUTE_NS, sessions, minutes, stamp)
+
+
+def _stamp_side(start_ns: np.ndarray, sessions: Sessions, minutes: int, stamp: str) -> Iterator[Finding]:
+    """End stamps put a bar on the close and none on the open; start stamps read as ends do the reverse."""
+    days = np.unique(sessions.id)
+    step = minutes * MINUTE_NS
+    marks = {
+        "open": start_ns == sessions.open_ns,
+        "close": start_ns == sessions.close_ns,
+        "last": start_ns == sessions.close_ns - step,
+    }
+    seen = {name: len(np.unique(sessions.id[mask])) / len(days) for name, mask in marks.items()}
+    before = np.isin(start_ns + step, np.unique(sessions.open_ns)).sum() / len(days)
+    if len(days) >= 3 and seen["close"] > 0.5 and seen["open"] < 0.1:
+        message = "bars stand on the session's close and none on its open: they look stamped at their end, "
+        message += "and then every one is known a bar later than it says: give stamp='end' (--stamp end)"
+        rows = np.flatnonzero(marks["close"])
+        yield Finding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
+    if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
+        message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
+        yield Finding("stamp_side", "reported", _NONE, message + "stamped at their start: give stamp='start'")

@@ -1,0 +1,171 @@
+"""How a prepared data set comes to be: part files first, and the manifest that vouches for them last (`store`)."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from ml_factory.datasets import memmap, store_parts
+from ml_factory.datasets.incremental_quantiles import Ranks
+from ml_factory.datasets.preprocessing import Fitted
+from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
+from ml_factory.features.build import FeatureMatrix
+from ml_factory.features.stream import FeatureRows
+from ml_factory.storage import atomic_files
+from ml_factory.storage.state import encode_state
+
+MOST_PARTS = 8
+
+
+class StoreWriter(Store):
+    """A data set to write into. Get one from `begin`, or from `find` where it is committed and shall get more."""
+
+    def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
+        super().__init__(folder, fingerprint, manifest)
+        self._written: dict[str, dict] = {}
+        self._rows: dict | None = None  # names and parts of the features, when this store has written them
+
+    @classmethod
+    def begin(cls, processed: Path, fingerprint: str) -> "StoreWriter":
+        """The data set of this fingerprint, to write into: a sound one is kept, anything else starts anew.
+
+        processed : the symbol's folder.  fingerprint : hex digest of all that decides the content.
+        """
+        found = cls.find(processed, fingerprint)
+        if found is not None:
+            return found
+        folder = folder_of(processed, fingerprint)
+        atomic_files.make_folder(folder)
+        return cls(folder, fingerprint, None)
+
+    @property
+    def _readable(self) -> dict[str, dict]:
+        return self.files | self._written
+
+    @property
+    def _features(self) -> dict:
+        return self._rows or super()._features
+
+    def write_features(self, matrix: FeatureMatrix, state: dict | None = None) -> None:
+        """One part for all rows.  state : what later rows are made from, so that bars that grow cost what is new."""
+        self._rows = {"names": list(matrix.names), "parts": []}
+        self._write_part(np.asarray(matrix.values, np.float32), store_parts.row_facts(matrix))
+        if state is not None:
+            self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
+
+    def append_features(self, rows: FeatureRows, before: Store, state: dict) -> None:
+        """The parts of `before`, whose rows come first, and one for the rows that follow them.
+
+        state : what the rows after these are made from, kept for the next time. Files stay few: once there are
+        MOST_PARTS, the smallest at the end are written again together with the new rows.
+        """
+        kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), store_parts.row_facts(rows))]
+        while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
+            old = kept.pop()
+            new.insert(0, (before.mapped_part(old["features"]), before.mapped_part(old["facts"])))
+        self._written |= {part[key]: before.files[part[key]] for part in kept for key in ("features", "facts")}
+        self._rows = {"names": before.feature_names, "parts": kept}
+        if any(len(facts) for _, facts in new):
+            self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
+        self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
+
+    def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
+        first = sum(part["rows"] for part in self._rows["parts"])
+        name = f"../{PARTS}/{self.fingerprint[:12]}-{first}-{first + len(facts)}"
+        part = {"rows": len(facts), "features": f"{name}-features.npy", "facts": f"{name}-rows.npy"}
+        for key, array in (("features", values), ("facts", facts)):
+            self._written[part[key]] = memmap.write_part(self.folder / part[key], array)
+        self._rows["parts"].append(part)
+
+    def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
+        """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
+        self._write_table(f"labels_h{horizon}.parquet", store_parts.labels_table(labels))
+
+    def write_splits(self, horizon: int, splits: dict[str, np.ndarray]) -> None:
+        """splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
+        runs = {name: store_parts.to_runs(rows) for name, rows in splits.items()}
+        self._write(f"splits_h{horizon}.json", lambda aside: store_parts.write_plain(runs, aside))
+
+    def write_scaler(self, horizon: int, scaler: Fitted) -> None:
+        """scaler_h{horizon}.json."""
+        self._write(f"scaler_h{horizon}.json", lambda aside: store_parts.write_plain(scaler.to_dict(), aside))
+
+    def write_ranks(self, horizon: int, ranks: Ranks) -> None:
+        """ranks_h{horizon}.state: what a scaler of more training rows goes on from."""
+        self._write(f"ranks_h{horizon}.state", lambda aside: aside.write_bytes(encode_state(ranks.to_state())))
+
+    def reopen(self, horizon: int) -> None:
+        """Let the files of a horizon that is not whole be written once more."""
+        for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
+            self.files.pop(name.format(horizon), None)
+
+    def commit(self, facts: dict, *, current: bool = True) -> None:
+        """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.
+
+        facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
+        """
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "features": self._rows or self._of_standing("features"),
+            "files": dict(sorted((self._sound_of_standing() | self._written).items())),
+            "facts": _merged(self._of_standing("facts"), facts),
+        }
+        # As it will be read: JSON turns number keys into text, and the hash must be of that.
+        manifest = json.loads(json.dumps(manifest, allow_nan=False))
+        manifest["hash"] = atomic_files.fingerprint(manifest)
+        atomic_files.write_json(self.folder / MANIFEST, manifest)
+        self._manifest, self._written, self._rows = manifest, {}, None
+        if current:
+            self.make_current()
+
+    def _of_standing(self, key: str) -> dict:
+        """What the manifest on disk says: another process may have added a horizon meanwhile."""
+        standing = read_manifest(self.folder)
+        if standing is None or standing["fingerprint"] != self.fingerprint:
+            standing = self._manifest or {}
+        return standing.get(key, {})
+
+    def _sound_of_standing(self) -> dict[str, dict]:
+        """Committed files that go on being vouched for; damaged ones, and parts written anew, are not."""
+        there = Store(self.folder, self.fingerprint, {"files": self._of_standing("files")})
+        return {
+            name: file
+            for name, file in there.files.items()
+            if not (self._rows and name.startswith("..")) and not there.problem(name)
+        }
+
+    def make_current(self) -> None:
+        """Let the next steps read this data set."""
+        path = self.folder.parent / CURRENT
+        pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
+        if atomic_files.json_or_none(path) != pointer:
+            atomic_files.write_json(path, pointer)
+
+    def _write_table(self, name: str, table: pa.Table) -> None:
+        self._write(name, lambda aside: store_parts.write_table(table, aside))
+
+    def _write(self, name: str, writer: Callable[[Path], object]) -> None:
+        if name in self.files:
+            raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
+        path, told = self.folder / name, {}
+
+        def write(aside: Path) -> None:
+            writer(aside)
+            told.update(hash=atomic_files.file_hash(aside), bytes=aside.stat().st_size)
+
+        atomic_files.replace_file(path, write)
+        memmap.remember(path, told["hash"])
+        self._written[name] = told
+
+
+def _merged(old: dict, new: dict) -> dict:
+    """`new` over `old`, dictionaries inside them merged too."""
+    merged = dict(old)
+    for name, value in new.items():
+        both = isinstance(value, dict) and isinstance(merged.get(str(name)), dict)
+        merged[str(name)] = _merged(merged[str(name)], value) if both else value
+    return merged

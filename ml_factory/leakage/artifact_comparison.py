@@ -1,0 +1,152 @@
+"""Compare stored and used values with references: rows joined by their time, positions, fitted numbers, to the bit.
+
+A proof that runs the pipeline again does not check the files that training reads. Here these files, and the values that
+the functions called by training derive from them, are compared with a reference computed from the bars and from the
+rows that each may read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.leakage.tables import COLUMNS, COMPARED, ROWS, Leak, plain_column, same_bits
+from ml_factory.storage.state import encode_state
+
+STAGES = ("bars", "features", "labels", "splits", "scaler", "dataset", "fold", "predictions", "baseline")
+BLOCK_ROWS = 8_192
+Tamper = Callable[[str, object], object]
+
+
+def passed_through(tamper: Tamper | None, stage: str, value: object) -> object:
+    """The value as `tamper(stage, value)` gives it back; as it is (changed in place or not) where that is None."""
+    if tamper is None:
+        return value
+    given = tamper(stage, value)
+    return value if given is None else given
+
+
+def difference(part: str, column: str, rows: int, first: object, reference: str) -> Leak:
+    """A leak found by comparing a stored or used value with its reference.
+
+    reference : what it differs from, in words.
+    """
+    return Leak(part, column, int(rows), str(first), None, "none", reference, COMPARED, "as used")
+
+
+def differences_of_frame(
+    part: str, got: object, wanted: pd.DataFrame, reference: str, *, rounded: Sequence[str] = (),
+    extra: bool = False,
+) -> list[Leak]:  # fmt: skip
+    """Columns of two DataFrames that are not the same bits at the same times.
+
+    Parameters
+    ----------
+    got : the frame as it is used.  wanted : the reference.  reference : what it is, in words.
+    rounded : columns compared within 1e-6 of their deviation instead of to the bit.
+    extra : whether `got` may have more columns.
+    """
+    if not isinstance(got, pd.DataFrame):
+        return [difference(part, COLUMNS, len(wanted), "the first", f"a DataFrame: {type(got).__name__}")]
+    at, wanted_at = _times(got.index), _times(wanted.index)
+    if not np.array_equal(at, wanted_at):
+        lone = np.setxor1d(at, wanted_at)
+        first = lone[0] if len(lone) else at[np.flatnonzero(at != wanted_at)[0]]
+        return [difference(part, ROWS, max(1, len(lone)), _moment(first), reference)]
+    names = [str(name) for name in got.columns]
+    missing = [name for name in wanted.columns if name not in names]
+    if missing or (not extra and names != [str(name) for name in wanted.columns]):
+        odd = missing or [name for name in names if name not in wanted.columns] or names[:1]
+        return [difference(part, f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]), reference)]
+    found = []
+    for name in _columns_to_look_at(got, wanted):
+        one, two = plain_column(got[name]), plain_column(wanted[name])
+        unequal = _unequal_within(one, two) if name in rounded else unequal_rows(one, two)
+        if len(unequal):
+            found.append(difference(part, str(name), len(unequal), _moment(at[unequal[0]]), reference))
+    return found
+
+
+def _columns_to_look_at(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
+    """All columns; of two wide arrays of one type only those that differ, found in one pass over blocks of rows."""
+    kinds = {*got.dtypes.map(str), *wanted.dtypes.map(str)}
+    if len(kinds) != 1 or list(got.columns) != list(wanted.columns):
+        return list(wanted.columns)
+    one, two = got.to_numpy(), wanted.to_numpy()
+    differs = np.zeros(one.shape[1], bool)
+    for first in range(0, len(one), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        same = same_bits(one[block], two[block])
+        if not same.all():
+            differs |= ~same.all(axis=0)
+    return [wanted.columns[k] for k in np.flatnonzero(differs)]
+
+
+def unequal_rows(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    """int64: rows in which the values of `one` are not those of `two`; a wider type with the same values is equal."""
+    one, two = np.asarray(one), np.asarray(two)
+    if one.shape != two.shape:
+        return np.arange(max(len(one), len(two), 1))
+    if one.dtype != two.dtype and {one.dtype.kind, two.dtype.kind} <= set("fiub"):
+        wide = np.result_type(one.dtype, two.dtype)
+        one, two = one.astype(wide), two.astype(wide)
+    same = same_bits(one, two)
+    return np.flatnonzero(~(same if same.ndim == 1 else same.reshape(len(one), -1).all(axis=1)))
+
+
+def _unequal_within(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    finite = two[np.isfinite(two)]
+    allowed = 1e-6 * ((float(finite.std()) if len(finite) else 0.0) or 1.0)
+    return np.flatnonzero(~np.isclose(one, two, rtol=0.0, atol=allowed, equal_nan=True))
+
+
+def differences_of_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
+    """Parts of a split whose positions are not those of the reference.  got : name -> positions."""
+    if not isinstance(got, Mapping) or set(got) != set(wanted):
+        return [difference(part, COLUMNS, 1, "the first", f"{reference}: parts {', '.join(wanted)}")]
+    found = []
+    for name, rows in wanted.items():
+        given = np.asarray(got[name])
+        if given.shape != rows.shape or not np.array_equal(given, rows):
+            lone = np.setxor1d(given, rows)
+            first = lone[0] if len(lone) else given[np.flatnonzero(given != rows)[0]]
+            found.append(difference(part, name, max(1, len(lone)), f"position {first}", reference))
+    return found
+
+
+def differences_of_state(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
+    """Fitted numbers that are not those of the reference, to the bit.
+
+    got, wanted : what `to_dict` or `get_state` gives, or objects that have `to_dict`.
+    """
+    got, wanted = (one.to_dict() if hasattr(one, "to_dict") else one for one in (got, wanted))
+    if encode_state({"state": got}) == encode_state({"state": wanted}):
+        return []
+    where, count = _where(got, wanted)
+    return [difference(part, f"{name}{where}", count, "the first", reference)]
+
+
+def _where(got: object, wanted: object) -> tuple[str, int]:
+    """(path to the first number that differs, how many differ below it)."""
+    if isinstance(got, Mapping) and isinstance(wanted, Mapping) and set(got) == set(wanted):
+        for key in wanted:
+            if encode_state({"state": got[key]}) != encode_state({"state": wanted[key]}):
+                where, count = _where(got[key], wanted[key])
+                return f"[{key!r}]{where}", count
+    if isinstance(got, list | tuple | np.ndarray) and np.shape(got) == np.shape(wanted) and np.ndim(got):
+        try:
+            return "", int(np.count_nonzero(np.asarray(got) != np.asarray(wanted)))
+        except (ValueError, TypeError):
+            return "", 1
+    return "", 1
+
+
+def _times(index: pd.Index) -> np.ndarray:
+    """int64 ns of a time index; of any other index its hashes, so that it equals no times."""
+    if isinstance(index, pd.DatetimeIndex):
+        return index.as_unit("ns").asi8
+    return pd.util.hash_array(np.asarray(index)).view(np.int64)
+
+
+def _moment(at: object) -> str:
+    return str(pd.Timestamp(int(at), tz="UTC"))

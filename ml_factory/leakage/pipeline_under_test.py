@@ -1,0 +1,167 @@
+"""What is under proof: a pipeline as six callables, and the library's own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.activity_bars import base_and_fine, base_and_frames
+from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
+from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.transforms import Sample
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.features.multi_timeframe import frame_name
+from ml_factory.leakage.streaming_check import table_of_feed
+from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
+from ml_factory.targets.combinatorial_cv import combinatorial_purged
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.make_labels import make_labels
+from ml_factory.targets.primary_rule import primary_side
+from ml_factory.targets.splits import SplitSpec, holdout, purged_kfold
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import WeightSpec, training_weights
+
+ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
+LEAST_FOLDS = 3  # of which two may judge at once
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows by what they are for.
+
+    roles : name -> positions into the labels' rows; "train" teaches, every other role judges.
+    embargo : rows left out after a block that judges, at least the model's input window.
+    """
+
+    name: str
+    roles: Mapping[str, np.ndarray]
+    embargo: int = 0
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted object: its numbers, in anything `encode_state` takes, and the roles whose rows it may read."""
+
+    state: object
+    reads: tuple[str, ...] = ("train",)
+
+
+class Pipeline(Protocol):
+    """What the proof disturbs. `bars` are checked bars, of 1 minute unless
+    `facts`, what `facts` said of the whole file, has `bar_minutes`.
+
+    facts : what holds for the market whatever comes later, from the first `head(bars)` bars or from settings.
+    features : (known_at int64[N] ns, values [N, F], F names).
+    frames : name -> arrays of a coarse frame, `known_at` among them.
+    labels : name -> labels (index known_at; label_end and the rest).
+    splits : every way in which rows are set apart.
+    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels.
+    A pipeline that can also be fed bar by bar has `feed(bars, facts, rows, seed, since) -> Table` of the same features.
+    """
+
+    def facts(self, bars: pd.DataFrame) -> dict: ...
+    def head(self, bars: pd.DataFrame) -> int: ...
+    def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]: ...
+    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]: ...
+    def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]: ...
+    def splits(self, labels: pd.DataFrame) -> list[Split]: ...
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]: ...
+
+
+def tables_of(pipeline: Pipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+    """Everything the pipeline makes of these bars, part by part."""
+    known_at, values, names = pipeline.features(bars, facts)
+    tables = {"features": Table(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
+    for name, frame in pipeline.frames(bars, facts).items():
+        tables[f"frame {name}"] = table_of_frame(frame)
+    for name, labels in pipeline.labels(bars, facts).items():
+        tables[f"labels {name}"] = table_of_labels(labels)
+    return tables
+
+
+@dataclass(frozen=True)
+class StandardPipeline:
+    """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
+
+    given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
+    folds : folds of each scheme proved beside the chronological split, fewer where rows are few; 0: none.
+    preprocess : the fitted steps up to the scaler, as in the settings.
+    """
+
+    symbol: str
+    features_spec: FeatureSpec = field(default_factory=FeatureSpec)
+    label_specs: tuple[LabelSpec, ...] = (LabelSpec(),)
+    split_spec: SplitSpec = field(default_factory=SplitSpec)
+    given: Mapping[str, object] = field(default_factory=dict)
+    folds: int = 5
+    preprocess: tuple = ("robust",)
+
+    def facts(self, bars: pd.DataFrame) -> dict:
+        return self.features_spec.sized(market_for(self.symbol, bars, **self.given), bars).to_dict()
+
+    def head(self, bars: pd.DataFrame) -> int:
+        """Bars of the first 20 sessions (or of 20 days with a bar, where those reach further), and the one after them.
+
+        Only that bar tells that they are over: before it, a bar more may still belong to the last of them.
+        """
+        start = bars.index.as_unit("ns").asi8
+        reach = 0
+        for day in (sessions_of(start, market_for(self.symbol, bars, **self.given).calendar).id, start // DAY_NS):
+            first = np.unique(day)[:INFER_SESSIONS]
+            reach = max(reach, int(np.searchsorted(day, first[-1], side="right")))
+        return reach + 1
+
+    def features(self, bars: pd.DataFrame, facts: dict) -> tuple[np.ndarray, np.ndarray, list[str]]:
+        matrix = build_features(bars, MarketSpec.from_dict(facts), self.features_spec)
+        return matrix.known_at, matrix.values, list(matrix.names)
+
+    def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> Table:
+        """The same rows from a feed that has no future: `leakage.feed`."""
+        return table_of_feed(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
+
+    def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
+        market, spec = MarketSpec.from_dict(facts), self.features_spec
+        base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+        made = {frame_name(length): vars(frame) for length, frame in {spec.base: base, **frames}.items()}
+        for labels in [one for one in self.label_specs if one.kind == "meta"][:1]:  # all horizons bet alike
+            side = primary_side(base, labels, market).to_numpy()
+            made["primary side"] = {"known_at": base.known_at, "side": side}  # known with its row, not with its label
+        return made
+
+    def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
+        """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""
+        market = MarketSpec.from_dict(facts)
+        base, fine = base_and_fine(bars, market, self.features_spec.base)
+        made = {f"h{spec.horizon}": make_labels(base, fine, spec, market) for spec in self.label_specs}
+        return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
+
+    def splits(self, labels: pd.DataFrame) -> list[Split]:
+        """The chronological split, and the folds of every scheme where there are rows enough for them."""
+        embargo = self.split_spec.embargo_bars
+        parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
+        folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
+        if folds < LEAST_FOLDS:
+            return parts
+        schemes = {
+            "purged": (embargo, purged_kfold(labels, folds, embargo)),
+            "expanding": (0, walk_forward_expanding(labels, folds)),
+            "rolling": (0, walk_forward_rolling(labels, folds)),
+            "combinatorial": (embargo, combinatorial_purged(labels, folds, 2, embargo)),
+        }
+        for name, (kept_away, pairs) in schemes.items():
+            for number, (train, test) in enumerate(pairs):
+                parts.append(Split(f"{name} fold {number}", {"train": train, "test": test}, kept_away))
+        return parts
+
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        """The steps up to the scaler, and training weights without decay and with it."""
+        rows = np.asarray(roles["train"])
+        taught, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
+        sample = Sample(values, names, rows, labels["close"].to_numpy(), taught)
+        return {
+            "preprocessing": Fitted(fit_steps(self.preprocess, sample).to_dict()),
+            "training weights": Fitted(training_weights(taught)),
+            "decayed weights": Fitted(training_weights(taught, WeightSpec(decay=0.5))),
+        }

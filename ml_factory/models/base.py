@@ -1,0 +1,308 @@
+"""What every model answers to: fit, predict_proba, get_state, load_state, save, load.
+
+Boosters and networks share nothing else. Labels are -1, 0, +1 outside and 0, 1, 2 inside.
+"""
+
+import dataclasses
+import inspect
+import logging
+import platform
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
+from ml_factory.storage.state import load_state as read_state
+from ml_factory.storage.state import save_state as write_state
+
+CLASSES = (-1, 0, 1)
+FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat
+_log = logging.getLogger("ml_factory.training")
+
+
+@dataclass
+class FitResult:
+    """What a fit did.
+
+    history : one dict an epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
+    best_epoch : the epoch (1-based) the final model stands at; `best_round` for boosters, the round.
+    resumed_from : finished epochs (blocks) the run started from, None when it started from nothing; `resumed_step`
+        the optimizer's step, of networks only.
+    stopped_early : the validation loss had not fallen for as long as the settings' patience.
+    exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
+    limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
+    compiles : train, accumulate, evaluate -> how often a lazy device, or `torch.compile`, built that program.
+    machine : of networks, what the fit ran on and what that took: device, threads, precision, parameters,
+        peak_bytes (None where the device does not tell), rows_per_second (of this session, validation included).
+    """
+
+    history: list[dict] = field(default_factory=list)
+    best_epoch: int = 0
+    best_round: int | None = None
+    resumed_from: int | None = None
+    resumed_step: int | None = None
+    stopped_early: bool = False
+    exact: bool = True
+    inexact: tuple[str, ...] = ()
+    limited: dict = field(default_factory=dict)
+    compiles: dict = field(default_factory=dict)
+    machine: dict = field(default_factory=dict)
+
+
+class Estimator:
+    """Base of all models. A subclass fits, predicts, and gives and takes its state as plain values.
+
+    name : the registry's name. settings : a frozen dataclass. lookback : base rows a prediction reads (1 = the row).
+    trained_on : {"symbol", "horizon", "features": names in order} of the rows it is for; {} where nobody said.
+    """
+
+    name: str
+    settings: Any
+    lookback: int = 1
+    trained_on: Mapping[str, Any] = {}
+
+    def fit(
+        self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None
+    ) -> FitResult:
+        """Learn from x and y in {-1, 0, 1}.
+
+        validation : (x, y, weight or None), read for early stopping alone.
+        callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block,
+            and with this model as third argument where it takes one; `get_state()` is then the model of that moment.
+            `remember(history)`, where it has one, is called first with the epochs that an interrupted fit had finished.
+        checkpoints : what `CheckpointManager.phase(name)` gives; an unfinished fit goes on from there, to the bit.
+        limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown ones are not ours.
+        """
+        raise NotImplementedError
+
+    def predict_proba(self, x) -> np.ndarray:
+        """float64 (N, 3), columns -1, 0, +1, rows summing to 1."""
+        raise NotImplementedError
+
+    def get_state(self) -> dict:
+        """Everything needed to make an equal model, in numbers, strings, bytes, lists, dicts and arrays."""
+        raise NotImplementedError
+
+    def load_state(self, state: Mapping) -> "Estimator":
+        """Become the model whose state this is.
+
+        Raises CheckpointError for the state of another model, or where both say what they were trained on and symbol,
+        horizon or features differ.
+        """
+        raise NotImplementedError
+
+    def state_in_training(self, saved: Mapping) -> dict:
+        """The state, as of `get_state`, of the model that a training's checkpoint holds: as it was then, or the
+        finished one."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to one file (safetensors and JSON, no pickle)."""
+        write_state(path, self.get_state())
+
+    def load(self, path: str | Path) -> "Estimator":
+        """Become the model that `save` wrote there; returns self."""
+        return self.load_state(read_state(path))
+
+    def _own(self, state: Mapping) -> Mapping:
+        """The state, if it is one of ours."""
+        if state.get("model") != self.name:
+            raise CheckpointError(
+                "This is another model's state",
+                got=repr(state.get("model")),
+                wanted=repr(self.name),
+                next_step="use ml_factory.models.registry.load_model, which builds the right one",
+            )
+        check_trained_on(self.trained_on, state)
+        self.trained_on = state.get("trained_on") or self.trained_on
+        return state
+
+    def _signed(self, state: dict) -> dict:
+        """The state, and what the model was trained on where that is known."""
+        return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
+
+
+def check_trained_on(mine: Mapping, state: Mapping) -> None:
+    """Raise CheckpointError where a model for the rows `mine` is given a state of other ones."""
+    theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
+    for name in ("symbol", "horizon"):
+        if mine and theirs and mine[name] != theirs[name]:
+            raise CheckpointError(
+                f"This state is of another {name}", where=state["model"], got=theirs[name], wanted=mine[name],
+                next_step=step,
+            )  # fmt: skip
+    wanted, got = list(mine.get("features", ())), list(theirs.get("features", ()))
+    count = len(got) or int(state.get("n_features") or 0)
+    if wanted and count and (count != len(wanted) or (got and got != wanted)):
+        odd = [name for name in got if name not in wanted] + [name for name in wanted if got and name not in got]
+        named = f" ({', '.join(odd[:3])}{', …' * (len(odd) > 3)})" if odd else " in another order" if got else ""
+        raise CheckpointError(
+            "This state is of other features", where=state["model"], got=f"{count} features{named}",
+            wanted=f"the {len(wanted)} that this model reads", next_step=step,
+        )  # fmt: skip
+
+
+def with_model(callbacks: Iterable, model: Estimator) -> list:
+    """The callbacks as a fit calls them, (epoch, metrics): one that takes a third argument is given the model too."""
+    return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
+
+
+class _WithModel:
+    """A callback (epoch, metrics, model) as one of (epoch, metrics)."""
+
+    def __init__(self, callback, model: Estimator):
+        self._callback, self._model = callback, model
+        if hasattr(callback, "remember"):
+            self.remember = callback.remember
+
+    def __call__(self, epoch: int, metrics: dict) -> None:
+        self._callback(epoch, metrics, self._model)
+
+
+def _takes_model(callback) -> bool:
+    """Whether it wants the model: a third positional parameter without a default, or one named `model`."""
+    try:
+        items = list(inspect.signature(callback).parameters.values())
+    except (TypeError, ValueError):  # of a builtin nothing is known
+        return False
+    placed = [item for item in items if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    return len(placed) > 2 and (placed[2].default is inspect.Parameter.empty or placed[2].name == "model")
+
+
+def make_settings(kind: type, given: Mapping, *, where: str):
+    """The settings dataclass from keyword arguments, suggesting the right spelling of an unknown one."""
+    known = {item.name for item in dataclasses.fields(kind)}
+    for name in given:
+        if name not in known:
+            step, there = did_you_mean(name, known), ", ".join(sorted(known))
+            raise SettingsError(
+                "Unknown setting", where=where, got=repr(name), wanted=f"one of {there}", next_step=step
+            )
+    return kind(**given)
+
+
+def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
+    """Refuse a network's settings unless the `whole` ones are integers >= 1 and the `shares` lie in [0, 1)."""
+    for name in whole:
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="an integer >= 1")
+    for name in shares:
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise SettingsError(f"Cannot build {what}", where=name, got=repr(value), wanted="a number in [0, 1)")
+
+
+def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
+    """Settings with each limit that is lower than the setting, and what was lowered."""
+    lowered = {}
+    for name, limit in (limits or {}).items():
+        wanted = getattr(settings, name, None)
+        if wanted is not None and limit < wanted:
+            lowered[name] = {"wanted": wanted, "used": limit}
+    return dataclasses.replace(settings, **{name: item["used"] for name, item in lowered.items()}), lowered
+
+
+def class_index(y, *, where: str = "y") -> np.ndarray:
+    """Labels -1, 0, 1 as int64 0, 1, 2."""
+    y = np.asarray(y)
+    if y.ndim != 1:
+        raise FactoryError("Labels must be one column", where=where, got=f"shape {y.shape}", wanted="(N,)")
+    strange = ~np.isin(y, CLASSES)
+    if strange.any():
+        raise FactoryError(
+            "Unknown label", where=f"{where}, row {int(strange.argmax())}", got=y[strange][0], wanted=CLASSES
+        )
+    return y.astype(np.int64) + 1
+
+
+def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """(labels 0..2 int64, weights float64) for n_x rows, refusing what cannot be learned from."""
+    target = class_index(y, where=f"{where} y")
+    weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
+    if not n_x == len(target) == len(weight):
+        raise FactoryError("Rows do not match", where=where, got=f"{n_x} x, {len(target)} y, {len(weight)} weights")
+    if not (np.isfinite(weight).all() and (weight >= 0).all()):
+        raise FactoryError("Weights must be finite and not negative", where=where)
+    if len(np.unique(target[weight > 0])) < 2 and where == "training":
+        raise FactoryError(
+            "Training rows with weight hold fewer than two classes",
+            got=f"{len(target)} rows",
+            next_step="take more rows, another fold or a shorter horizon",
+        )
+    if not weight.sum() > 0:
+        raise FactoryError("No row has weight", where=where, got=f"{len(target)} rows")
+    return target, weight
+
+
+def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
+    """The identity of what is learned from: the arrays' lengths and a checksum of their bytes."""
+    checksum = 0
+    for array in arrays:
+        checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
+    return {"features": int(n_features), "rows": [len(array) for array in arrays], "checksum": checksum}
+
+
+def check_same_run(saved: Mapping, wanted: Mapping) -> None:
+    """Refuse to go on from a fit of other settings or other rows."""
+    for part in ("model", "settings", "data"):
+        if saved.get(part) != wanted[part]:
+            raise CheckpointError(
+                "The checkpoint is of another run",
+                where=part,
+                got=saved.get(part),
+                wanted=wanted[part],
+                next_step="give this run its own phase, or start afresh (FRESH=True, --fresh)",
+            )
+
+
+def remind(callbacks: Iterable, history: Iterable[Mapping]) -> None:
+    """Tell callbacks that want to know of the epochs before this session; each is as in `FitResult.history`."""
+    past = [dict(epoch) for epoch in history]
+    for callback in callbacks if past else ():
+        if hasattr(callback, "remember"):
+            callback.remember(past)
+
+
+def hint_when_flat(history: Sequence[Mapping], rate: float) -> None:
+    """Log once, after FLAT_EPOCHS epochs or blocks, that the training loss has not moved since the first."""
+    losses = [float(one["train_loss"]) for one in history]
+    if len(losses) == FLAT_EPOCHS and max(losses) - min(losses) < FLAT_SHARE * abs(losses[0]):
+        _log.warning(
+            "The training loss is flat from the first epoch on (%.4f, then %.4f): check the learning rate, %.2g now "
+            "(SETTINGS or --set learning_rate=...)", losses[0], losses[-1], rate,
+        )  # fmt: skip
+
+
+def environment(**facts: Any) -> dict:
+    """What bits may depend on: the processor and the given facts (threads, device, library versions)."""
+    return {"processor": _processor(), **facts}
+
+
+def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
+    """One sentence for each fact in which this machine differs from the one that began."""
+    saved = saved or {}
+    names = sorted({*saved, *now})
+    return tuple(
+        f"{name}: began with {saved.get(name)}, now {now.get(name)}"
+        for name in names
+        if saved.get(name) != now.get(name)
+    )
+
+
+def merged(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
+    """Both, each once, in order."""
+    return list(dict.fromkeys([*reasons, *more]))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

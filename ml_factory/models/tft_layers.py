@@ -1,0 +1,182 @@
+"""Gates, variable selection and attention of the temporal fusion transformer (Lim et al. 2021, sections 4.1 to 4.4).
+
+B batch, T time steps, V variables, D width, H heads, K width of a head, N = B T, U positions looked at, S asking.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ml_factory.models.onednn_linear import Linear, linear, onednn_takes, stacked
+
+EPS = 1e-3  # of the layer norms, as in the authors' code
+PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
+
+
+def elu(x: Tensor) -> Tensor:
+    """x above 0, exp(x) - 1 below. torch_xla 2.9 derives its own elu wrongly: a slope of 1 + x below 0, not e^x."""
+    return torch.relu(x) + x.clamp_max(0).expm1() if x.device.type == "xla" else functional.elu(x)
+
+
+def glu(x: Tensor) -> Tensor:
+    """The first half, gated by the second. torch_xla 2.9 derives its own glu on the CPU, between two programs."""
+    if x.device.type != "xla":
+        return functional.glu(x)
+    first, second = x.chunk(2, dim=-1)
+    return first * second.sigmoid()
+
+
+class GatedSkip(nn.Module):
+    """LayerNorm(skipped + GLU(x)): a gate that can close, and what went past it (equation 5)."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.linear = Linear(inputs, 2 * outputs)
+        self.norm = nn.LayerNorm(outputs, eps=EPS)
+
+    def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
+        return self.norm(skipped + glu(self.linear(x)))
+
+
+class GRN(nn.Module):
+    """Gated residual network (equations 2 to 4): two linear maps with ELU between, behind a gate.
+
+    outputs : None keeps the inputs' width, and they skip the gate as they are; otherwise through a linear map.
+    context : width of a vector added before the ELU; 0 for none.
+    """
+
+    def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
+        super().__init__()
+        self.outer = Linear(inputs, width)
+        self.context = Linear(context, width, bias=False) if context else None
+        self.inner = Linear(width, width)
+        self.drop = nn.Dropout(dropout)
+        self.skip = Linear(inputs, outputs) if outputs else nn.Identity()
+        self.gate = GatedSkip(width, outputs or inputs)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        return self.gated(self.outer(x), self.skip(x), context)
+
+    def gated(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
+        """From the first linear map's answer on."""
+        if self.context is not None:
+            first = first + self.context(context)
+        return self.gate(self.drop(self.inner(elu(first))), skipped)
+
+
+class VariableSelection(nn.Module):
+    """V numbers a step become one vector: each one's own network, weighted by a softmax that reads all (section 4.2).
+
+    x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and all are run
+    at once. A number's embedding is a line in it, so a linear map of embeddings is a line too and is folded: the same
+    sums in another order, without the V D numbers a step between.
+    """
+
+    def __init__(self, variables: int, width: int, context: int, dropout: float, each_dropout: float):
+        super().__init__()
+        V, D = variables, width
+        self.each_dropout = each_dropout
+        # The V networks: x * scale + shift, outer, ELU, inner, gate, norm. Weights are (V, out, in), as nn.Linear's.
+        self.scale_VD, self.shift_VD = _uniform(1, V, D), _uniform(1, V, D)
+        self.outer_VDD, self.outer_VD = _uniform(D, V, D, D), _uniform(D, V, D)
+        self.inner_VDD, self.inner_VD = _uniform(D, V, D, D), _uniform(D, V, D)
+        self.gate_VGD, self.gate_VG = _uniform(D, V, 2 * D, D), _uniform(D, V, 2 * D)
+        self.norm_VD, self.bias_VD = nn.Parameter(torch.ones(V, D)), nn.Parameter(torch.zeros(V, D))
+        # One variable is always chosen whole.
+        self.joint = GRN(V * D, D, V, context, dropout) if V > 1 else None
+
+    def forward(self, x_BTV: Tensor, context_B1D: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        weight_BTV = self._weights(x_BTV, context_B1D)
+        x_VN1 = x_BTV.flatten(0, 1).T.contiguous().unsqueeze(-1)
+        share_VN1 = weight_BTV.flatten(0, 1).T.unsqueeze(-1)
+        chosen_ND = self._chosen(x_VN1, share_VN1, self.norm_VD[:, None], *self._maps())
+        return chosen_ND.view(*x_BTV.shape[:2], -1) + weight_BTV @ self.bias_VD, weight_BTV
+
+    def _chosen(self, x_VN1: Tensor, *parts: Tensor) -> Tensor:
+        """The weighted sum of all networks' answers (N, D), on a CPU in pieces."""
+        (V, N, _), D = x_VN1.shape, self.scale_VD.shape[1]
+        if x_VN1.device.type != "cpu":
+            return self._in_rows(N, x_VN1, *parts)
+        if not onednn_takes(min(N, PIECE // D) * D * 2 * D):
+            return self._in_rows(PIECE // (V * D), x_VN1, *parts)
+        # One variable after the other: each is a product that is large enough by itself.
+        each = zip(*(part.split(1) for part in (x_VN1, *parts)), strict=True)
+        return sum(self._in_rows(PIECE // D, *one) for one in each)
+
+    def _in_rows(self, rows: int, x_VN1: Tensor, share_VN1: Tensor, norm_V1D: Tensor, *maps: Tensor) -> Tensor:
+        """The sum over these variables, so many rows at a time."""
+        pieces = [
+            (share_VN1 * self._networks(x_VN1, *maps) * norm_V1D).sum(0)
+            for x_VN1, share_VN1 in zip(x_VN1.split(max(rows, 1), 1), share_VN1.split(max(rows, 1), 1), strict=True)
+        ]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+    def _weights(self, x_BTV: Tensor, context_B1D: Tensor | None) -> Tensor:
+        if self.joint is None:
+            return torch.ones_like(x_BTV)
+        first, skipped = (linear(x_BTV, *self._folded(part)) for part in (self.joint.outer, self.joint.skip))
+        return self.joint.gated(first, skipped, context_B1D).softmax(dim=-1)
+
+    def _folded(self, part: nn.Linear) -> tuple[Tensor, Tensor]:
+        """Weight and bias over the numbers x_BTV themselves of a linear map over their embeddings (B, T, V D)."""
+        weight_OVD = part.weight.unflatten(1, self.scale_VD.shape)
+        weight_OV = torch.einsum("ovd,vd->ov", weight_OVD, self.scale_VD)
+        return weight_OV, part.bias + torch.einsum("ovd,vd->o", weight_OVD, self.shift_VD)
+
+    def _maps(self) -> tuple[Tensor, ...]:
+        """The V networks as they are run: (scale, shift) of the embedding, (slope, start) of the first linear map, then
+        one or two (weight, bias)."""
+        scale_V1D, shift_V1D = self.scale_VD[:, None], self.shift_VD[:, None]
+        slope_V1D = (self.outer_VDD @ self.scale_VD[..., None]).mT
+        start_V1D = (self.outer_VDD @ self.shift_VD[..., None]).mT + self.outer_VD[:, None]
+        inner_VDD, inner_V1D = self.inner_VDD.mT, self.inner_VD[:, None]
+        gate_VDG, gate_V1G = self.gate_VGD.mT, self.gate_VG[:, None]
+        if self.training and self.each_dropout:
+            return scale_V1D, shift_V1D, slope_V1D, start_V1D, inner_VDD, inner_V1D, gate_VDG, gate_V1G
+        # Two linear maps with nothing between are one.
+        return scale_V1D, shift_V1D, slope_V1D, start_V1D, inner_VDD @ gate_VDG, inner_V1D @ gate_VDG + gate_V1G
+
+    def _networks(
+        self, x_VN1: Tensor, scale_V1D: Tensor, shift_V1D: Tensor, slope_V1D: Tensor, start_V1D: Tensor, *maps: Tensor
+    ) -> Tensor:
+        """Each variable's gated residual network, up to the scale and bias of its norm."""
+        inner_VNX = elu(torch.addcmul(start_V1D, x_VN1, slope_V1D))
+        for weight, bias in zip(maps[::2], maps[1::2], strict=True):
+            if weight is not maps[0]:
+                inner_VNX = functional.dropout(inner_VNX, self.each_dropout)
+            inner_VNX = stacked(inner_VNX, weight, bias)
+        embedded_VND = torch.addcmul(shift_V1D, x_VN1, scale_V1D)
+        return functional.layer_norm(embedded_VND + glu(inner_VNX), scale_V1D.shape[2:], eps=EPS)
+
+
+class InterpretableAttention(nn.Module):
+    """Heads that share their values, so that the mean of their weights tells what was looked at (equations 13 to 16).
+
+    The last S positions of x_BUD ask; each sees itself and all before. Returns (mixed_BSD, attention_BSU).
+    """
+
+    def __init__(self, width: int, heads: int, positions: int, asking: int):
+        super().__init__()
+        self.heads, self.asking = heads, asking
+        self.query = Linear(width, width, bias=False)
+        self.key = Linear(width, width, bias=False)
+        self.value = Linear(width, width // heads, bias=False)
+        self.out = Linear(width // heads, width, bias=False)
+        later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
+        self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
+
+    def forward(self, x_BUD: Tensor) -> tuple[Tensor, Tensor]:
+        q_BHSK = self.query(x_BUD[:, -self.asking :]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k_BHUK = self.key(x_BUD).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        score_BHSU = (q_BHSK / math.sqrt(q_BHSK.shape[-1])) @ k_BHUK.mT + self.unseen_SU
+        # Values are shared: the mean over heads of what they mix is what the mean of their weights mixes.
+        attention_BSU = score_BHSU.softmax(dim=-1).mean(dim=1)
+        return self.out(attention_BSU @ self.value(x_BUD)), attention_BSU
+
+
+def _uniform(inputs: int, *shape: int) -> nn.Parameter:
+    """The start of `nn.Linear` with that many inputs."""
+    bound = 1 / math.sqrt(inputs)
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

@@ -1,0 +1,204 @@
+"""A notebook's parameters cell: read without running it, and checked once papermill has put its values in.
+
+The validation cell imports this file before anything is installed on a fresh Colab machine: it needs what is there.
+"""
+
+import ast
+import json
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ml_factory.argument_checks import check_source
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.heartbeat import show_in_cells
+from ml_factory.lazy_module import Late
+from ml_factory.models.registry import available_models, check_settings, settings_by_model, spec_of
+from ml_factory.models.settings import read_settings
+from ml_factory.secrets import redact
+from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
+
+ipython = Late("IPython")
+
+PARAMETERS_TITLE = "#@title Parameters"
+INJECTED_TITLE = "# Parameters"  # papermill's
+
+# Meant the same in every notebook; one that does not use a name accepts it, so one command line fits all eight.
+SHARED: dict[str, type] = {
+    "SYMBOL": str,
+    "HORIZON": int,
+    "MODEL": str,
+    "WORKSPACE": str,
+    "SEED": int,
+    "QUICK": bool,
+    "FRESH": bool,
+    "SETTINGS": str,
+}
+KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One line of a parameters cell: NAME: kind = default  #@param ..."""
+
+    name: str
+    kind: type
+    default: Any
+
+
+def read_parameters(source: str) -> dict[str, Parameter]:
+    """The declared parameters of a cell's source, in order. Unannotated or computed ones raise SettingsError."""
+    found = {}
+    for node in ast.parse(source).body:
+        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None):
+            raise SettingsError("A parameters cell holds only lines NAME: type = value", got=ast.unparse(node))
+        kind = KINDS.get(ast.unparse(node.annotation))
+        if kind is None:
+            raise SettingsError(
+                "A parameter's type cannot be used",
+                where=node.target.id,
+                got=ast.unparse(node.annotation),
+                wanted=", ".join(KINDS),
+            )
+        found[node.target.id] = Parameter(node.target.id, kind, ast.literal_eval(node.value))
+    return found
+
+
+def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
+    """What a notebook file declares in its cell tagged `parameters`, without running it."""
+    for cell in json.loads(Path(path).read_text(encoding="utf-8"))["cells"]:
+        if "parameters" in cell["metadata"].get("tags", ()):
+            return read_parameters("".join(cell["source"]))
+    raise SettingsError("No cell is tagged `parameters`", where=path)
+
+
+def convert_parameters(path: str | Path, given: Mapping[str, str]) -> dict[str, Any]:
+    """Texts from a command line as the types the notebook declares; an unknown name or unfit text is refused."""
+    declared = {name: item.kind for name, item in notebook_parameters(path).items()}
+    values = {}
+    for name, text in given.items():
+        kind = _kind_of(name, declared, where=Path(path).name)
+        values[name] = _convert(name, kind, text)
+    return values
+
+
+def _convert(name: str, kind: type, text: str) -> Any:
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return words[text.strip().lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        wanted = "True or False" if kind is bool else kind.__name__
+        raise SettingsError("A parameter cannot be read", where=name, got=repr(text), wanted=wanted) from None
+
+
+def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
+    """The type of a parameter that this notebook declares or that all share."""
+    known = SHARED | dict(declared)
+    if name not in known:
+        raise SettingsError(
+            "Unknown parameter",
+            where=where,
+            got=name,
+            next_step=did_you_mean(name, declared),
+        )
+    return known[name]
+
+
+def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleNamespace:
+    """The notebook's parameters, checked, as .symbol .horizon ...; the line to read is printed.
+
+    Called by the cell right after the parameters, with what papermill injected between the two. Raises SettingsError
+    on an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a model that
+    another notebook trains (`family` given: tabular, sequence or advanced).
+    """
+    shell = shell or ipython.get_ipython()
+    cells = list(shell.user_ns.get("In", ()))
+    starts = [number for number, text in enumerate(cells) if text.startswith(PARAMETERS_TITLE)]
+    if starts:
+        declared = {name: item.kind for name, item in read_parameters(cells[starts[-1]]).items()}
+        cells = cells[starts[-1] + 1 :]
+    else:  # a runner that keeps no history, as nbval: the annotations are still there
+        declared = {name: kind for name, kind in shell.user_ns.get("__annotations__", {}).items() if name.isupper()}
+    if not declared:
+        raise SettingsError("The parameters are not set", next_step="run the cell above, titled Parameters, first")
+    injected = [name for text in cells if text.startswith(INJECTED_TITLE) for name in _assigned(text)]
+    known = declared | {name: _kind_of(name, declared, where="-p") for name in injected}
+    values = {name: _checked(name, kind, shell.user_ns[name]) for name, kind in known.items()}
+    _check_values(values, family)
+    show_in_cells()
+    if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:
+        values["QUICK"] = True
+    print(redact(" · ".join(f"{name} {values[name]!r}" for name in declared)))
+    unused = [name for name in injected if name not in declared]
+    if unused:
+        print(f"Not used in this notebook: {', '.join(unused)}")
+    return types.SimpleNamespace(**{name.lower(): value for name, value in values.items()})
+
+
+def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of MODEL, or model -> settings of BASE_MODELS (`settings_by_model`), checked."""
+    if "BASE_MODELS" not in values:
+        if "MODEL" in values:
+            check_settings(values["MODEL"], given)
+        return given
+    found = settings_by_model(values["BASE_MODELS"], given)
+    for name, settings in found.items():
+        check_settings(name, settings)
+    return found
+
+
+def _assigned(source: str) -> list[str]:
+    """Names that a cell's own lines assign."""
+    nodes = ast.parse(source).body
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _checked(name: str, kind: type, value: Any) -> Any:
+    """The value if it is of this type; a whole number also serves as a float."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    advice = (
+        f"papermill reads -p {name} 1E5 or NAN or 123 as a number: write -r {name} ... for text" if kind is str else ""
+    )
+    raise SettingsError(
+        "A parameter has another type",
+        where=name,
+        got=f"{value!r} ({type(value).__name__})",
+        wanted=kind.__name__,
+        next_step=advice,
+    )
+
+
+def _check_values(values: dict[str, Any], family: str) -> None:
+    """What types cannot say; BASE_MODELS becomes a tuple of names."""
+    if "SYMBOL" in values:
+        check_symbol(values["SYMBOL"])
+    for name, least in (("HORIZON", 1), ("SEED", 0), ("FOLDS", 2)):
+        if name in values and values[name] < least:
+            raise SettingsError("A parameter is too small", where=name, got=values[name], wanted=f"{least} or more")
+    if values.get("BAR_MINUTES", 0) not in (0, *BAR_MINUTES):
+        wanted = "0, or one of " + ", ".join(map(str, BAR_MINUTES))
+        raise SettingsError(
+            "Bars of this length are not read", where="BAR_MINUTES", got=values["BAR_MINUTES"], wanted=wanted
+        )
+    if "SOURCE" in values:
+        check_source(values["SOURCE"])
+    if "BASE_MODELS" in values:
+        values["BASE_MODELS"] = tuple(name.strip() for name in values["BASE_MODELS"].split(",") if name.strip())
+        for name in values["BASE_MODELS"]:
+            spec_of(name)
+    if "SETTINGS" in values:
+        values["SETTINGS"] = _settings(read_settings(values["SETTINGS"]), values)
+    if "MODEL" in values:
+        spec = spec_of(values["MODEL"])
+        if family and spec.family != family:
+            wanted = ", ".join(name for name in available_models() if spec_of(name).family == family)
+            raise SettingsError(
+                "This notebook does not train that model", where="MODEL", got=spec.name, wanted=wanted,
+                next_step=f"open {spec.notebook}.ipynb",
+            )  # fmt: skip

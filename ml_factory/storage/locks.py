@@ -1,0 +1,161 @@
+"""One living process for each thing that must not have two writers.
+
+A lock of the operating system (flock) ends with its process, so nothing is stale after SIGKILL. Where a file system
+has none, the process id in the lock file decides; so it does when a child of the dead owner still holds the lock.
+Nothing here reaches another machine: flock on a mount is local, so the lock of something on a mount is a file on the
+local disk, which never hangs.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+from ml_factory.errors import CheckpointError
+from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint
+from ml_factory.storage.mount_table import on_mount
+
+_BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
+# path -> (descriptor, owning process, how many claims of this process stand)
+_held: dict[Path, tuple[int, int, int]] = {}
+
+
+def claim(path: Path, what: str) -> None:
+    """Own `path` (a lock file) for this process; claims add up and are given back by `release`.
+
+    Raises CheckpointError naming the other process when a living one owns it.
+    """
+    path = Path(os.path.abspath(path))
+    descriptor, owner, count = _held.pop(path, (-1, 0, 0))
+    if owner == os.getpid():
+        _held[path] = (descriptor, owner, count + 1)
+        return
+    if descriptor >= 0:  # inherited through fork: close our copy, the parent keeps its lock
+        os.close(descriptor)
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _held[path] = (_acquire(path, what), os.getpid(), 1)
+
+
+def release(path: Path) -> None:
+    """Give one claim back; the last one frees the lock."""
+    path = Path(os.path.abspath(path))
+    descriptor, owner, count = _held.pop(path, (-1, 0, 0))
+    if owner != os.getpid():
+        return
+    if count > 1:
+        _held[path] = (descriptor, owner, count - 1)
+        return
+    with suppress(OSError):
+        os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+def started_together() -> bool:
+    """Whether torchrun started this process, to work with others."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def rank_here() -> int:
+    """This process's place among those that torchrun started together; 0 for the first, and for one that is alone."""
+    return int(os.environ.get("RANK", 0)) if started_together() else 0
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> str:
+    """A name for this machine since it was started; two that were given one host name are told apart."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()} {boot}".strip()
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock for a moment, waiting for whoever holds it; where there are no locks, go on without."""
+    if on_mount(path):
+        path = cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(path: Path, what: str) -> int:
+    """A locked descriptor of the file that is at `path` now."""
+    for _ in range(20):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            locked = _try_lock(descriptor)
+            other = _living_owner(descriptor)
+            if locked is not True and other is not None:
+                raise CheckpointError(
+                    f"Another process is working on {what}",
+                    where=path,
+                    got=f"process {other}",
+                    next_step="wait for it or stop it, or open a new run beside it with FRESH",
+                )
+            if locked is False:  # held by what a dead owner left behind: leave that file to it
+                if _same_file(descriptor, path):
+                    path.unlink(missing_ok=True)
+            elif _same_file(descriptor, path):
+                _sign(descriptor)
+                kept, descriptor = descriptor, -1
+                return kept
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        time.sleep(0.01)
+    raise CheckpointError(f"The lock of {what} cannot be taken", where=path, next_step="run again")
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """True: locked. False: someone holds it. None: this file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _BUSY else None
+    return True
+
+
+def _living_owner(descriptor: int) -> int | None:
+    """The process that signed the lock file, if it lives on this machine and is not this one."""
+    try:
+        note = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
+        pid, host = note.get("pid"), note.get("host")
+    except (ValueError, AttributeError):
+        return None
+    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != this_machine():
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return pid
+    return pid
+
+
+def _same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _sign(descriptor: int) -> None:
+    note = json.dumps({"pid": os.getpid(), "host": this_machine(), "since": time.time()}).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, note, 0)

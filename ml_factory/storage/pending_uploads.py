@@ -1,0 +1,18 @@
+"""Uploads that this process gave up: what lies on the local disk only and is uploaded by the next session."""
+
+_pending: dict[tuple, str] = {}
+
+
+def mark_pending(key: tuple, description: str) -> None:
+    """Record that this process does not retry an upload; `safe_stop` reports the description."""
+    _pending[key] = description
+
+
+def clear_pending(key: tuple) -> None:
+    """Record that an upload arrived after all, or is not needed any more."""
+    _pending.pop(key, None)
+
+
+def pending() -> list[str]:
+    """Return the descriptions of all uploads that this process gave up, sorted."""
+    return sorted(_pending.values())

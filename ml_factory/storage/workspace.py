@@ -1,0 +1,233 @@
+"""Where a user's files are: data/raw, data/processed, models, checkpoints and results under one root.
+
+The root is the one given, else $ML_FACTORY_ROOT, else Google Drive on Colab, else `workspace` in the checkout, else
+`./workspace` when the library was installed without one.
+"""
+
+import functools
+import importlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
+from ml_factory.storage import file_access
+from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, names_in, silent
+from ml_factory.storage.locks import rank_here
+
+COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
+SYMBOL_LENGTH = 32
+BAR_MINUTES = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)  # lengths that raw bars may have
+_RAW = re.compile(r"(.+)_([1-9]\d?)m\.parquet")
+_SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
+_buckets: dict[Path, object] = {}  # root of an opened workspace -> its bucket's mirror, or None
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def check_symbol(symbol: str) -> str:
+    """Give the symbol back when it is a legal one, such as MES, BTC-USDT or BRK.B.
+
+    Raises SettingsError with a legal spelling: a symbol becomes a folder and must not lead out of the workspace.
+    """
+    if isinstance(symbol, str) and len(symbol) <= SYMBOL_LENGTH and _SYMBOL.fullmatch(symbol):
+        return symbol
+    proposal = legal_symbol(str(symbol))
+    raise SettingsError(
+        "This symbol cannot be a folder's name",
+        where="symbol",
+        got=repr(symbol),
+        wanted=f"capital letters, digits, '-', '_' and inner dots, at most {SYMBOL_LENGTH} characters",
+        next_step=f"use {proposal!r}" if proposal else "use a name such as 'MES'",
+    )
+
+
+def legal_symbol(text: str) -> str:
+    """The nearest legal spelling, or '' when nothing is left of it."""
+    words = re.sub(r"[^A-Z0-9_.-]+", "-", text.upper().strip())
+    words = re.sub(r"\.+(?=-|$)|(?<=-)\.+|\.(?=\.)", "", words)  # dots stand only between two words
+    words = words.lstrip("._-")[:SYMBOL_LENGTH].rstrip("._-")
+    return words if _SYMBOL.fullmatch(words) else ""
+
+
+def on_colab() -> bool:
+    """Whether this is a real Colab runtime (a shim makes `import google.colab` work anywhere)."""
+    return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
+
+
+def default_root() -> Path:
+    """The root when none is given."""
+    if os.environ.get("ML_FACTORY_ROOT"):
+        return Path(os.environ["ML_FACTORY_ROOT"])
+    if on_colab():
+        if not is_folder(COLAB_ROOT.parent):
+            # Making the folder now would put a plain folder where Drive is to be mounted, and block the mount.
+            raise WorkspaceError(
+                "Google Drive is not mounted",
+                where=COLAB_ROOT.parent,
+                next_step="run setup_colab_environment() first, or give a local WORKSPACE such as /content/ml_factory",
+            )
+        return COLAB_ROOT
+    return (_CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else Path.cwd()) / "workspace"
+
+
+class Workspace:
+    """The folders of one user; makes those that are missing.
+
+    Parameters
+    ----------
+    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_root`). A bucket is
+        mirrored in a local folder, `root`: small things come at once, a symbol's bars and data when they are first
+        asked for, and `push` brings up what was written.
+
+    Raises WorkspaceError when the root is a file, cannot be written, or is a bucket that does not answer.
+    """
+
+    def __init__(self, root: "str | os.PathLike | Workspace | None" = None):
+        if isinstance(root, Workspace):
+            root = root.address
+        text = os.fspath(root).strip() if root is not None else ""
+        # On demand: a folder needs nothing beyond the standard library, before anything is installed.
+        self._bucket = (
+            importlib.import_module("ml_factory.storage.buckets").BucketMirror(text) if "://" in text else None
+        )
+        self._pulled: set[str] = set()
+        folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()
+        self.root = Path(os.path.abspath(folder))
+        _buckets[self.root] = self._bucket
+        for folder in (self.raw, self.root / "data" / "processed", self.models, self.checkpoints, self.results):
+            _make_folder(folder)
+        with disk_errors(self.root):
+            writable = file_access.writable(self.root)
+        if not writable:
+            raise WorkspaceError("This workspace cannot be written", where=self.root, next_step="choose another folder")
+        self._pull("models/", "results/", "checkpoints/")
+
+    @property
+    def address(self) -> str:
+        """What another process opens this workspace by."""
+        return self._bucket.url if self._bucket else str(self.root)
+
+    def push(self) -> None:
+        """Bring what was written here to the bucket; nothing to do for a folder."""
+        if self._bucket:
+            self._bucket.push()
+
+    def _pull(self, *places: str) -> None:
+        """Once for each opening: what is written or removed here afterwards stands."""
+        new = [place for place in places if place not in self._pulled]
+        if self._bucket and new:
+            self._bucket.pull(*new)
+            self._pulled.update(new)
+
+    @property
+    def raw(self) -> Path:
+        """data/raw, where the bars are."""
+        return self.root / "data" / "raw"
+
+    @property
+    def models(self) -> Path:
+        """models, one folder for each symbol."""
+        return self.root / "models"
+
+    @property
+    def checkpoints(self) -> Path:
+        """checkpoints, one folder for each run."""
+        return self.root / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        """results: predictions, reports, executed notebooks."""
+        return self.root / "results"
+
+    def raw_bars(self, symbol: str, minutes: int | None = None) -> Path:
+        """data/raw/{SYMBOL}_{minutes}m.parquet; the file may not exist yet.
+
+        minutes : length of the bars; None: that of the file which is there, 1-minute bars before longer ones, else 1.
+        """
+        names = [f"{check_symbol(symbol)}_{length}m.parquet" for length in BAR_MINUTES]
+        self._pull(*(f"data/raw/{name}" for name in names))
+        if minutes is not None:
+            return self.raw / names[BAR_MINUTES.index(minutes)]
+        if is_file(self.raw / names[0]):
+            return self.raw / names[0]
+        there = set(names_in(self.raw))
+        return self.raw / next((name for name in names if name in there), names[0])
+
+    def processed(self, symbol: str) -> Path:
+        """data/processed/{SYMBOL}; made when something is first written there."""
+        self._pull(f"data/processed/{check_symbol(symbol)}/")
+        return self.root / "data" / "processed" / symbol
+
+    def __repr__(self) -> str:
+        return f"Workspace({self.address!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workspace) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+
+def raw_name(name: str) -> tuple[str, int] | None:
+    """(symbol, minutes of a bar) of the name of a file of data/raw, such as MES_5m.parquet; None of another name."""
+    found = _RAW.fullmatch(name)
+    return (found[1], int(found[2])) if found and int(found[2]) in BAR_MINUTES else None
+
+
+def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
+    """The symbol's raw file. Raises NotPreparedError where there is none."""
+    path = workspace.raw_bars(symbol)
+    if is_file(path):
+        return path
+    there = symbols_in(workspace)
+    raise NotPreparedError(
+        "There are no raw bars for this symbol",
+        where=path,
+        got="no file; symbols here: " + (", ".join(there) or "none"),
+        wanted="bars as Parquet, their length in the name: SYMBOL_1m.parquet, SYMBOL_5m.parquet",
+        next_step=(did_you_mean(symbol, there) + "; else " if symbol and did_you_mean(symbol, there) else "")
+        + f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
+    )
+
+
+def symbols_in(workspace: Workspace) -> list[str]:
+    """Symbols with raw bars in this workspace, sorted."""
+    return sorted({found[0] for found in map(raw_name, names_in(workspace.raw)) if found})
+
+
+def push_checkpoints(root: Path) -> None:
+    """Bring the checkpoints of the workspace at `root` to its bucket while work goes on; nothing for a folder."""
+    bucket = _buckets.get(root)
+    if bucket:
+        bucket.push_later("checkpoints/")
+
+
+def pushed_after(verb: Callable) -> Callable:
+    """A function whose first argument is a workspace, which brings to the bucket what it wrote, also when it fails:
+    checkpoints and parts that are whole are worth keeping."""
+
+    @functools.wraps(verb)
+    def run(workspace, *args, **settings):
+        workspace = Workspace(workspace)
+        try:
+            return verb(workspace, *args, **settings)
+        finally:
+            if rank_here() == 0:
+                workspace.push()
+
+    return run
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        file_access.make_folder(folder)
+    except file_access.SilentMount as error:
+        raise silent(folder, error) from error
+    except OSError as error:
+        raise WorkspaceError(
+            "A folder of the workspace cannot be made",
+            where=folder,
+            got=error.strerror,
+            next_step="choose another WORKSPACE, or check that this one is mounted and can be written",
+        ) from error

@@ -1,0 +1,186 @@
+"""What every kind of label shares: the rows that can be judged, how they lived, when that is proven, and the table.
+
+`label_end` is when an outcome is proven, so rows with label_end <= cut are the same bits whatever follows the cut.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data import sessions
+from ml_factory.data.resample import Frame, stretches_between_rolls
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import BarsError
+from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, mean_share, scan
+
+SESSION_ENDS = ("session", "drop", "span")  # what becomes of rows near one: `LabelSpec.session_end`
+SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
+NOT_PROVEN = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Lives:
+    """R rows of a frame and what became of them.
+
+    entry, exit_bar, last : int64[R], positions in the frame of the row, of the bar it leaves on and of the last bar
+        that a label of it may reach; the row lives on bars entry + 1 to exit_bar.
+    barrier : int8[R], positions in BARRIERS.  ret, mae, mfe : float64[R], log returns as a long sees them.
+    """
+
+    entry: np.ndarray
+    exit_bar: np.ndarray
+    last: np.ndarray
+    barrier: np.ndarray
+    ret: np.ndarray
+    mae: np.ndarray
+    mfe: np.ndarray
+
+
+def rows_with_bars_left(
+    base: Frame, session_end: str, asked: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64[R] positions of the rows (of those `asked`, bool[N]) with a bar to come in their segment; its last.
+
+    With session_end="span" all bars up to a roll's step are one segment. Raises BarsError for a close that is not a
+    positive number.
+    """
+    bad = np.flatnonzero(~(base.close > 0) | ~np.isfinite(base.close))
+    if len(bad):
+        raise BarsError(
+            "Labels need positive prices",
+            where=f"bar known at {pd.Timestamp(int(base.known_at[bad[0]]), tz='UTC')} and {len(bad) - 1} more",
+            got=f"close {base.close[bad[0]]}",
+            wanted="a number above 0",
+            next_step="use unadjusted or ratio-adjusted bars",
+        )
+    segment = stretches_between_rolls(base) if session_end == "span" else base.segment
+    going_on = np.zeros(len(base), bool)
+    going_on[:-1] = segment[1:] == segment[:-1]
+    ends = np.flatnonzero(~going_on)
+    entry = np.flatnonzero(going_on if asked is None else going_on & asked)
+    return entry, np.repeat(ends, np.diff(ends, prepend=-1))[entry]
+
+
+def lives(
+    base: Frame, fine: Frame | None, entry: np.ndarray, last: np.ndarray, end: np.ndarray, up, down, market, horizon
+) -> Lives:
+    """The rows `entry` on bars entry + 1 to `end`, between the barrier prices up and down (float64[N])."""
+    finer, first, stop = _bars_inside(base, fine)
+    # Made here: NumPy asks for large pages, which compiled code does not.
+    barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
+    ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
+    scan(
+        base.open, base.high, base.low, base.close, entry, end, up, down, float(market.tick or 0.0) * SLACK,
+        int(horizon), finer.open, finer.high, finer.low, first, stop,
+        barrier, exit_bar, ret, mae, mfe,
+    )  # fmt: skip
+    return Lives(entry, exit_bar, last, barrier, ret, mae, mfe)
+
+
+def unbarred(base: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Barrier prices that no bar reaches."""
+    return np.full(len(base), np.inf), np.full(len(base), -np.inf)
+
+
+def label_table(
+    base: Frame,
+    rows: Lives,
+    label: np.ndarray,
+    spec,
+    market: MarketSpec,
+    session_close: np.ndarray | None,
+    facts: dict[str, np.ndarray],
+    kept: np.ndarray | None = None,
+) -> pd.DataFrame:
+    """The rows that are proven, as a table with index known_at (UTC, ns): label, label_end, ret, barrier, uniqueness,
+    mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
+
+    kept : bool[R], rows that have a label at all. The others, like those still open, crowd the ones that have.
+    """
+    label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market, session_close)
+    columns = {
+        "label": label,
+        "label_end": label_end,
+        "ret": rows.ret,
+        "barrier": rows.barrier,
+        "uniqueness": mean_share(rows.entry + 1, rows.exit_bar, len(base)),
+        "mae": rows.mae,
+        "mfe": rows.mfe,
+        **facts,
+        "entry_bar": rows.entry,
+        "exit_bar": rows.exit_bar,
+    }
+    proven = label_end != NOT_PROVEN if kept is None else (label_end != NOT_PROVEN) & kept
+    if not proven.all():
+        columns = {name: values[proven] for name, values in columns.items()}
+    columns["label_end"] = pd.DatetimeIndex(columns["label_end"].view("M8[ns]"), tz="UTC")
+    columns["barrier"] = pd.Categorical.from_codes(columns["barrier"], categories=list(BARRIERS))
+    known_at = base.known_at[columns["entry_bar"]].view("M8[ns]")
+    return pd.DataFrame(columns, index=pd.DatetimeIndex(known_at, tz="UTC", name="known_at"), copy=False)
+
+
+def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
+    """Mean over each label's life of 1/concurrency (AFML 4.3-4.4); float64, one value per label.
+
+    start_pos, end_pos : int64, first and last bar (both counted) of n bars on which the label lives, start <= end.
+    Depends, for each label, only on labels that start no later than it ends.
+    """
+    start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
+    if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
+        raise ValueError(f"labels must live inside 0..{n - 1} and end no earlier than they start")
+    return mean_share(start_pos, end_pos, n)
+
+
+def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
+    """The finer frame, and int64[N] first and stop positions of each base bar's bars in it; none without one.
+
+    No bar is inside two: the minute that proves that another contract has begun is known with the bar before, and is
+    the new bar's.
+    """
+    if fine is None:
+        return base, np.empty(0, np.int64), np.empty(0, np.int64)
+    over = np.minimum(base.known_at, np.append(base.start[1:], NOT_PROVEN))
+    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, over)
+    return fine, first.astype(np.int64), stop.astype(np.int64)
+
+
+def _proven_at(base, rows: Lives, horizon, session_end, market, session_close) -> np.ndarray:
+    """int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
+
+    With session_end="drop" a row is proven to be kept only when all its bars are there; with "span" no session's close
+    says that no bar comes.
+    """
+    known_at = base.known_at
+    if session_end == "drop":
+        vertical = rows.entry + horizon
+        inside = vertical <= rows.last
+        return np.where(inside, known_at[np.where(inside, vertical, 0)], NOT_PROVEN)
+    proven = known_at[rows.exit_bar]
+    cut_short = np.flatnonzero(rows.barrier == SESSION)
+    ends, which = np.unique(rows.last[cut_short], return_inverse=True)
+    if session_end == "span":
+        close_at = np.full(len(ends), NOT_PROVEN)
+    elif session_close is None:
+        # Asked of the bar's last moment: after an early close its bucket may have begun before that close.
+        close_at = sessions.sessions_of(known_at[ends] - 1, market.calendar).close_ns
+    else:
+        close_at = np.asarray(session_close, np.int64)[ends]
+    # Before the scheduled close only a bar of another segment proves that no further bar comes.
+    following = np.append(known_at, NOT_PROVEN)[ends + 1]
+    proven[cut_short] = np.where(known_at[ends] >= close_at, known_at[ends], following)[which]
+    return proven
+
+
+def marked(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.DataFrame:
+    """The labels, where facts of the market were inferred from the first sessions with the column `inferred`: int8, 1
+    in the rows of those sessions. Bars that came after such a row decided the facts it was made with, so nothing may
+    be learnt from it or judged by it."""
+    if not market.learn_since:
+        return labels
+    return labels.assign(inferred=(base.session[labels["entry_bar"]] < market.learn_since).astype(np.int8))
+
+
+def usable_rows(labels: pd.DataFrame) -> np.ndarray:
+    """int64: positions of the rows that `marked` left unmarked."""
+    return np.flatnonzero(labels["inferred"] == 0) if "inferred" in labels else np.arange(len(labels))

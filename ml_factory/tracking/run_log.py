@@ -1,0 +1,164 @@
+"""What a run logged, as lines of JSON in numbered segments: segment-{attempt}-{session}-{number}.jsonl.
+
+An attempt is one process. It only appends, so a process killed anywhere leaves at most one torn last line. An attempt
+resumes from a checkpoint: from the first step it logs on, everything that earlier attempts said is void. Two machines
+that share a mount may not see each other's attempts and count the same number: the session keeps their files apart,
+and the one that began later is the later attempt.
+"""
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from ml_factory.errors import WorkspaceError
+from ml_factory.storage.atomic_files import names_in, read_file
+
+# Records of before sessions had a name are read as those of the session "".
+_SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class Attempt(NamedTuple):
+    """Who logged: the number of the attempt and its session, 8 hex digits."""
+
+    number: int
+    session: str = ""
+
+
+def segment_name(attempt: Attempt, number: int) -> str:
+    """File name of one segment; an attempt's names sort in the order of writing."""
+    return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
+
+
+def attempt_of(name: str) -> Attempt:
+    """Whose segment that is, by its file name."""
+    match = _SEGMENT.fullmatch(name)
+    return Attempt(int(match[1]), match[2] or "")
+
+
+def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
+    """{(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
+    found = {}
+    for folder in folders:
+        for name in names_in(folder):
+            match = _SEGMENT.fullmatch(name)
+            if match:
+                found.setdefault((attempt_of(name), int(match[3])), folder / name)
+    return dict(sorted(found.items()))
+
+
+def record_line(step: int, time: float, metrics: dict) -> str:
+    """One line. JSON has no NaN and no infinity: they are written as the texts NaN, Infinity, -Infinity."""
+    return json.dumps({"step": step, "time": time, "metrics": {name: _tell(v) for name, v in metrics.items()}}) + "\n"
+
+
+def parse_lines(data: bytes, where: object) -> list[dict]:
+    """The records in `data`; a last line without its end was torn by a kill and is left out.
+
+    Raises WorkspaceError naming the line when any other is damaged.
+    """
+    records = []
+    for number, line in enumerate(data.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+            metrics = {name: _hear(value) for name, value in record["metrics"].items()}
+            records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WorkspaceError(
+                "A line of this run's log is damaged",
+                where=f"{where}, line {number}",
+                got=error,
+                next_step="restore the file from a copy, or move it away",
+            ) from error
+    return records
+
+
+def in_order(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
+    """Attempts from the first to the last: by number; of one number by when each began to log."""
+
+    def began(attempt: Attempt) -> tuple:
+        records = attempts[attempt]
+        return attempt.number, records[0]["time"] if records else math.inf, attempt.session
+
+    return sorted(attempts, key=began)
+
+
+def merge(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
+    """Each step once, in order: {"step", "time", "attempt", "metrics"}.
+
+    attempts : attempt -> its records in order of writing. What two records of one attempt say about one step is put
+    together, the later winning.
+    """
+    rows: dict[int, dict] = {}
+    for attempt in in_order(attempts):
+        records = attempts[attempt]
+        if records:
+            first = records[0]["step"]
+            rows = {step: row for step, row in rows.items() if step < first}
+        for record in records:
+            row = rows.setdefault(record["step"], {"step": record["step"], "metrics": {}})
+            row.update(time=record["time"], attempt=attempt.number, metrics={**row["metrics"], **record["metrics"]})
+    return [rows[step] for step in sorted(rows)]
+
+
+def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
+    """The records of each attempt that these folders have segments of, in order of writing."""
+    attempts: dict[Attempt, list[dict]] = {}
+    for (attempt, _), path in segments(*folders).items():
+        attempts.setdefault(attempt, []).extend(parse_lines(read_file(path), path))
+    return attempts
+
+
+def read_rows(*folders: Path, before: Attempt | None = None) -> list[dict]:
+    """The merged rows of a run's segments in these folders; only of what came `before` an attempt, if given."""
+    attempts = read_attempts(*folders)
+    if before is not None:
+        order = in_order({before: [], **attempts})
+        attempts = {one: attempts[one] for one in order[: order.index(before)] if one in attempts}
+    return merge(attempts)
+
+
+def first_missing(steps: Sequence[int], *folders: Path) -> int:
+    """How many of these steps, from the first on, the record in the folders has without a hole. A record that is
+    damaged has none: all of it is told again."""
+    try:
+        told = {row["step"] for row in read_rows(*folders)}
+    except WorkspaceError:
+        told = set()
+    return next((place for place, step in enumerate(steps) if step not in told), len(steps))
+
+
+def read_log(folder: str | os.PathLike) -> pd.DataFrame:
+    """What a run logged, each step once and in order, however often it was killed and resumed.
+
+    Columns: step (int), time (UTC), attempt (int), then one for each metric, missing ones NaN. An empty frame where
+    nothing was logged. Raises WorkspaceError when a segment is damaged.
+    """
+    rows = read_rows(Path(folder))
+    frame = pd.DataFrame([{key: row[key] for key in ("step", "time", "attempt")} for row in rows])
+    if not rows:
+        frame = pd.DataFrame({"step": [], "time": [], "attempt": []})
+    frame = frame.astype({"step": "int64", "time": "float64", "attempt": "int64"})
+    frame["time"] = pd.to_datetime(frame["time"], unit="s", utc=True)
+    return frame.join(pd.DataFrame([row["metrics"] for row in rows], index=frame.index))
+
+
+def _tell(value: object) -> object:
+    """A metric as JSON can hold it. Raises TypeError for what is neither a number nor a text."""
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a metric is a number or a text, not {type(value).__name__}")
+
+
+def _hear(value: object) -> object:
+    """The metric that `_tell` wrote."""
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

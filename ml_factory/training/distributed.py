@@ -1,0 +1,62 @@
+"""Several processes of one training, as torchrun starts them: who we are, and sums over all. Alone, nobody is asked."""
+
+import atexit
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed
+
+from ml_factory.storage.locks import started_together
+from ml_factory.storage.state import decode_state, encode_state
+
+
+@dataclass(frozen=True)
+class Processes:
+    """rank : this process, 0 .. world - 1; rank 0 saves and speaks. local : its place on its own machine."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes, everywhere the same bits."""
+        if self.world > 1:
+            distributed.all_reduce(values)
+        return values
+
+    def tell(self, state: dict | None) -> dict | None:
+        """What rank 0 holds, to all: plain values and tensors, or None."""
+        if self.world == 1:
+            return state
+        payload = encode_state({"state": state}) if self.first else b""
+        return decode_state(_spread(payload, self.rank))["state"]
+
+
+def join(backend: str) -> Processes:
+    """The processes this one belongs to: a group that is there already, or the one torchrun has announced."""
+    if not distributed.is_available():
+        return Processes()
+    if not distributed.is_initialized() and started_together():
+        distributed.init_process_group(backend)
+        # Its threads end while the interpreter is still there; else a short process aborts ("terminate called").
+        atexit.register(distributed.destroy_process_group)
+    if not distributed.is_initialized():
+        return Processes()
+    return Processes(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+
+
+def _spread(payload: bytes, rank: int) -> bytes:
+    """Rank 0's bytes, everywhere."""
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    size = torch.tensor([len(payload)], device=device)
+    distributed.broadcast(size, 0)
+    blob = torch.empty(int(size), dtype=torch.uint8, device=device)
+    if rank == 0:
+        blob.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
+    distributed.broadcast(blob, 0)
+    return blob.cpu().numpy().tobytes()

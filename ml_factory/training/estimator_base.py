@@ -1,0 +1,109 @@
+"""What the estimators of networks share: settings told apart, a network from its seed, the loop, inputs beside the
+windows."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
+from ml_factory.models.base import FitResult
+from ml_factory.models.heads import Task
+from ml_factory.models.registry import available_models, locate, spec_of
+from ml_factory.seeding import derive_seed
+from ml_factory.training.batches import Feed, Part
+from ml_factory.training.device import Device
+from ml_factory.training.evaluate import mean_loss
+from ml_factory.training.loop import fit
+from ml_factory.training.spec import TrainSpec
+
+
+def split_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
+    """(those of the training, those of the network), each checked; an unknown one is refused with a suggestion."""
+    mine, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
+    for unknown in set(given) - mine - theirs:
+        known = mine | theirs | {"frames", "lookback"}
+        step, there = _whose(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+        raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
+    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
+        raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
+    training = TrainSpec(**{key: value for key, value in given.items() if key in mine})
+    return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
+
+
+def _whose(setting: str) -> str:
+    """What to do with a setting that only other networks have; "" where none has it."""
+    networks = {name: locate(spec_of(name).network) for name in available_models() if spec_of(name).windowed}
+    theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
+    return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
+
+
+def beside_of(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
+    """What a network of this spec reads beside a window: argument -> shape of a row. steps : S that are looked at."""
+    known, static = (getattr(spec, name, ()) for name in ("known", "static"))
+    shapes = {"known_BSK": (known, (steps,)), "static_BV": (static, ())}
+    # A network of one's own may call something else by these names.
+    there = {name: (*before, len(names)) for name, (names, before) in shapes.items() if isinstance(names, tuple)}
+    return {name: shape for name, shape in there.items() if shape[-1]}
+
+
+def fresh(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
+    """A network whose weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
+        return network(features, lookback, task, spec)
+
+
+class Neural:
+    """What estimators of networks do alike; `_loss` is theirs.
+
+    network : None until it is fitted or loaded.  beside : what it reads beside a window, as of `beside_of`.
+    """
+
+    name: str
+    network: nn.Module | None
+    beside: dict[str, tuple[int, ...]]
+
+    def _learn(
+        self, parts: Sequence[Part], held: Sequence[Part] | None, spec: TrainSpec, device: Device, *,
+        settings: Mapping, data: Mapping, callbacks: Sequence[Callable], checkpoints: Any,
+        offset: Mapping | None = None,
+    ) -> FitResult:  # fmt: skip
+        """The loop over these parts; the epoch is chosen on those that are `held` out, if any.
+
+        settings, data : what a checkpoint must agree with to be gone on from.  offset : what the network starts from,
+        stored with it; the untrained network may then be the best one.
+        """
+        feed, held_feed = Feed(device, parts), Feed(device, held) if held else None
+
+        identity = {"model": self.name, "settings": settings, "data": data} | ({"offset": offset} if offset else {})
+
+        def validate() -> float:
+            return mean_loss(self.network, held_feed, self._loss, device, spec.eval_batch)
+
+        return fit(
+            self.network, len(feed), feed, self._loss, spec, device,
+            identity=identity, validate=validate if held else None, from_start=offset is not None,
+            callbacks=callbacks, checkpoints=checkpoints,
+        )  # fmt: skip
+
+    def _loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
+        """(sum of w * loss, sum of w) of a batch, whose last part is the weights (B,)."""
+        raise NotImplementedError
+
+    def _ask(self, network: nn.Module, batch: tuple) -> Tensor:
+        """What the network says of (x_BTF, what it reads beside it in order, ...)."""
+        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
+
+    def _in_order(self, given: Mapping, wanted: Mapping[str, tuple[int, ...]], next_step: str) -> list[np.ndarray]:
+        """The arrays as float32, in the order of `beside`; FactoryError where their last axes are not as `wanted`."""
+        got = {name: np.shape(part)[-len(wanted.get(name, (0,))) :] for name, part in given.items()}
+        if got != wanted:
+            raise FactoryError(
+                "Windows with other inputs beside them", where=self.name, got=got or "none", wanted=wanted or "none",
+                next_step=next_step,
+            )  # fmt: skip
+        return [np.ascontiguousarray(given[name], dtype=np.float32) for name in self.beside]

@@ -1,0 +1,93 @@
+"""A network's outputs and loss on whole data sets, in batches of one shape: the last one is filled up and masked.
+
+N rows, B rows of a batch.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ml_factory.progress import phase
+from ml_factory.training.batches import Feed
+from ml_factory.training.device import Device
+from ml_factory.training.step import Loss
+
+_log = logging.getLogger("ml_factory.training")
+T = TypeVar("T")
+Ask = Callable[[nn.Module, tuple], Tensor]
+
+
+def first_alone(network: nn.Module, batch: tuple) -> Tensor:
+    """Ask a network that reads nothing beside its windows."""
+    return network(batch[0])
+
+
+@torch.no_grad()
+def outputs(network: nn.Module, feed: Feed, device: Device, size: int, ask: Ask = first_alone) -> Tensor:
+    """ask(network, batch) of every row, float32 (N, ...) on the host. feed : gives the batches; by default the network
+    is given their first part. Its weights' precision, no autocast."""
+    network = device.place(network).eval()
+
+    def judged(size: int) -> Tensor:
+        parts = []
+        pieces = list(_batches(len(feed), size, device.chips))
+        batches = feed.batches(positions for positions, _ in pieces)
+        with phase("predicting", len(feed)) as done:
+            for (_, inside), batch in zip(pieces, batches, strict=True):
+                out = ask(network, batch)
+                device.flush("evaluate", batch, (out,))
+                parts.append((out, inside))
+                done(inside)
+            # Copied when all are on their way: one wait instead of one a batch.
+            return torch.cat([out.cpu()[:inside] for out, inside in parts])
+
+    return _as_large_as_fits(judged, size, device)
+
+
+@torch.no_grad()
+def mean_loss(network: nn.Module, feed: Feed, loss: Loss, device: Device, size: int) -> float:
+    """sum(w * loss) / sum(w) over all rows; each process takes its share of the batches.
+
+    feed : gives what `loss` takes, its last part the weights (B,).
+    """
+    network, processes = device.place(network).eval(), device.processes
+
+    def judged(size: int) -> Tensor:
+        totals = device.place(torch.zeros(2, dtype=torch.float64))
+        pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
+        batches = feed.batches(positions for positions, _ in pieces)
+        for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
+            mask_B = device.spread(device.place(torch.from_numpy(np.arange(len(positions)) < inside)))
+            loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
+            totals = totals + torch.stack([loss_sum, weight]).double()
+            device.flush("evaluate", (*batch, weight_B), (totals,))
+        return totals
+
+    loss_sum, weight = processes.total(_as_large_as_fits(judged, size, device)).tolist()
+    return loss_sum / weight
+
+
+def _as_large_as_fits(judged: Callable[[int], T], size: int, device: Device) -> T:
+    """judged(size), and where memory runs out again with half as many rows a batch: no row's output hangs on it."""
+    while True:
+        try:
+            return judged(size)
+        except (RuntimeError, MemoryError) as error:
+            # Other processes have their share of batches of this size.
+            if not device.out_of_memory(error) or size < 2 or device.processes.world > 1:
+                raise
+        # Only here, where the error and the tensors of its frames are gone.
+        device.release()
+        size = -(-size // 2)
+        _log.warning("Out of memory while judging: again in batches of %d rows", size)
+
+
+def _batches(rows: int, size: int, multiple: int) -> Iterator[tuple[np.ndarray, int]]:
+    """(int64 positions (B,), how many of them count): all of one length, the last row repeated to fill it."""
+    size = -(-max(min(size, rows), 1) // multiple) * multiple
+    for start in range(0, rows, size):
+        yield np.minimum(np.arange(start, start + size), rows - 1), min(size, rows - start)

@@ -1,0 +1,235 @@
+"""The moving parts of one training, and their state: all that a run must remember to go on to the bit."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.models.base import check_same_run, differences, merged
+from ml_factory.training.averaging import Average
+from ml_factory.training.device import Device
+from ml_factory.training.optim import AdamW, rate
+from ml_factory.training.precision import LossScale
+from ml_factory.training.recompute import recompute_blocks
+from ml_factory.training.sampler import Order, micro_size, share_of
+from ml_factory.training.spec import TrainSpec
+
+_log = logging.getLogger("ml_factory.training")
+
+
+@dataclass
+class Memory:
+    """What early stopping and the report remember between epochs, in plain values and tensors of the host.
+
+    best_epoch : 0 for the untrained network. inexact : why the run's bits are not those of an undisturbed one. slower :
+    factor on the rate, lowered when the run had to turn back.
+    """
+
+    history: list[dict] = field(default_factory=list)
+    inexact: list[str] = field(default_factory=list)
+    best_loss: float = float("inf")
+    best_epoch: int = 0
+    best_weights: dict[str, Tensor] | None = None
+    slower: float = 1.0
+
+    def verdict(self) -> dict | None:
+        """The metrics of the last epoch that ended: what a checkpoint taken since then, which holds the best weights
+        so far, is compared by. None in the first epoch."""
+        return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
+
+    def out_of_patience(self, spec: TrainSpec) -> bool:
+        judged = self.best_epoch > 0 or self.best_weights is not None
+        return judged and 0 < spec.patience <= len(self.history) - self.best_epoch
+
+
+class Run:
+    """One network in training.
+
+    forward : the network as a step calls it (compiled, or averaging gradients over processes). micro : rows of a
+    process that go through it at once. totals : [sum of w * loss, sum of w] of the epoch so far; flag : [first step
+    that was not finite (-1: none), step]; both on the device, where nothing waits for them.
+    """
+
+    def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
+        self.network, self.spec, self.device, self.identity = network, spec, device, dict(identity)
+        self.order = Order(rows, spec.batch, spec.seed, device.shares)
+        if not self.order.batch:
+            raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.shares}")
+        self.micro = self._parts_of(self.order.batch // device.processes.world // spec.accumulate)
+        if spec.recompute and not recompute_blocks(network, device):
+            _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
+        self.optimizer = AdamW(network)
+        self.average = Average(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
+        self.scale = LossScale(device.place) if device.precision == "fp16" else None
+        self.forward = device.wrap(network, spec.compile)
+        self.memory = Memory()
+        self.step, self.done = 0, False
+        self.clear_totals()
+        device.flush("start")
+        self.keep_copy()
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches of a step."""
+        return self.order.batch // self.device.processes.world // self.micro
+
+    @property
+    def epoch(self) -> int:
+        """The one that is under way, from 1."""
+        return len(self.memory.history) + 1
+
+    def learning_rate(self) -> float:
+        return rate(self.step, self.order.steps_until(self.spec.epochs), self.spec) * self.memory.slower
+
+    def rows_of(self, step: int) -> np.ndarray:
+        """int64 (micro-batches, micro): this process's rows of a step."""
+        processes = self.device.processes
+        return share_of(self.order.positions(step), self.micro, processes.rank, processes.world)
+
+    def clear_totals(self) -> None:
+        # float64 is exact enough to add any number of batches.
+        self.totals = self.device.place(torch.zeros(2, dtype=torch.float64))
+        # The step's number is counted on the device: as a number of the program it would make each step another one.
+        self.flag = self.device.place(torch.tensor([-1, self.step], dtype=torch.int32))
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Inside the block the network is the one that is judged and kept: the averaged one, if there is one."""
+        self.network.eval()
+        if self.average is None:
+            yield
+        else:
+            with self.average.in_place():
+                yield
+            self.device.flush("restore")
+        self.network.train()
+
+    def weights(self) -> dict[str, Tensor]:
+        """The network's, copied to the host."""
+        return _copied(self.network.state_dict())
+
+    # ---------------------------------------------------------------------- state
+    def state(self) -> dict:
+        """All of it, in plain values and tensors of the host that no later step changes."""
+        memory = {item.name: getattr(self.memory, item.name) for item in fields(self.memory)}
+        return {
+            **self.identity,
+            "environment": self.device.facts(),
+            "step": self.step,
+            "done": self.done,
+            "batch": self.order.batch,
+            "micro": self.micro,
+            "network": self.weights(),
+            "optimizer": {name: _copied(moments) for name, moments in self.optimizer.state().items()},
+            "average": self.average and _copied(self.average.state()),
+            "scale": self.scale and self.scale.state(),
+            "totals": self.totals.cpu().clone(),
+            "memory": memory,
+        }
+
+    def restore(self, state: Mapping) -> None:
+        """Stand where a checkpoint was taken, on this run's device."""
+        check_same_run(state, self.identity)
+        if state["batch"] != self.order.batch:
+            raise CheckpointError(
+                "The checkpoint's steps hold another number of rows",
+                where="batch",
+                got=state["batch"],
+                wanted=self.order.batch,
+                next_step="go on with a number of processes and chips that divides the batch",
+            )
+        self._load(state)
+        found = list(differences(state["environment"], self.device.facts()))
+        micro = min(self.micro, self._parts_of(state["micro"]))
+        if micro != state["micro"]:
+            found.append(f"micro-batch: began with {state['micro']}, now {micro}")
+        self._cut(micro)
+        # Once continued elsewhere, always so: the reasons travel with the run.
+        self.memory.inexact = merged(self.memory.inexact, found)
+        self.keep_copy()
+
+    def keep_copy(self) -> None:
+        """Remember this moment in memory: what the run turns back to when it fails later on."""
+        self.copy = self.state()
+
+    def turn_back(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
+        """Stand where the last copy was taken, with smaller parts or a smaller rate, and say so."""
+        at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
+        self._load(self.copy)
+        self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier turn
+        began = self.order.steps_until(self.epoch - 1)
+        # An undisturbed run has its copy at the epoch's start; memory that runs out has no place of its own.
+        if self.step != began or micro is not None:
+            inexact = [*inexact, f"{reason} at step {at + 1}, gone back to step {self.step + 1}"]
+        self.memory.inexact = inexact
+        self._cut(micro or self.micro)
+        _log.warning("%s: back to step %d, %s", reason, self.step + 1, self._told(micro))
+
+    # ---------------------------------------------------------------------- when it fails
+    def check_finite(self) -> bool:
+        """Look at the flag. True when the run had to turn back (once, with half the rate); a second time it ends."""
+        bad = int(self.flag[0])
+        if bad < 0:
+            return False
+        if self.memory.slower == 1.0:
+            self.turn_back(f"Loss or gradient not finite in step {bad + 1}", slower=0.5)
+            return True
+        rows = self.order.positions(bad)
+        raise FactoryError(
+            "Training left the finite numbers twice",
+            where=f"step {bad + 1}, epoch {self.epoch}, batch of rows {', '.join(map(str, rows[:8]))}, …",
+            got="a loss or gradient that is not finite, also with half the rate",
+            next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
+        )
+
+    def may_be_saved(self) -> bool:
+        """False with the flag up. Alone, the run turns back at once; several processes, of which one asks, do so at the
+        next progress line, all together: another's step would wait in vain for one that went back before it."""
+        return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
+
+    def shrink(self) -> bool:
+        """After memory ran out: half the micro-batch, the same effective batch. False when it cannot be halved."""
+        # Other processes would wait in vain for the step that this one left.
+        micro = self._parts_of(self.micro // 2)
+        if micro >= self.micro or self.device.processes.world > 1:
+            return False
+        self.device.release()
+        self.turn_back("Out of memory", micro=micro)
+        return True
+
+    def _load(self, state: Mapping) -> None:
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load(state["optimizer"])
+        if self.average:
+            self.average.load(state["average"])
+        if self.scale and state["scale"]:
+            self.scale.load(state["scale"], self.device.place)
+        self.step, self.done = int(state["step"]), bool(state["done"])
+        self.clear_totals()
+        self.totals = self.device.place(state["totals"].clone())
+        self.memory = Memory(**state["memory"])
+        self.optimizer.clear()
+        self.device.flush("restore")
+
+    def _cut(self, micro: int) -> None:
+        """From here on, micro-batches of this size."""
+        if micro != self.micro:
+            self.micro = micro
+            self.device.watchdog.forget()
+
+    def _parts_of(self, most: int) -> int:
+        return micro_size(self.order.batch // self.device.processes.world, most, self.device.chips)
+
+    def _told(self, micro: int | None) -> str:
+        if micro is None:
+            return f"with {self.memory.slower:g} of the rate"
+        return f"in {self.parts} parts of {self.micro} rows, the same batch of {self.order.batch}"
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone() for name, value in tensors.items()}

@@ -1,1 +1,0 @@
-"""Units of work: what a run, a fold and another machine do alike."""

@@ -1,0 +1,149 @@
+"""Bars that only grew: what was made of the first of them is kept, and the new ones cost what they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.activity_bars import base_and_frames
+from ml_factory.data.append import check_more, plain_bars
+from ml_factory.data.io import read_table
+from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.resample import Frame, asof_rows
+from ml_factory.data.sessions import MarketSpec, market_for
+from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.incremental_quantiles import Ranks, quantiles_of_grown
+from ml_factory.datasets.preprocessing import Fitted, fit_steps
+from ml_factory.datasets.scaling import QUARTILES, RobustScaler
+from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
+from ml_factory.errors import NotPreparedError
+from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.features.build import FeatureMatrix, FeatureSpec
+from ml_factory.features.multi_timeframe import frame_name, staleness
+from ml_factory.features.stream import FeatureRows, FeatureStream
+from ml_factory.progress import phase
+from ml_factory.provenance import source_hash
+from ml_factory.storage.atomic_files import plain
+from ml_factory.storage.workspace import Workspace, raw_bars_of
+
+STREAM_BARS = 50_000
+
+
+@dataclass(frozen=True)
+class CheckedBars:
+    """prefixes : the bars and their hashes.  told : the report on them, as `BarReport.to_dict`.  before : the data set
+    that holds the first of these bars, made in the same way; None where there is none."""
+
+    prefixes: Prefixes
+    market: MarketSpec
+    told: dict
+    before: Store | None = None
+
+    @property
+    def bars(self) -> pd.DataFrame:
+        return self.prefixes.bars
+
+
+def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
+    """The facts of the market these settings prepare: given, looked up, or of the first 20 sessions."""
+    market = market_for(
+        symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
+    )
+    return settings.features.sized(market, bars)
+
+
+def known_store(store: Store, settings: DataSpec) -> Store | None:
+    """Where the check of bars may go on from: `store` itself where it is committed, else the symbol's current data set.
+
+    Sound, and made with the same settings and code.
+    """
+    try:
+        before = store if store.committed else Store.current(store.folder.parent)
+    except NotPreparedError:
+        return None
+    same = before.facts["settings"] == plain(settings.to_dict()) and before.facts["sources"] == source_hash(DATA_ROOMS)
+    return before if same and not before.verify() else None
+
+
+def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
+    """The raw bars, of which those that `before` was made of are not checked again.
+
+    None where they are spelt in another way than ours, are no continuation, or have something to refuse: then all are
+    checked. `strict` settings refuse what is strange in the whole file, so all are checked too.
+    """
+    if replace(settings.bars, minutes=None) != BarSpec():
+        return None
+    path, old = raw_bars_of(workspace, symbol), before.facts["raw"]["rows"]
+    with phase("reading") as done:
+        table = read_table(path)
+        done(len(table))
+    bars = plain_bars(table)
+    if bars is None or len(bars) < old:
+        return None
+    prefixes = Prefixes(bars)
+    market = market_of(symbol, bars, settings)
+    if prefixes.of(old) != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
+        return None
+    told = before.facts["bars"]
+    if len(bars) > old:
+        with phase("checking", len(bars) - old):
+            usual = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
+            told = check_more(prefixes, old, told, usual)
+    return None if told is None else CheckedBars(prefixes, market, told, before)
+
+
+def grown_from(before: Store, checked: CheckedBars) -> bool:
+    """Whether rows of features go on after those of `before`, whose bars are the first of these.
+
+    Not with features of the user's own: a stream may give those other last bits than the whole file.
+    """
+    raw, market = before.facts["raw"], plain(checked.market.to_dict())
+    if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
+        return False
+    return checked.before is before or raw["bars"] == checked.prefixes.of(raw["rows"])
+
+
+def state_after(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
+    """What later rows are made from; None with features of the user's own, whose last bits a stream may change."""
+    return None if spec.custom else FeatureStream.after(bars, matrix, market, spec).get_state()
+
+
+def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
+    """The feature rows that follow those of `before`, and the state after them: the stream goes on where it stood."""
+    stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]
+    stream.load_state(before.load_state())
+    with phase("features", len(bars) - old) as done:
+        firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # the same bars in another file are no new ones
+        pieces = []
+        for first in firsts:
+            pieces.append(stream.push(bars.iloc[first : first + STREAM_BARS]))
+            done(STREAM_BARS)
+    names = ("values", "known_at", "session", "segment", "close")
+    columns = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
+    return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
+
+
+def fitted_on(
+    sample: Sample, steps: Sequence[str | Mapping], before: Ranks | None = None
+) -> tuple[Fitted, Ranks | None]:
+    """`fit_steps`, and what to give as `before` when the training rows have grown; None where nothing is kept of them.
+
+    before : of training rows among the first rows of `sample`. A robust scaler alone goes on from there: what else is
+    fitted looks at every row again.
+    """
+    if tuple(steps) != (RobustScaler.kind,):
+        return fit_steps(steps, sample), None
+    quartiles, ranks = quantiles_of_grown(sample.x_NF, sample.rows, QUARTILES, before)
+    return RobustScaler.of_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
+
+
+def frames_and_ages(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
+    """The base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
+    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+    ages = {}
+    for minutes, frame in frames.items():
+        joined = asof_rows(base.known_at, frame.known_at)[first:]
+        ages[frame_name(minutes)] = staleness(base.known_at[first:], frame.known_at, joined)
+    return base, ages

@@ -1,0 +1,237 @@
+"""The full proof of a prepared data set, and of a training on it."""
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.io import load_bars
+from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
+from ml_factory.evaluation import data_plots
+from ml_factory.experiment import RunSpec, open_run, run_spec
+from ml_factory.leakage.artifact_comparison import Tamper
+from ml_factory.leakage.certificate import place_of, trainings_of
+from ml_factory.leakage.fitted import leaks_of_fitted
+from ml_factory.leakage.pipeline_under_test import Fitted, Split
+from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.proof import Proof
+from ml_factory.leakage.spec import FULL_CUTS, ProofSpec
+from ml_factory.leakage.tables import Leak
+from ml_factory.models.base import environment
+from ml_factory.models.registry import spec_of
+from ml_factory.progress import phase
+from ml_factory.provenance import closure, source_hash, source_hashes
+from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.audit_artifacts import (
+    Findings,
+    check_bars_used,
+    check_dataset,
+    check_rows_stored,
+    check_scaler_stored,
+)
+from ml_factory.workflows.audit_models import check_finished
+from ml_factory.workflows.audit_runs import (
+    check_baselines,
+    check_fold,
+    check_predictions,
+    first_of_two_classes,
+    small_part,
+)
+from ml_factory.workflows.audit_stack import check_predict, check_stack
+from ml_factory.workflows.dataset import Dataset
+from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.open_run import certified
+from ml_factory.workflows.predict import judge
+from ml_factory.workflows.prove import Progress, leak_table, prove_store, settings_of
+from ml_factory.workflows.results import AuditResult
+from ml_factory.workflows.train import fit_holdout
+
+MODELS = ("xgboost", "lstm")  # a booster and a network: their ways to the rows are the two there are
+TRAINING_ROWS = {"tabular": 4_000, "network": 1_000}
+
+
+def audit_data(
+    workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
+    progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
+) -> AuditResult:  # fmt: skip
+    """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it;
+    write the certificates.
+
+    What an audit of the same had tried when it was killed, trainings too, is not tried again, unless `fresh`.
+    tamper : changes values on their way, stage by stage. Then nothing is written, and nothing found before counts.
+    """
+    started = time.perf_counter()
+    store = Store.current(workspace.processed(symbol))
+    horizons = tuple(horizons or store.horizons)
+    data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
+    bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
+    spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
+    fresh = fresh or spec.form == "quick" or tamper is not None  # who asks for cuts gets them
+    tried = None if tamper else _trainings_tried(store, data, models)
+    if fresh and tried:
+        tried.forget()
+    found = check_artefacts(workspace, store, bars, horizons, tamper)
+    if not (tamper and found.leaks):
+        check_runs(data, bars, tamper, found)
+        for horizon in horizons:
+            prepared = certified(workspace, symbol, horizon, uncertified=True)
+            check_finished(workspace, prepared, tamper, found)
+    if not (tamper and found.leaks):
+        found.leaks += _leaks_of_trainings(data, models, tried)
+    if tamper and found.leaks:  # a leak is named: the cuts would say nothing more of it
+        return _tampered(symbol, horizons, found, started)
+    proved = prove_store(
+        store, Prefixes(bars), horizons, spec, fresh=fresh, also=found.leaks, compared=found.compared,
+        progress=progress, write=tamper is None,
+    )  # fmt: skip
+    if tamper:
+        found.compared, found.leaks = dict(proved.proof.compared), list(proved.proof.leaks)
+        return _tampered(symbol, horizons, found, started, proved.proof)
+    tried.forget()
+    leaks = proved.proof.leaks if proved.proof else ()
+    shown = proved.certificates[horizons[0]]
+    cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts]
+    close = bars["close"]
+    return AuditResult(
+        symbol=symbol, form=shown.words(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
+        disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=leak_table(leaks),
+        sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
+        certificates=[place_of(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
+        seconds=time.perf_counter() - started, draw=lambda: data_plots.cuts_on_price(close, cuts_made),
+    )  # fmt: skip
+
+
+def check_artefacts(
+    workspace: Workspace, store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
+) -> Findings:
+    """Everything that is stored and used, compared with its reference: bars, rows, splits, scalers, data sets."""
+    found = Findings()
+    check_bars_used(workspace, store, bars, tamper, found)
+    check_rows_stored(store, bars, horizons, tamper, found)
+    for horizon in horizons:
+        check_scaler_stored(store, horizon, tamper, found)
+        data = certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as every training gets it
+        check_dataset(data, store, found, tamper)
+    return found
+
+
+def check_runs(data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, to: Findings, model: str = MODELS[0]) -> None:
+    """Small runs of all that learns and forecasts: baselines, a fold, a training, a stack, and `predict`."""
+    part = small_part(data)
+    steps = {
+        "baselines": lambda: check_baselines(data, tamper, to),
+        "a fold": lambda: check_fold(part, model, tamper, to),
+        "predictions": lambda: check_predictions(part, model, tamper, to),
+        "a stack": lambda: check_stack(part, to),
+        "predict": lambda: check_predict(part, bars, to),
+    }
+    for name, check in steps.items():
+        with phase(f"proof of {name}", len(part.labels)):
+            check()
+
+
+def _tampered(
+    symbol: str, horizons: Sequence[int], found: Findings, started: float, proof: Proof | None = None
+) -> AuditResult:
+    """The result of an audit with a tamper: it has no certificate."""
+    cuts = [(pd.Timestamp(cut.moment), cut.why) for cut in proof.cuts] if proof else []
+    return AuditResult(
+        symbol=symbol, form="tampered with: no certificate", passed=not found.leaks, horizons=list(horizons),
+        cuts=len(cuts), disturbances=["truncate", *proof.disturbances] if proof else [], compared=found.compared,
+        leaks=leak_table(found.leaks), sentences=[leak.sentence() for leak in found.leaks], reused=False,
+        certificates=[], seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> Tried:
+    """Where an audit keeps what its trainings have shown, until its certificates are written."""
+    code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
+    decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
+    decided |= {"runs": [_small_run(data, model).run_id for model in models]}
+    return Tried(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
+
+
+def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: Tried | None) -> list[Leak]:
+    """`leaks_of_training` of each model, kept as soon as it is known."""
+    done = (tried and tried.load()) or {}
+    for model in models:
+        if model not in done:
+            with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
+                done[model] = [leak.to_dict() for leak in leaks_of_training(data, model)]
+                if tried:
+                    tried.save(done)
+    return [Leak(**one) for model in models for one in done[model]]
+
+
+def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
+    """What a real training (weights, early stopping, temperature, the steps before) and its verdict take from rows they
+    may not read."""
+    some = np.flatnonzero(data.row >= 0)
+    some = some[: first_of_two_classes(data.y[some], _rows_for(model))]
+    values = data.x_NF[data.row[some]]
+    labels = data.labels.iloc[some].assign(close=data.close[data.row[some]])  # some steps follow the price
+    first, second = int(0.6 * len(some)), int(0.8 * len(some))
+    rows = np.arange(len(some))
+    split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
+    return list(leaks_of_fitted(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
+
+
+class _Training:
+    """`fit_holdout` and `judge` as a pipeline under proof: the same doors that `train` goes through."""
+
+    def __init__(self, data: Dataset, model: str):
+        self.data, self.model = data, model
+
+    def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
+        names, data = tuple(self.data.features.columns), self.data
+        train, close = np.asarray(roles["train"]), labels["close"].to_numpy()
+        sample = Sample(values, names, train, close, labels.iloc[train])
+        part = replace(
+            data, features=pd.DataFrame(values, index=labels.index, columns=names), labels=labels, close=close,
+            segment=np.zeros(len(labels), np.int32), splits=dict(roles),
+            scaler=fit_steps(data.settings["data"]["preprocess"], sample),
+        )  # fmt: skip
+        spec = _small_run(data, self.model)
+        with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
+            # One for each fit: a model that other rows left as it was would find its earlier forecasts.
+            workspace = Workspace(Path(folder))
+            run = open_run(workspace.results, data.symbol, spec, fresh=True)
+            artifact = fit_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
+            state, verdict = artifact.load_state(), judge(workspace, part, artifact)
+        learnt = {name: state[name] for name in ("model_state", "calibration")}
+        judged = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
+        evaluated = {"metrics": judged.T.to_dict(), "prior": verdict.priors["validation"]}
+        # Validation rows stop the training, set the temperature and judge; training rows alone teach the steps before.
+        both = ("train", "validation")
+        trained = {f"trained {self.model}": Fitted(learnt, both), f"judged {self.model}": Fitted(evaluated, both)}
+        return trained | ({"steps before the model": Fitted(state["scaler"])} if self.model == MODELS[0] else {})
+
+
+def _small_run(data: Dataset, model: str) -> RunSpec:
+    return run_spec(
+        data.symbol, data.horizon, model, task="train", seed=0, quick=False, data=data.fingerprint,
+        settings=_small(model),
+    )  # fmt: skip
+
+
+def _family(model: str) -> str:
+    return "tabular" if spec_of(model).family == "tabular" else "network"
+
+
+def _rows_for(model: str) -> int:
+    return TRAINING_ROWS[_family(model)]
+
+
+def _small(model: str) -> dict:
+    """Settings of a training that reads rows as the model's own does, and is over in a second or two."""
+    if _family(model) == "tabular":
+        return {"rounds": 20, "threads": 1} | ({} if model == "linear" else {"depth": 3})
+    return {"epochs": 2, "lookback": 16, "batch": 128}

@@ -1,0 +1,222 @@
+"""Compare the prepared files with references: what training reads is what the code computes from the bars, to the bit.
+
+Each check passes the value that a user gets through `tamper` first, so that a caller can test the check.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.io import load_bars, read_table
+from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.preprocessing import fit_steps
+from ml_factory.datasets.scaling import SCALERS
+from ml_factory.datasets.store import Store
+from ml_factory.datasets.transforms import Sample
+from ml_factory.features import custom
+from ml_factory.leakage.artifact_comparison import (
+    Tamper,
+    difference,
+    differences_of_frame,
+    differences_of_positions,
+    differences_of_state,
+    passed_through,
+    unequal_rows,
+)
+from ml_factory.leakage.fitted import leaks_of_splits
+from ml_factory.leakage.pipeline_under_test import Split
+from ml_factory.leakage.tables import ROWS, Leak
+from ml_factory.progress import phase
+from ml_factory.seeding import generator
+from ml_factory.storage.atomic_files import plain
+from ml_factory.storage.workspace import Workspace, raw_bars_of
+from ml_factory.targets.splits import holdout
+from ml_factory.workflows.dataset import SPLITS, Dataset
+from ml_factory.workflows.load import dataset_of
+from ml_factory.workflows.prove import pipeline_of, settings_of
+
+QUICK_COLUMNS = 12  # of a stored scaler, refitted at the end of `prepare`; an audit refits all of them
+
+
+@dataclass
+class Findings:
+    """leaks : what was found.  compared : part -> rows or numbers compared."""
+
+    leaks: list[Leak] = field(default_factory=list)
+    compared: dict[str, int] = field(default_factory=dict)
+
+    def take(self, part: str, count: int, leaks: Sequence[Leak]) -> None:
+        """Add what a comparison of so many rows or numbers has found."""
+        self.compared[part] = self.compared.get(part, 0) + int(count)
+        self.leaks += leaks
+
+
+# ---- bars ------------------------------------------------------------------------------------------------------------
+
+
+def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, to: Findings):
+    """Compare the bars that the pipeline gets with a second reading, the rows of the raw file and the stored hash."""
+    given = passed_through(tamper, "bars", bars.copy() if tamper else bars)
+    settings, symbol = settings_of(store), store.facts["symbol"]
+    again, _ = load_bars(workspace, symbol, settings.bars)
+    leaks = differences_of_frame("bars", given, again, "the raw file's checked bars")
+    if not leaks and Prefixes(again).whole != store.facts["raw"]["bars"]:
+        leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
+    if replace(settings.bars, strict=False, minutes=None) == BarSpec():
+        leaks += _beside_the_raw_file(read_table(raw_bars_of(workspace, symbol)), again)
+    to.take("bars", len(again), leaks)
+
+
+def _beside_the_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[Leak]:
+    """Prices that are not those of the raw row of the same minute, where the file is in the contract's form."""
+    names = ["open", "high", "low", "close"]
+    if not {"timestamp", *names} <= set(table.columns) or not isinstance(table["timestamp"].dtype, pd.DatetimeTZDtype):
+        return []
+    raw = table.set_index("timestamp")[names]
+    raw = raw[~raw.index.duplicated(keep="last")].reindex(bars.index)
+    if raw["close"].isna().any():  # stamped in another way: its rows cannot be joined
+        return []
+    return differences_of_frame("bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute")
+
+
+# ---- features, labels, splits ----------------------------------------------------------------------------------------
+
+
+def check_rows_stored(
+    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, to: Findings
+) -> None:
+    """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
+    settings, facts = settings_of(store), store.facts["market"]
+    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=0)
+    with custom.uncalled():
+        known_at, values, names = pipeline.features(bars, facts)
+        labels = pipeline.labels(bars, facts)
+    index = pd.DatetimeIndex(known_at.astype("M8[ns]"), tz="UTC", name="known_at")
+    wanted = pd.DataFrame(values, index=index, columns=names, copy=False)
+    stored = store.load_features()
+    given = passed_through(tamper, "features", stored.copy() if tamper else stored)
+    own = [custom.of(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
+    reference = "the features rebuilt from the bars"
+    to.take("stored features", wanted.size, differences_of_frame("features", given, wanted, reference, rounded=own))
+    for horizon in horizons:
+        made = labels[f"h{horizon}"].drop(columns="close")
+        made = made[made["entry_bar"] >= store.facts["first"]]
+        stored = store.load_labels(horizon)
+        given = passed_through(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
+        reference = "the labels rebuilt from the bars"
+        leaks = differences_of_frame(f"labels h{horizon}", given, made, reference, extra=True)
+        to.take(f"stored labels h{horizon}", len(made), leaks)
+        check_splits_stored(store, horizon, tamper, to)
+
+
+def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
+    labels.attrs["horizon"] = horizon
+    return labels
+
+
+def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, to: Findings) -> None:
+    """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
+    settings, labels, splits = settings_of(store), store.load_labels(horizon), store.load_splits(horizon)
+    given = passed_through(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
+    part = f"splits h{horizon}"
+    leaks = differences_of_positions(part, given, holdout(labels, settings.splits), "the rule of the split")
+    if isinstance(given, Mapping) and set(given) == set(SPLITS) and all(map(len, given.values())):
+        rows = {name: np.asarray(positions) for name, positions in given.items()}
+        if all(one.min() >= 0 and one.max() < len(labels) for one in rows.values()):
+            split = Split("stored", rows, settings.splits.embargo_bars)
+            leaks = [*leaks_of_splits(labels, [split], f"h{horizon}"), *leaks]
+    to.take(part, len(labels), leaks)
+
+
+# ---- scaler and data set ---------------------------------------------------------------------------------------------
+
+
+def check_scaler_stored(
+    store: Store, horizon: int, tamper: Tamper | None, to: Findings, *, columns: int | None = None
+) -> None:
+    """The stored scaler, and the steps before it, refitted on the stored training rows.
+
+    columns : of a scaler alone, compare so many columns, drawn at random; None: all.
+    """
+    steps, labels = settings_of(store).preprocess, store.load_labels(horizon)
+    train, facts = store.load_splits(horizon)["train"], store.load_rows()
+    rows = store.known_at.get_indexer(labels.index)[train]
+    values, names, stored = store.values, tuple(store.feature_names), store.load_scaler(horizon)
+    given = passed_through(tamper, "scaler", stored)
+    close = facts["close"].to_numpy()
+    given = given.to_dict() if hasattr(given, "to_dict") else given
+    if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
+        some = np.sort(generator("scaler columns", horizon).choice(len(names), columns, replace=False))
+        values, names, given = np.ascontiguousarray(values[:, some]), tuple(names[k] for k in some), _only(given, some)
+    with phase(f"refitting scaler {horizon}", len(rows)):
+        wanted = fit_steps(steps, Sample(values, names, rows, close, labels.iloc[train]))
+    reference = "the steps refitted on the training rows"
+    leaks = differences_of_state(f"scaler h{horizon}", "scaler", given, wanted, reference)
+    to.take(f"scaler h{horizon}", len(rows), leaks)
+
+
+def _only(scaler: Mapping, some: np.ndarray) -> dict:
+    """The stored numbers of a scaler for these columns alone."""
+    kept = {name: np.asarray(scaler[name])[some].tolist() for name in ("center", "scale", "knots") if name in scaler}
+    return {**scaler, **kept}
+
+
+def check_dataset(data: Dataset, store: Store, to: Findings, tamper: Tamper | None = None) -> None:
+    """Compare what `load_dataset` returns with the stored files, and its derived arrays with its fields."""
+    if tamper:
+        data = replace(data, features=data.features.copy(), labels=data.labels.copy(), splits=dict(data.splits))
+    given = passed_through(tamper, "dataset", data)
+    wanted, part = dataset_of_files(store, data.horizon), f"dataset h{data.horizon}"
+    if not isinstance(given, Dataset):
+        return to.take(part, 1, [difference(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")])
+    frame = partial(differences_of_frame, reference="the stored one")
+    leaks = frame(f"{part}, features", given.features, wanted.features)
+    leaks += frame(f"{part}, labels", given.labels, wanted.labels)
+    leaks += differences_of_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
+    leaks += differences_of_state(part, "scaler", given.scaler, wanted.scaler, "the stored one")
+    for name in ("symbol", "horizon", "fingerprint", "settings"):
+        if plain(getattr(given, name)) != plain(getattr(wanted, name)):
+            leaks.append(difference(part, name, 1, "the first", "the stored one"))
+    if not leaks:
+        leaks = _derived(part, given, wanted)
+    to.take(part, wanted.features.size, leaks)
+
+
+def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
+    """Arrays that training reads off a data set: some are kept once made, so they may differ from what it holds."""
+    leaks, names = [], ("segment", "close", "x_NF", "row", "y", "last_move", "volatility", "clear")
+    read = {name: lambda one, name=name: getattr(one, name) for name in names}
+    read |= {"clock": lambda one: np.stack([one.clock.progress, one.clock.minutes_left], axis=1)}
+    read |= {"usable": lambda one: one.usable(16), "split_of": lambda one: one.split_of().astype(str)}
+    read |= {"development": lambda one: one.development(), "classes": lambda one: list(one.classes.values())}
+    for name, of in read.items():
+        one, two = of(given), of(wanted)
+        if len(unequal := unequal_rows(np.asarray(one), np.asarray(two))):
+            leaks.append(difference(part, name, len(unequal), f"row {unequal[0]}", "what the stored files give"))
+    return leaks
+
+
+def dataset_of_files(store: Store, horizon: int) -> Dataset:
+    """The data set with its rows read from the files once more, to compare with."""
+    rows = store.load_rows()
+    return replace(
+        dataset_of(store, horizon), features=store.load_features(), segment=rows["segment"].to_numpy(),
+        close=rows["close"].to_numpy(), labels=store.load_labels(horizon), splits=store.load_splits(horizon),
+        scaler=store.load_scaler(horizon),
+    )  # fmt: skip
+
+
+# ---- all of it -------------------------------------------------------------------------------------------------------
+
+
+def quick_check(store: Store, horizons: Sequence[int]) -> Findings:
+    """Last check of `prepare`: some columns of each stored scaler refitted, and the data set against its files."""
+    found = Findings()
+    for horizon in horizons:
+        check_scaler_stored(store, horizon, None, found, columns=QUICK_COLUMNS)
+        check_dataset(dataset_of(store, horizon), store, found)
+    return found

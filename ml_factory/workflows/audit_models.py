@@ -1,0 +1,66 @@
+"""Audit of finished models: their scaler is the stored one, and stored predictions equal those of the model."""
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.predict import predict_features
+from ml_factory.leakage.artifact_comparison import Tamper, difference, differences_of_state, passed_through
+from ml_factory.leakage.tables import ROWS, Leak
+from ml_factory.models.registry import spec_of
+from ml_factory.progress import phase
+from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.audit_artifacts import Findings
+from ml_factory.workflows.dataset import SPLITS, Dataset
+from ml_factory.workflows.predict import STACK, predictions_path, read_frame, said_by
+
+NETWORK_ROWS = 1_000  # of each part, the newest: a network takes long over all of them
+CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on another device
+SHIFT = 1e-4  # mean change of the probability of what came
+
+
+def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, to: Findings) -> None:
+    """Re-predict the stored forecasts of every finished model of this data set from its bundle."""
+    for artifact in Registry(workspace.models).list(data.symbol):
+        facts = artifact.facts
+        if artifact.kind == STACK or (facts.get("data"), facts.get("horizon")) != (data.fingerprint, data.horizon):
+            continue
+        path = predictions_path(workspace, artifact)
+        if not artifact.whole() or not said_by(path, artifact):
+            continue  # what is not whole, or not vouched for, is made again before anyone reads it
+        part = f"predictions of {facts['run_id']}"
+        state, frame = artifact.load_state(), read_frame(path)
+        leaks = differences_of_state(part, "scaler", state["scaler"], data.scaler, "the stored one")
+        given = passed_through(tamper, "predictions", frame.copy())
+        with phase(f"re-predicting {facts['model']}", len(frame)):
+            rows, found = _beside_the_bundle(data, artifact, Bundle.from_state(state), given, part)
+        to.take(part, rows, leaks + found)
+
+
+def _beside_the_bundle(
+    data: Dataset, artifact: Artifact, bundle: Bundle, frame: pd.DataFrame, part: str
+) -> tuple[int, list[Leak]]:
+    """(rows compared, leaks) of stored probabilities against those that the bundle predicts now."""
+    at = data.labels.index.get_indexer(frame.index)
+    if not len(at) or (at < 0).any() or not (np.diff(at) > 0).all():
+        return 0, [difference(part, ROWS, max(1, int((at < 0).sum())), "the first", "the rows of the labels")]
+    tabular = spec_of(artifact.facts["model"]).family == "tabular"
+    split = data.split_of()[at]
+    newest = [np.flatnonzero(split == name)[-NETWORK_ROWS:] for name in SPLITS]
+    kept = np.arange(len(at)) if tabular else np.concatenate(newest)
+    predicted = predict_features(
+        bundle, data.features, segment=data.segment, rows=data.row[at[kept]], close=data.close
+    )[PROBABILITIES].reindex(frame.index[kept])  # fmt: skip
+    moved = frame[PROBABILITIES].to_numpy()[kept] - predicted.to_numpy()
+    wrong = np.flatnonzero(~(np.abs(moved).max(axis=1) <= CLOSE["tabular" if tabular else "network"]))
+    found, reference = [], "what its bundle says"
+    if len(wrong):
+        found.append(difference(part, "probabilities", len(wrong), frame.index[kept[wrong[0]]], reference))
+    elif abs(moved[np.arange(len(kept)), data.y[at[kept]] + 1].mean()) > SHIFT:
+        found.append(difference(part, "probability of what came", len(kept), frame.index[kept[0]], reference))
+    for name, wanted in (("label", data.y[at]), ("split", split)):
+        if name in frame and len(wrong := np.flatnonzero(frame[name].to_numpy() != wanted)):
+            found.append(difference(part, name, len(wrong), frame.index[wrong[0]], "the data set"))
+    return len(kept), found

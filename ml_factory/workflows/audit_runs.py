@@ -1,0 +1,335 @@
+"""Audit of small runs: a fold, a training with its predictions and verdict, and the baselines.
+
+Each is done twice by the functions that users call: on the data, and on data in which what it may not read is another.
+What the first gives passes through `tamper` and is compared with the second, and with references made of the rows that
+each part may read.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.datasets.preprocessing import fit_steps, transform
+from ml_factory.datasets.transforms import Sample
+from ml_factory.ensemble.out_of_fold import inner_validation
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.baselines import ClockBaseline, session_clock
+from ml_factory.evaluation.metrics import PROBABILITIES
+from ml_factory.experiment import RunSpec, open_checkpoints, open_run, run_spec
+from ml_factory.leakage.artifact_comparison import (
+    Tamper,
+    difference,
+    differences_of_frame,
+    differences_of_positions,
+    differences_of_state,
+    passed_through,
+    unequal_rows,
+)
+from ml_factory.leakage.fitted import rows_that_break_the_rule
+from ml_factory.leakage.pipeline_under_test import Split
+from ml_factory.leakage.reference_baselines import among_classes, last_move_shares, mean_log_loss, prior_shares
+from ml_factory.leakage.tables import Leak
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.label_table import usable_rows
+from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.workflows.audit_artifacts import Findings
+from ml_factory.workflows.dataset import Dataset, baselines
+from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
+from ml_factory.workflows.fold_scores import UNCALIBRATED, judged_folds
+from ml_factory.workflows.folds import FoldModel, forecast_folds
+from ml_factory.workflows.predict import judge, read_frame
+from ml_factory.workflows.train import fit_holdout
+
+ROWS = 3_000  # labelled rows of a small run
+FOLDS, AUDITED_FOLD = 3, 1  # the fold in the middle has training rows on both sides
+BLIND = "that of a run whose other rows were disturbed"
+SETTINGS = {"rounds": 20, "threads": 1}
+
+
+# ---- small data ------------------------------------------------------------------------------------------------------
+
+
+def small_part(data: Dataset, rows: int = ROWS) -> Dataset:
+    """The first labelled rows and the features under them as a data set of its own, with its own split and scaler.
+
+    More than `rows` where these cannot be split, or where a part of them is of a single class.
+    """
+    there = usable_rows(data.labels)
+    there = there[data.row[there] >= 0]
+    some = first_of_two_classes(data.y[there], rows)
+    some, rows = there[:some], some
+    labels = data.labels.iloc[some]
+    embargo = int(data.settings["data"]["splits"]["embargo_bars"])
+    try:
+        splits = holdout(labels, SplitSpec(train=0.6, validation=0.2, embargo_bars=embargo))
+    except SettingsError:
+        if len(some) == len(there):
+            raise
+        return small_part(data, 2 * rows)
+    kept = slice(int(data.row[some[0]]), int(data.row[some[-1]]) + 1)
+    part = replace(
+        data, features=data.features.iloc[kept], segment=data.segment[kept], close=data.close[kept], labels=labels,
+        splits=splits,
+    )  # fmt: skip
+    return replace(part, scaler=_steps_on(part, splits["train"]))
+
+
+def first_of_two_classes(y_N: np.ndarray, rows: int) -> int:
+    """How many of the first labels to take: `rows`, doubled until each fifth of them holds two classes or more.
+
+    Each part of a split of .6, .2, .2 then does, and so do the training rows of its folds.
+    All of them where no number will do.
+    """
+    rows = min(rows, len(y_N))
+    while rows < len(y_N) and any(len(np.unique(fifth)) < 2 for fifth in np.array_split(y_N[:rows], 5)):
+        rows = min(2 * rows, len(y_N))
+    return rows
+
+
+def _steps_on(data: Dataset, rows: np.ndarray):
+    """The steps before the model, fitted on these rows: the reference for what a fold or a training fits."""
+    sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    return fit_steps(data.settings["data"]["preprocess"], sample)
+
+
+def with_other_labels(data: Dataset, rows: np.ndarray) -> Dataset:
+    """The data set with other outcomes in these rows: each class is the next one, returns change sign and size."""
+    labels, classes = data.labels.copy(), sorted(data.classes.values())
+    following = dict(zip(classes, [*classes[1:], classes[0]], strict=True))
+    changed = {"label": labels["label"].map(following).astype(labels["label"].dtype), "ret": -5.0 * labels["ret"]}
+    for name, column in changed.items():
+        labels.iloc[rows, labels.columns.get_loc(name)] = column.iloc[rows].to_numpy()
+    return replace(data, labels=labels)
+
+
+def with_other_features(data: Dataset, rows: np.ndarray) -> Dataset:
+    """The data set with other inputs in the feature rows of these labels."""
+    values = data.x_NF.copy()
+    values[data.row[rows]] = -3.0 * values[data.row[rows]] + 7.0
+    return replace(data, features=pd.DataFrame(values, index=data.features.index, columns=data.features.columns))
+
+
+@contextmanager
+def scratch() -> Iterator[Workspace]:
+    """A workspace that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
+        yield Workspace(Path(folder))
+
+
+def small_spec(data: Dataset, model: str, task: str) -> RunSpec:
+    """The run of a small model."""
+    settings = SETTINGS if model != "linear" else {"threads": 1}
+    return run_spec(
+        data.symbol, data.horizon, model, task=task, seed=0, quick=False, data=data.fingerprint, settings=settings
+    )
+
+
+# ---- a fold ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _RecordedModel(FoldModel):
+    """A fold's model of which it is written down what it was fitted on and given."""
+
+    record: dict = field(default_factory=dict)
+
+    def build(self, data: Dataset, fold: int):
+        return _Recorder(super().build(data, fold), self.record)
+
+    def fit_scaler(self, data: Dataset, rows: np.ndarray):
+        fitted = super().fit_scaler(data, rows)
+        self.record.update(train=np.array(rows), scaler=fitted)
+        return fitted
+
+
+class _Recorder:
+    """A model that remembers the inputs of its fit and of its last forecast."""
+
+    def __init__(self, model, record: dict):
+        self._model, self._record = model, record
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def fit(self, x, y, *given, validation=None, **options):
+        self._record.update(taught=np.array(x), y=np.array(y))
+        return self._model.fit(x, y, *given, validation=validation, **options)
+
+    def predict_proba(self, x, *given, **options):
+        self._record["judged"] = np.array(x)
+        return self._model.predict_proba(x, *given, **options)
+
+
+def fold_value(data: Dataset, plan: FoldPlan, model: str) -> dict:
+    """What a fold of a cross-validation was fitted on and gives; see docs/guide.md, "An audit with a tamper"."""
+    spec = small_spec(data, model, "folds")
+    one = replace(plan, folds=[plan.folds[AUDITED_FOLD]], labels=data.labels.iloc[plan.rows])
+    recorded = _RecordedModel(spec, model, dict(spec.settings))
+    with scratch() as workspace:
+        run = open_run(workspace.results, data.symbol, spec, fresh=True)
+        with open_checkpoints(workspace.checkpoints, run) as manager:
+            outcome = forecast_folds(manager, data, one, recorded)
+    (judged,), seen = judged_folds(data, outcome, model), recorded.record
+    taught = one.folds[0][0][plan.usable[one.folds[0][0]]]
+    _, validation = inner_validation(one.labels, taught, 0.15)
+    return {
+        "labels": data.labels, "features": data.features.iloc[data.row], "embargo": plan.embargo,
+        "train": seen["train"], "validation": plan.rows[validation], "test": judged.rows, "scaler": seen["scaler"],
+        "y": seen["y"], "inputs_train": seen["taught"], "inputs_test": seen["judged"],
+        "forecasts": judged.forecasts[model + UNCALIBRATED], "calibrated": judged.forecasts[model],
+    }  # fmt: skip
+
+
+def check_fold(data: Dataset, model: str, tamper: Tamper | None, to: Findings) -> None:
+    """Check that a fold separates training from test rows, and that nothing fitted in it depends on its test rows."""
+    plan = fold_plan(data, data.development(), SchemeSpec(folds=FOLDS), 1, False)
+    clean = fold_value(data, plan, model)
+    given = passed_through(tamper, "fold", dict(clean))
+    test = np.asarray(plan.rows[plan.folds[AUDITED_FOLD][1]])
+    labels_blind = fold_value(with_other_labels(data, test), plan, model)
+    features_blind = fold_value(with_other_features(data, test), plan, model)
+    part, leaks = "fold", []
+    rows = {name: np.asarray(given[name], np.int64) for name in ("train", "validation", "test")}
+    leaks += _rule_of_fold(data, rows, plan.embargo)
+    wanted = {name: labels_blind[name] for name in rows}
+    leaks += differences_of_positions(part, rows, wanted, "the purged fold")
+    wanted_steps = _steps_on(data, clean["train"])
+    leaks += differences_of_state(part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows")
+    leaks += differences_of_state(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
+    scaled = transform(wanted_steps, data.x_NF, data.close)
+    for name, of in (("inputs_train", clean["train"]), ("inputs_test", clean["test"])):
+        leaks += _unequal(part, name, given[name], scaled[data.row[of]], "the rows scaled by the refitted steps")
+    leaks += _unequal(part, "y", given["y"], data.y[clean["train"]], "the labels of its train rows")
+    for name in ("forecasts", "calibrated"):
+        leaks += _unequal(part, name, given[name], labels_blind[name], BLIND)
+    to.take("fold", len(plan.rows), first_of_each(leaks))
+
+
+def _rule_of_fold(data: Dataset, rows: Mapping[str, np.ndarray], embargo: int) -> list[Leak]:
+    """Training rows that violate purge or embargo with respect to the test rows."""
+    both = np.union1d(rows["train"], rows["validation"])
+    found = []
+    for roles, kept_away in (({"train": both, "test": rows["test"]}, embargo),
+                             ({"train": rows["train"], "validation": rows["validation"]}, 0)):  # fmt: skip
+        if not all(map(len, roles.values())) or max(map(np.max, roles.values())) >= len(data.labels):
+            continue
+        for who, wrong in rows_that_break_the_rule(data.labels, Split("fold", roles, kept_away)):
+            first = data.labels.index[wrong.min()]
+            found.append(difference("fold", who, len(wrong), first, "the rule of purge and embargo"))
+    return found
+
+
+# ---- a training, its predictions and its verdict ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """state : of the artifact.  predictions : as on disk.  metrics : a row per split and forecast."""
+
+    state: dict
+    predictions: pd.DataFrame
+    metrics: pd.DataFrame
+
+
+def _trained(data: Dataset, model: str) -> _Outcome:
+    spec = small_spec(data, model, "train")
+    with scratch() as workspace:
+        run = open_run(workspace.results, data.symbol, spec, fresh=True)
+        artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+        verdict = judge(workspace, data, artifact)
+        state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
+        return _Outcome(state, read_frame(verdict.path), verdict.metrics)
+
+
+def check_predictions(data: Dataset, model: str, tamper: Tamper | None, to: Findings) -> None:
+    """Neither the model, nor what it forecasts of test rows, nor the verdict's baselines move with the test labels."""
+    clean, blind = _trained(data, model), _trained(with_other_labels(data, data.splits["test"]), model)
+    given = passed_through(tamper, "predictions", clean.predictions.copy())
+    part = "predictions"
+    leaks = differences_of_state(part, "the model's state", clean.state, blind.state, BLIND)
+    forecast = blind.predictions[PROBABILITIES]
+    found = differences_of_frame(part, given, forecast, BLIND, extra=True)
+    if not found:
+        at = data.labels.index.get_indexer(given.index)
+        about = pd.DataFrame({"split": data.split_of()[at], "label": data.y[at]}, index=given.index)
+        found = differences_of_frame(part, given, about, "the data set", extra=True)
+    leaks += found or _leaks_of_verdict(data, model, given, clean.metrics)
+    to.take(part, len(forecast), first_of_each(leaks))
+
+
+def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metrics: pd.DataFrame) -> list[Leak]:
+    """Log losses of a verdict that are not those of its forecasts, or of the baselines counted once more."""
+    at = data.labels.index.get_indexer(predictions.index)
+    split = predictions["split"].to_numpy()
+    leaks = []
+    for name in ("validation", "test"):
+        rows = at[split == name]
+        forecasts = {model: predictions.loc[split == name, PROBABILITIES].to_numpy()}
+        forecasts |= recounted(data, at[split == "train"], rows)
+        table = metrics[metrics["split"] == name].set_index("name")["log_loss"]
+        for who, p_N3 in forecasts.items():
+            wanted = mean_log_loss(p_N3, data.y[rows], data.clear[rows])
+            if who in table.index and not np.isclose(table[who], wanted, rtol=0.0, atol=1e-9):
+                numbers = f"{wanted:.6f} by a recount, {table[who]:.6f} in the table"
+                leaks.append(difference("baseline", f"{who}, log loss of {name} rows", len(rows), at[0], numbers))
+    return leaks
+
+
+# ---- baselines -------------------------------------------------------------------------------------------------------
+
+
+def recounted(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Reference baselines of `rows`, counted from the clear training rows alone: name -> (N, 3)."""
+    train = np.sort(train_rows[data.clear[train_rows]])
+    y = data.y[train]
+    calendar, at = data.settings["market"]["calendar"], data.labels.index.as_unit("ns").asi8
+    minutes = np.diff(at[train]) / 60e9 / np.diff(data.row[train]) if len(train) > 1 else np.ones(1)
+    clock = ClockBaseline.fit(
+        session_clock(at[train], calendar), y, horizon=data.horizon, bar_minutes=float(np.median(minutes)),
+        volatility=data.volatility[train],
+    )  # fmt: skip
+    here = session_clock(at[rows], calendar)
+    found = {
+        "prior": np.tile(prior_shares(y), (len(rows), 1)),
+        "last_move": last_move_shares(data.last_move[train], y, data.last_move[rows]),
+        "clock": clock.predict(here),
+        "clock_volatility": clock.predict(here, data.volatility[rows]),
+    }
+    return {name: among_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
+
+
+def check_baselines(data: Dataset, tamper: Tamper | None, to: Findings) -> None:
+    """The baselines of the test rows are those of the training rows' labels, whatever the other labels are."""
+    train, rows = data.splits["train"], data.splits["test"]
+    index = data.labels.index[rows]
+    used = {
+        name: pd.DataFrame(p, index=index, columns=PROBABILITIES) for name, p in baselines(data, train, rows).items()
+    }
+    given = passed_through(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
+    blind = baselines(with_other_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows)
+    again, leaks = recounted(data, train, rows), []
+    for name, frame in used.items():
+        one = given.get(name)
+        values = np.asarray(one[PROBABILITIES] if isinstance(one, pd.DataFrame) else one, np.float64)
+        leaks += _unequal("baseline", name, values, blind[name], BLIND)
+        if name in again and (values.shape != again[name].shape or not np.allclose(values, again[name], 0.0, 1e-9)):
+            leaks.append(difference("baseline", name, len(frame), index[0], "a recount of the training rows"))
+    to.take("baseline", len(rows) * len(used), first_of_each(leaks))
+
+
+# ---- what the checks share -------------------------------------------------------------------------------------------
+
+
+def _unequal(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
+    unequal = unequal_rows(np.asarray(got), np.asarray(wanted))
+    return [difference(part, name, len(unequal), f"row {unequal[0]}", reference)] if len(unequal) else []
+
+
+def first_of_each(leaks: Sequence[Leak]) -> list[Leak]:
+    """The leaks, each column once: the first that names it."""
+    return list({(leak.part, leak.column): leak for leak in reversed(leaks)}.values())[::-1]

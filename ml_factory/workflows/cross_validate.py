@@ -1,0 +1,232 @@
+"""Folds told: plain ones, and nested ones that repeat a search for barriers on each fold's own training rows.
+
+A nested fold asks its own question: its labels, also those that judge, are made with the barriers that its training
+rows led to. No test row had a say in them, but a log loss is of another question in every fold; what can be set side
+by side, and averaged, is the gain over the prior of the same fold.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.seeding import derive_seed
+from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.splits import label_times, no_training_row, purge
+from ml_factory.workflows.barrier_trials import Frames, frames_for, kept_search, trial_of
+from ml_factory.workflows.dataset import Dataset
+from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec
+from ml_factory.workflows.fold_scores import (
+    UNCALIBRATED,
+    fold_metrics,
+    gain_over_blocks,
+    judged_folds,
+    judged_labels,
+    path_metrics,
+    verdict_of_folds,
+)
+from ml_factory.workflows.folds import (
+    FoldModel,
+    calibration_columns,
+    check_taught,
+    forecast_folds,
+    out_of_fold_predictions,
+)
+from ml_factory.workflows.restore_run import keepsake_of, recorded
+from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, how_far, nested_run, trials_file
+
+
+@dataclass(frozen=True)
+class FoldsTold:
+    """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
+
+    gain, gain_se : mean gain over the blocks and its standard error; gain_uncalibrated : the mean without calibration.
+    untaught : folds that forecast nothing.  found, reached, inexact : see `FoldOutcome`.
+    verdict : over the blocks; see `verdict_of_folds`.
+    """
+
+    scores: pd.DataFrame
+    table: pd.DataFrame
+    paths: pd.DataFrame | None
+    gain: float
+    gain_se: float
+    gain_uncalibrated: float
+    untaught: list[int]
+    found: int
+    reached: str
+    inexact: tuple[str, ...]
+    verdict: ModelVerdict
+
+
+def plain_folds(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
+) -> FoldsTold:
+    """Every fold on the labels as they are prepared."""
+    with _recorded(workspace, run, model.spec, mirror) as (manager, finish):
+        keep = forecasts_file(run, model.name)
+        outcome = out_of_fold_predictions(manager, data, plan, model, keep)
+        judged = judged_folds(data, outcome, model.name)
+        scores = fold_metrics(data, judged)
+        gains = _gains(scores, model.name, finish)
+    return FoldsTold(
+        scores, plan.table().assign(**calibration_columns(outcome.calibrations)),
+        path_metrics(data, plan, judged), **gains,
+        untaught=outcome.untaught, found=outcome.found, reached=outcome.reached, inexact=outcome.inexact,
+        verdict=verdict_of_folds(data, scores, model.name, judged_labels(data, judged)),
+    )  # fmt: skip
+
+
+@contextmanager
+def _recorded(
+    workspace: Workspace, run: Run, spec: RunSpec, mirror: str
+) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
+    """The run's checkpoints, and what its record is told at its end."""
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        keepsake, owned = keepsake_of(manager, run, spec), folds_phase(spec.model)
+        with recorded(manager, run, spec.to_dict(), keepsake, mirror, owned=owned) as finish:
+            yield manager, finish
+
+
+def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> dict[str, float]:
+    """What the model gains over the blocks; the run's record ends with it."""
+    mean, error = gain_over_blocks(scores, name)
+    finish({"gain_mean": mean, "gain_se": error})
+    return {"gain": mean, "gain_se": error, "gain_uncalibrated": gain_over_blocks(scores, name + UNCALIBRATED)[0]}
+
+
+def searched_folds(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
+) -> FoldsTold:
+    """Every fold on labels made with what a search on its own training rows found; purged again.
+
+    Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
+    one test block each. Raises SettingsError where a fold's search cannot keep the balance.
+    """
+    frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
+    search = replace(search, labels=replace(search.labels, horizon=data.horizon))
+    with _recorded(workspace, run, model.spec, mirror) as (_, finish):
+        nest = [_searched_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]
+        untaught = [k for k, fold in enumerate(nest) if fold.scores is None]
+        check_taught(untaught, len(nest), model.name)
+        scores = pd.concat([fold.scores for fold in nest if fold.scores is not None], ignore_index=True)
+        gains = _gains(scores, model.name, finish)
+    labels = pd.concat([fold.labels for fold in nest if fold.labels is not None]).sort_index()
+    found = sum(fold.found for fold in nest)
+    reached = how_far(f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found])
+    inexact = tuple(dict.fromkeys(reason for fold in nest for reason in fold.inexact))
+    return FoldsTold(
+        scores, pd.concat([fold.table for fold in nest], ignore_index=True), None, **gains,
+        untaught=untaught, found=found, reached=reached, inexact=inexact,
+        verdict=verdict_of_folds(data, scores, model.name, labels),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _NestedFold:
+    """table : its row, with its barriers.  scores, labels : None where it is untaught; `judged_labels`.
+
+    found, inside, inexact : as of `FoldOutcome`, of the search too.
+    """
+
+    table: pd.DataFrame
+    scores: pd.DataFrame | None
+    labels: pd.Series | None
+    found: int
+    inside: str
+    inexact: list[str]
+
+
+def _searched_fold(
+    workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec,
+    frames: Frames, number: int,
+) -> _NestedFold:  # fmt: skip
+    """One fold, under a run id of its own: its search, its labels, its fit."""
+    train, test = plan.folds[number]
+    moments = plan.labels.index[train], plan.labels.index[test]
+    with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
+        keep = trials_file(run, number)
+        searched = kept_search(manager.phase("barriers"), frames, *moments, search, keep=keep)
+        write_bytes_atomic(_place(run, number), searched.spec.to_json().encode())
+        own = relabelled(data, frames, searched.spec.labels, plan.labels.index)
+        part = fold_of(own, moments, number, plan)
+        seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
+        mine = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
+        outcome = forecast_folds(manager, own, part, mine, forecasts_file(run, model.name, number))
+    barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
+    table = part.table().assign(fold=number, **calibration_columns(outcome.calibrations), **barriers)
+    scores = labels = None
+    if not outcome.untaught:
+        judged = judged_folds(own, outcome, model.name)
+        scores, labels = fold_metrics(own, judged).assign(fold=number), judged_labels(own, judged)
+    inside = outcome.inside or (trial_of(searched.found, search) if searched.found else "")
+    return _NestedFold(table, scores, labels, outcome.found, inside, [*searched.inexact, *outcome.inexact])
+
+
+def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
+    """The data set with other labels, of the rows at `moments` only and proven before the first test row."""
+    base, fine, market = frames
+    made = triple_barrier(base, fine, labels, market)
+    first_test = data.labels.index[data.splits["test"][0]]
+    made = made[made.index.isin(moments) & (made["label_end"] < first_test)]
+    return replace(data, labels=made, splits={})
+
+
+def fold_of(own: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan) -> FoldPlan:
+    """The fold of these training and test moments as a plan of one fold over `own`'s labels, purged by their ends."""
+    train, test = (np.flatnonzero(own.labels.index.isin(part)) for part in moments)
+    usable = pd.Series(plan.usable, plan.labels.index).reindex(own.labels.index).to_numpy()
+    train = purge(*label_times(own.labels), train, test, plan.embargo)
+    if not len(train):
+        raise no_training_row(number, len(own.labels), f"barriers searched for, embargo of {plan.embargo} rows")
+    block = np.full(len(own.labels), -1)
+    block[test] = number
+    return FoldPlan(
+        np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited, plan.embargo
+    )
+
+
+def check_one_question(scheme: SchemeSpec, search: SearchSpec | None) -> None:
+    """Refuse a search in every fold where a path goes through several. Raises SettingsError."""
+    if search and scheme.name == "combinatorial":
+        raise SettingsError(
+            "A path cannot go through folds that each ask another question", where="search",
+            got=f"scheme={scheme.name!r}", wanted="folds that judge each row once",
+            next_step="use purged_kfold, or leave the search out",
+        )  # fmt: skip
+
+
+def check_unsearched(data: Dataset) -> None:
+    """Refuse folds over labels whose barriers were searched for on rows that some fold judges.
+
+    A search sees the training rows of the chronological split, and every fold judges some of these.
+    Raises SettingsError.
+    """
+    for found in data.settings["data"].get("searched", ()):
+        if found["labels"]["horizon"] == data.horizon:
+            seen = found["seen_rows"]
+            raise SettingsError(
+                "The barriers of these labels were searched for on rows that the folds judge", where="search",
+                got=f"barriers that saw {seen['count']:,} rows, {seen['first']} to {seen['last']}",
+                wanted="a search in every fold, on its own training rows",
+                next_step="give search=SearchSpec() (--search), or run prepare without searched=",
+            )  # fmt: skip
+
+
+def search_setting(search: SearchSpec | None) -> dict:
+    """What a run's settings say of it: nothing without one."""
+    return {} if search is None else {"search": asdict(search)}
+
+
+def _place(run: Run, number: int) -> Path:
+    return run.folder / f"barriers-{number}.json"

@@ -1,0 +1,372 @@
+"""Prepared rows, lined up and ready for a unit of work: what it reads, learns from and is judged beside.
+
+A holdout run, a fold and an out-of-fold part are the same unit on other rows.
+"""
+
+import importlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.sessions import MINUTE_NS
+from ml_factory.datasets.covariates import named, read_beside
+from ml_factory.datasets.preprocessing import Fitted, changing_columns, evenly_scaled, fit_steps, transform
+from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
+from ml_factory.datasets.transforms import Sample
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.baselines import (
+    BASELINES,
+    ClockBaseline,
+    SessionClock,
+    last_move_probabilities,
+    prior_probabilities,
+    session_clock,
+    trailing_volatility,
+)
+from ml_factory.evaluation.calibration import calibration_by_class
+from ml_factory.evaluation.metrics import among, interval_by_class, log_loss_by_class, metrics_table, row_log_loss
+from ml_factory.evaluation.verdict import ModelVerdict, missing_classes, model_verdict, row_gains
+from ml_factory.experiment import QuickLimits
+from ml_factory.features.build import FeatureSpec
+from ml_factory.models.base import Estimator
+from ml_factory.models.clock_offset import TIMES
+from ml_factory.models.registry import spec_of
+from ml_factory.models.tabular_data import BinnedData
+from ml_factory.targets.label_table import usable_rows
+from ml_factory.targets.labels import classes_of, expected_classes, kind_asked
+from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
+
+SPLITS = ("train", "validation", "test")
+CLOCK_COLUMN = "session_progress"  # the column whose class shares a model starts from
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Features and labels of one symbol and horizon, lined up.
+
+    features : (N, F) float32, unscaled, index known_at.  segment, close : (N,).
+    labels : L rows, index a subset of the features'.  splits : name -> positions into the labels' rows.
+    scaler : the steps up to the scaler, fitted on the split's training rows.
+    settings : those of the data and the market, as stored.
+    """
+
+    symbol: str
+    horizon: int
+    fingerprint: str
+    features: pd.DataFrame
+    segment: np.ndarray
+    close: np.ndarray
+    labels: pd.DataFrame
+    splits: dict[str, np.ndarray]
+    scaler: Fitted
+    settings: dict
+
+    @cached_property
+    def x_NF(self) -> np.ndarray:
+        return np.ascontiguousarray(self.features.to_numpy(dtype=np.float32))
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """int64 (L,): the feature row of each label."""
+        return self.features.index.get_indexer(self.labels.index)
+
+    @cached_property
+    def y(self) -> np.ndarray:
+        return self.labels["label"].to_numpy()
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of labels, one of `targets.labels.KINDS`."""
+        return kind_asked(self.settings)
+
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        """What the labels are called, and which there are."""
+        return classes_of(self.kind)
+
+    @cached_property
+    def last_move(self) -> np.ndarray:
+        """float64 (L,): log return of each row's own base bar; what the naive forecaster looks at.
+
+        NaN for the first bar of a segment: the jump over a night or a hole is no bar's move.
+        """
+        moves = np.diff(np.log(self.close), prepend=np.nan)
+        moves[np.diff(self.segment, prepend=self.segment[0] - 1) != 0] = np.nan
+        return moves[self.row]
+
+    @cached_property
+    def clock(self) -> SessionClock:
+        """Where each of the L labels' rows stands in its session."""
+        return session_clock(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
+
+    @cached_property
+    def volatility(self) -> np.ndarray:
+        """float64 (L,): `trailing_volatility` of each label's row over as many bars as a label reaches, at least 10."""
+        return trailing_volatility(self.close, self.segment, max(self.horizon, 10))[self.row]
+
+    @cached_property
+    def clear(self) -> np.ndarray:
+        """bool (L,): rows that may judge; an ambiguous outcome never does."""
+        return (self.labels["barrier"] != "ambiguous").to_numpy()
+
+    def usable(self, lookback: int) -> np.ndarray:
+        """bool (L,): rows whose input window of `lookback` base rows lies inside one segment."""
+        return rows_with_window(self.segment, self.row, lookback)
+
+    def split_of(self) -> np.ndarray:
+        """str (L,): train, validation, test, or purged for rows between them."""
+        names = np.full(len(self.labels), "purged", dtype=object)
+        for name in SPLITS:
+            names[self.splits[name]] = name
+        return names
+
+    def development(self) -> np.ndarray:
+        """Positions of labels that ended before the first test row was known: what folds are cut from.
+
+        Without those of the sessions that facts of the market were inferred from.
+        """
+        first_test = self.labels.index[self.splits["test"][0]]
+        ended = np.flatnonzero((self.labels["label_end"] < first_test).to_numpy())
+        return np.intersect1d(ended, usable_rows(self.labels), assume_unique=True)
+
+
+def fit_on(data: Dataset, rows: np.ndarray) -> Fitted:
+    """The data set's steps up to the scaler, fitted on these rows: positions into the labels' rows."""
+    sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
+    return fit_steps(data.settings["data"]["preprocess"], sample)
+
+
+Take = Callable[[np.ndarray], object]
+
+
+def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> Take:
+    """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
+    scaled_NF = transform(scaler, data.x_NF, data.close)
+    if model.lookback <= 1:
+        return lambda positions: scaled_NF[data.row[positions]]
+    # torch comes with the networks only: boosters train where it is not installed.
+    windows = importlib.import_module("ml_factory.datasets.windows")
+
+    def take(positions: np.ndarray):
+        told = read_beside(model, data.labels.index[positions], data.settings)
+        return windows.Windows(scaled_NF, data.row[positions], model.lookback, told)
+
+    return take
+
+
+def resolved(data: Dataset, name: str, settings: Mapping) -> dict:
+    """A model's settings with what hangs on the data written out: frames as strides, what is known ahead by name.
+
+    Raises SettingsError where the model or the data has none.
+    """
+    features = FeatureSpec(**data.settings["data"]["features"])
+    settings = _with_offset(data, named(settings, data.horizon, features))
+    if not settings.get("frames"):
+        settings.pop("frames", None)
+        return settings
+    _check_frames(name, data.settings["data"]["preprocess"])
+    if settings["frames"] is True:
+        strides_of = importlib.import_module("ml_factory.models.multi_scale").strides_of
+        settings["frames"] = strides_of(data.features.columns, features.base)
+    return settings
+
+
+def _with_offset(data: Dataset, settings: dict) -> dict:
+    """The settings with `offset` ("clock", the default, or "none") written out as the column that the model reads.
+
+    Data whose columns the preprocessing changes, or bends as a quantile scaler does, or that were prepared without the
+    clock have no offset. Raises SettingsError for another offset, and for "clock" by name where there is none.
+    """
+    given = settings.pop("offset", None)
+    offset = "clock" if given is None else given
+    if offset not in TIMES:
+        raise SettingsError("No such offset", where="offset", got=repr(offset), wanted=", ".join(TIMES))
+    columns = list(data.features.columns)
+    if offset == "none" or "offset_column" in settings:
+        return settings
+    steps = data.settings["data"]["preprocess"]
+    if CLOCK_COLUMN not in columns or changing_columns(steps) or not evenly_scaled(steps):
+        if given:
+            raise SettingsError(
+                "This data set has no clock to start from", where="offset", got=given,
+                wanted=f"the column {CLOCK_COLUMN}, scaled evenly and kept by the preprocessing",
+                next_step="leave offset out, or prepare with the calendar's features and another scaler",
+            )  # fmt: skip
+        return settings
+    return settings | {"offset_column": columns.index(CLOCK_COLUMN), "offset_bars": data.horizon}
+
+
+def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
+    """Frames are read off stored columns by a network: a step that drops, mixes or adds some leaves others to read.
+
+    Which ones, each fold's own rows decide, so that no strides are those of all folds.
+    """
+    if not spec_of(name).windowed:
+        raise SettingsError(
+            "Only networks read frames at paces of their own", where="frames", got=name, wanted="a network",
+            next_step="leave it out: a booster reads the coarse columns of each row as they are",
+        )  # fmt: skip
+    if changing := changing_columns(steps):
+        raise SettingsError(
+            "Frames are read off the columns, which the data set's preprocessing changes", where="frames",
+            got=", ".join(changing), wanted="a scaler alone",
+            next_step="leave frames out, or prepare without these steps",
+        )  # fmt: skip
+
+
+def binned_for(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
+    """What a fit is told of the bins of this fold: nothing without any, and nothing where the model reads windows."""
+    return {} if bins is None or spec_of(model).windowed else {"binned": bins[fold]}
+
+
+def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
+    """The rows a QUICK run trains on, in contiguous blocks, and what to tell the reader about it."""
+    limit = QuickLimits().train_rows
+    if not quick or len(rows) <= limit:
+        return rows, {}
+    kept = contiguous_blocks(rows, limit)
+    return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
+
+
+def weighted(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that carry weight, and their weights computed from these rows alone."""
+    weights = weights_of(data, rows, spec)
+    return rows[weights > 0], weights[weights > 0]
+
+
+def weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
+    """float64: `training_weights` of these rows of the labels, with the bars' returns where they are asked for."""
+    labels = data.labels.iloc[rows]
+    if spec is None or not spec.returns:
+        return training_weights(labels, spec)
+    # Lives are counted in bars of the base frame; the rows of the data set begin after its warm-up.
+    lives = ["entry_bar", "exit_bar"]
+    warm_up = int(data.labels["entry_bar"].iloc[0]) - int(data.row[0])
+    labels = labels.assign(**(labels[lives] - warm_up))
+    return training_weights(labels, spec, np.diff(np.log(data.close), prepend=np.nan))
+
+
+def with_baselines(
+    data: Dataset, train_rows: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
+) -> pd.DataFrame:
+    """Metrics of `forecasts` on `rows` and of the four baselines, all counted on `train_rows`.
+
+    train_rows, rows : positions that every one of the forecasts can read, so that a baseline is of the same population.
+    best : the best baseline, as `best_baseline` chose it on validation rows.
+    """
+    return verdicts(data, rows, forecasts | baselines(data, train_rows, rows), best)
+
+
+def best_baseline(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> str:
+    """Name of the baseline, counted on `train_rows`, with the smallest log loss on the clear ones of `rows`.
+
+    rows : validation rows, or rows that a fold stopped early on; never rows that judge. Without a clear one: "prior".
+    """
+    rows = rows[data.clear[rows]]
+    if not len(rows):
+        return BASELINES[0]
+    losses = {name: row_log_loss(data.y[rows], p).mean() for name, p in baselines(data, train_rows, rows).items()}
+    return min(losses, key=losses.get)
+
+
+def verdict_on(
+    data: Dataset, train_rows: np.ndarray, rows: np.ndarray, name: str, p_N3: np.ndarray, best: str, lacking: str
+) -> ModelVerdict:
+    """The verdict on the forecasts `p_N3` of `rows`, each clear row once.
+
+    best : as of `with_baselines`.  lacking : what the data lack for any verdict (`lacking_classes`).
+    """
+    clear, times = data.clear[rows].astype(float), data.labels.index[rows]
+    counted = baselines(data, train_rows, rows)
+    gains = row_gains(data.y[rows], p_N3, counted, clear, horizon=data.horizon, times_N=times)
+    effective = effective_rows(data.labels.iloc[rows], clear)
+    return model_verdict(
+        name, gains, best, rows=int(clear.sum()), effective_rows=effective, kind=data.kind, lacking=lacking
+    )
+
+
+def lacking_classes(data: Dataset, parts: Mapping[str, np.ndarray]) -> str:
+    """Which classes of the question no clear row of a part has, in words; "" for none.
+
+    parts : "train", "validation", "test" -> positions.
+    """
+    labels = {name: data.y[rows[data.clear[rows]]] for name, rows in parts.items()}
+    return missing_classes(labels, expected_classes(data.kind))
+
+
+def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> (len(rows), 3).
+
+    They count rows as they are judged, each clear row once. With the training weights, under which long
+    neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
+    """
+    train_rows = train_rows[data.clear[train_rows]]
+    y = data.y[train_rows]
+    fitted = clock_baseline(data, train_rows)
+    found = {
+        "prior": prior_probabilities(y, None, len(rows)),
+        "last_move": last_move_probabilities(data.last_move[train_rows], y, data.last_move[rows]),
+        "clock": fitted.predict(data.clock.take(rows)),
+        "clock_volatility": fitted.predict(data.clock.take(rows), data.volatility[rows]),
+    }
+    return {name: among(p_N3, data.classes.values()) for name, p_N3 in found.items()}
+
+
+def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
+    """The clock baseline, with volatility, counted on the clear ones of these rows, in time order."""
+    rows = np.sort(train_rows[data.clear[train_rows]])
+    minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
+    bar_minutes = float(np.median(minutes / bars)) if len(rows) > 1 else 1.0
+    return ClockBaseline.fit(
+        data.clock.take(rows), data.y[rows], horizon=data.horizon, bar_minutes=bar_minutes,
+        volatility=data.volatility[rows],
+    )  # fmt: skip
+
+
+def verdicts(data: Dataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str) -> pd.DataFrame:
+    """Metrics of each forecast on `rows`, each clear row once; `effective_rows` counts how far their labels overlap."""
+    clear = data.clear[rows].astype(float)
+    effective = effective_rows(data.labels.iloc[rows], clear)
+    times = data.labels.index[rows]
+    return metrics_table(
+        forecasts, data.y[rows], clear, best=best, horizon=data.horizon, effective_rows=effective, times=times
+    )
+
+
+def predicted_and_observed(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """`calibration_by_class` of each forecast on the clear ones of `rows`.
+
+    forecasts : name -> (len(rows), 3).  The table has a row per forecast (`name`) and class of the question.
+    """
+    clear, tables = data.clear[rows], []
+    options = {"horizon": data.horizon, "times_N": data.labels.index[rows][clear], "classes": data.classes}
+    for name, p_N3 in forecasts.items():
+        table = calibration_by_class(data.y[rows][clear], p_N3[clear], **options)
+        table.insert(0, "name", name)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+    """By how much `p_N3` costs less log loss than `other` on the clear ones of `rows`: (gain, low, high), 95 %, nats.
+
+    Of the rows' differences, so what both get wrong alike does not blur it.
+    """
+    by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.clear[rows].astype(float)
+    times = data.labels.index[rows]
+    gain = interval_by_class(by_class, data.y[rows], clear, horizon=data.horizon, times_N=times)
+    return gain.mean, gain.low, gain.high
+
+
+def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> float:
+    """Log loss of the class prior on `rows` as a training measures it: with weights on both sides.
+
+    What the losses of a history can be set beside; the verdicts' log losses count each row once.
+    """
+    teachers, taught = weighted(data, teachers)
+    rows, weights = weighted(data, rows)
+    p_N3 = among(prior_probabilities(data.y[teachers], taught, len(rows)), data.classes.values())
+    return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))

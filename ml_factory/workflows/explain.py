@@ -1,0 +1,108 @@
+"""What a finished network looked at, where it tells (a TFT: Lim et al. 2021, section 7). F features, T steps."""
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation import attention_plots
+from ml_factory.inference.bundle import Bundle
+from ml_factory.models.registry import load_model, spec_of
+from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows import predict
+from ml_factory.workflows.dataset import model_inputs
+from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.results import Result
+
+BATCH = 64
+MIDDLE = (10, 90)  # percentiles
+
+
+@dataclass(frozen=True)
+class ExplainResult(Result):
+    """What a network's answers on validation rows rest on; both tables are None where it does not tell.
+
+    shares : index feature; share of the variable selection (1 in sum), low and high (percentiles 10 and 90 of the
+    rows), largest first.  attention : index bars_back; attention, low, high.  rows : how many were looked at.
+    """
+
+    symbol: str
+    horizon: int
+    model: str
+    rows: int
+    shares: pd.DataFrame | None
+    attention: pd.DataFrame | None
+
+    def summary(self) -> str:
+        if self.shares is None:
+            return f"{self.model} does not tell what it looks at; MODEL = 'tft' does"
+        first = ", ".join(f"{name} {share:.1%}" for name, share in self.shares["share"].head(5).items())
+        newest = self.attention.loc[0, "attention"]
+        return (
+            f"{self.model} on {self.rows:,} validation rows of {self.symbol}: selects {first}; "
+            f"{newest:.0%} of its attention is on the newest of {len(self.attention)} bars ({self.seconds:.1f} s)"
+        )
+
+    def pictures(self) -> list[Any]:
+        """The two figures: variables, and attention over time; none where the network does not tell."""
+        if self.shares is None:
+            return []
+        return [attention_plots.variable_shares(self.shares), attention_plots.attention_over_time(self.attention)]
+
+
+def explain(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512, run: str = ""
+) -> ExplainResult:
+    """What the newest finished model on the prepared data looks at on validation rows.
+
+    rows : evenly spaced validation rows, at most.  run : the id of the run that is meant, else the newest on this data.
+    Raises SettingsError for a model that reads no windows, NotPreparedError where none is finished.
+    """
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    if not spec_of(model).windowed:
+        raise SettingsError(
+            "Only networks are explained here", where="model", got=model, wanted="a network",
+            next_step="look at the importances that train() hands back",
+        )  # fmt: skip
+    data = load_dataset(workspace, symbol, horizon)
+    artifact = predict.newest(workspace, symbol, horizon, model, run, data.fingerprint)
+    fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
+    tells, shares, attention, some = getattr(fitted.network, "explain", None), None, None, np.empty(0, np.int64)
+    if tells is not None:
+        usable = data.splits["validation"][data.usable(fitted.lookback)[data.splits["validation"]]]
+        some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
+        windows = model_inputs(data, data.scaler, fitted)(some)
+        share_NF, attention_NT = _looked_at(tells, windows)
+        shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
+        # Steps ahead that a network is told of are bars after the newest: −1, −2, …
+        back = pd.RangeIndex(fitted.lookback - 1, fitted.lookback - 1 - attention_NT.shape[1], -1, name="bars_back")
+        attention = _table(attention_NT, "attention", back)
+        shares = shares.sort_values("share", ascending=False, kind="stable")
+    return ExplainResult(
+        symbol=symbol, horizon=horizon, model=model, rows=len(some), shares=shares, attention=attention,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _looked_at(tells: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(shares of the variables (N, F), mean over the window's steps; attention of the one answer (N, T))."""
+    # torch comes with the networks only
+    pieces, tensor = [], importlib.import_module("torch").from_numpy
+    for first in range(0, len(windows), BATCH):
+        part = windows.take(np.arange(first, min(first + BATCH, len(windows))))
+        told = tells(part.gather(np.arange(len(part))), **{name: tensor(v) for name, v in part.beside.items()})
+        pieces.append((told.past_BTF.mean(dim=1).numpy(), told.attention_BSU[:, -1].numpy()))
+    share, attention = zip(*pieces, strict=True)
+    return np.concatenate(share), np.concatenate(attention)
+
+
+def _table(values_NX: np.ndarray, name: str, index: pd.Index) -> pd.DataFrame:
+    low, high = np.percentile(values_NX, MIDDLE, axis=0)
+    mean = values_NX.mean(axis=0, dtype=np.float64)
+    return pd.DataFrame({name: mean, "low": low, "high": high}, index=index)

@@ -1,0 +1,72 @@
+"""Export a finished model as files for other programs."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_factory.errors import SettingsError
+from ml_factory.inference.bundle import Bundle
+from ml_factory.lazy_module import Late
+from ml_factory.models.registry import load_model, spec_of
+from ml_factory.storage.atomic_files import write_bytes_atomic
+from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows import predict
+from ml_factory.workflows.results import Result
+
+FORMATS = ("pth",)
+PTH = "model_tpu.pth"
+state_dict = Late("ml_factory.training.state_dict")  # torch comes with the networks only
+
+
+@dataclass(frozen=True)
+class ExportResult(Result):
+    """paths : format -> file.  python : lines that load it elsewhere, to be copied."""
+
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    paths: dict[str, Path]
+    python: list[str]
+
+    def summary(self) -> str:
+        files = [f"  {name}: {path}" for name, path in self.paths.items()]
+        usage = ["  input: scaled windows (the scaler is in the model's artifact); output: logits; to load it:"]
+        lines = [f"    {line}" for line in self.python]
+        return "\n".join([f"{self.model} on {self.symbol}, as {self.run_id} left it", *files, *usage, *lines])
+
+
+def export(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, formats: Sequence[str] = ("pth",), *,
+    run: str = "", out: str | Path | None = None,
+) -> ExportResult:  # fmt: skip
+    """Write the newest finished model for other programs, by default below results/SYMBOL/RUN/.
+
+    formats : "pth", a network's state dict for `torch.load(..., weights_only=True)`.
+    run : the id of the run whose model; "" for the newest.  out : the folder to write to.
+
+    Raises SettingsError for another format or a model that has no state dict, NotPreparedError where none is finished.
+    """
+    started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
+    for name in formats:
+        if name not in FORMATS:
+            raise SettingsError("Unknown export format", where="formats", got=name, wanted=", ".join(FORMATS))
+    if not spec_of(model).windowed:
+        raise SettingsError(
+            "Only a network has a state dict", where="model", got=model, wanted="a network",
+            next_step=f"for the probabilities of {model} use predict",
+        )  # fmt: skip
+    artifact = predict.newest(workspace, symbol, horizon, model, run)
+    fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
+    run_id = artifact.facts["run_id"]
+    path = Path(out or workspace.results / symbol / run_id) / PTH
+    write_bytes_atomic(path, state_dict.pth_bytes(fitted))
+    python = [
+        "import torch", state_dict.building_line(fitted),
+        f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
+    ]  # fmt: skip
+    return ExportResult(
+        symbol=symbol, horizon=horizon, model=model, run_id=run_id, paths={"pth": path}, python=python,
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""How rows are cut into folds, and what follows: who teaches, who judges, who does neither."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import check_scheme
+from ml_factory.ensemble.out_of_fold import Fold
+from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatorial_purged
+from ml_factory.targets.splits import purged_kfold
+from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
+from ml_factory.targets.weights import effective_rows
+from ml_factory.workflows.dataset import Dataset, limit_rows
+
+
+@dataclass(frozen=True)
+class SchemeSpec:
+    """How rows are cut into folds.
+
+    name : one of `arguments.SCHEMES`.  folds : blocks that judge; of "combinatorial" the blocks to choose from.
+    test_blocks : of "combinatorial", how many of them one fold judges.
+    window : of "walk_forward_rolling", rows trained on; None: as many as the first fold has.
+    """
+
+    name: str = "purged_kfold"
+    folds: int = 5
+    test_blocks: int = 2
+    window: int | None = None
+
+    def __post_init__(self):
+        check_scheme(self.name)
+
+    def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
+        """(train, test) positions into `labels` of each fold. SettingsError when the rows cannot be cut like this."""
+        if self.name == "purged_kfold":
+            return purged_kfold(labels, self.folds, embargo)
+        if self.name == "walk_forward_expanding":
+            return walk_forward_expanding(labels, self.folds)
+        if self.name == "walk_forward_rolling":
+            return walk_forward_rolling(labels, self.folds, self.window)
+        return combinatorial_purged(labels, self.folds, self.test_blocks, embargo)
+
+    def to_dict(self) -> dict:
+        """What decides the folds, for a run's settings."""
+        own = {"walk_forward_rolling": {"window": self.window}, "combinatorial": {"test_blocks": self.test_blocks}}
+        return {"scheme": self.name, "folds": self.folds} | own.get(self.name, {})
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """Which rows are folded, and how.
+
+    rows : positions into the labels' rows.  labels : the labels of these rows.
+    folds : (train, test) positions into `rows`, purged and embargoed.  usable : bool, rows the model can read.
+    block : int64, the block each row is judged in, -1 for none.
+    paths : int64[paths, blocks], the fold whose forecast of each block a path takes; None: each row is judged once.
+    limited : what QUICK limits.  embargo : rows kept away behind a block that judges.
+    """
+
+    rows: np.ndarray
+    labels: pd.DataFrame
+    folds: Sequence[Fold]
+    usable: np.ndarray
+    block: np.ndarray
+    paths: np.ndarray | None
+    limited: dict
+    embargo: int
+
+    def table(self) -> pd.DataFrame:
+        """Per fold: rows trained on, judged, and neither (purged, embargoed, out of sight, or left out by QUICK).
+
+        effective_train, effective_test : how many rows without overlap would tell as much.
+        """
+        return pd.DataFrame(
+            [
+                {
+                    "fold": number,
+                    "train": len(train),
+                    "test": len(test),
+                    "left_out": len(self.rows) - len(train) - len(test),
+                    "effective_train": effective_rows(self.labels.iloc[train]),
+                    "effective_test": effective_rows(self.labels.iloc[test]),
+                }
+                for number, (train, test) in enumerate(self.folds)
+            ]
+        )
+
+
+def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback: int, quick: bool) -> FoldPlan:
+    """`rows` cut into folds; the embargo is at least the model's input window.
+
+    folds : a number of purged folds, or the whole scheme.
+    """
+    scheme = folds if isinstance(folds, SchemeSpec) else SchemeSpec(folds=folds)
+    labels, embargo = data.labels.iloc[rows], _embargo_of(data, lookback)
+    cut = scheme.cut(labels, embargo)
+    block, paths = np.full(len(rows), -1), None
+    if isinstance(cut, CombinatorialFolds):
+        block, paths = np.repeat(np.arange(len(cut.edges) - 1), np.diff(cut.edges)), cut.paths
+    else:
+        for number, (_, test) in enumerate(cut):
+            block[test] = number
+    limited = {}
+    if quick:
+        kept = [(*limit_rows(train, quick), test) for train, test in cut]
+        said = [limit["training rows"] for _, limit, _ in kept if limit]
+        limited = {"rows of a fold": said[-1]} if said else {}
+        cut = [(train, test) for train, _, test in kept]
+    return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, limited, embargo)
+
+
+def _embargo_of(data: Dataset, lookback: int) -> int:
+    """Rows kept away behind a block that judges: as set, and at least the model's input window."""
+    return max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)

@@ -1,0 +1,129 @@
+"""What folds forecast, judged block by block beside the baselines of each fold's own training rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.ensemble.out_of_fold import FoldFit, inner_validation
+from ml_factory.evaluation.baselines import BASELINES
+from ml_factory.evaluation.intervals import fold_interval, weeks_lacking
+from ml_factory.evaluation.metrics import among
+from ml_factory.evaluation.verdict import ModelVerdict, block_gains, missing_classes, model_verdict
+from ml_factory.targets.labels import expected_classes
+from ml_factory.workflows.dataset import Dataset, baselines, best_baseline, verdicts
+from ml_factory.workflows.fold_schemes import FoldPlan
+from ml_factory.workflows.folds import FoldOutcome
+
+# Behind a model's name: its forecasts before the calibration of the fold.
+UNCALIBRATED = "_uncalibrated"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Rows one fold has judged: positions into the labels, their blocks, and forecasts, name -> (rows, 3).
+
+    best : the best baseline on the training rows that the fold held out.
+    """
+
+    rows: np.ndarray
+    block: np.ndarray
+    forecasts: dict[str, np.ndarray]
+    best: str
+
+    def part(self, block: int) -> "Judged":
+        """Those of one block."""
+        at = self.block == block
+        return Judged(self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best)
+
+
+def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]:
+    """Per fold the model's forecasts, calibrated as a trained model's are and as they were, beside the baselines of
+    that fold's own training rows."""
+    plan, found = outcome.plan, []
+    for (train, test), p, calibration in zip(plan.folds, outcome.forecasts, outcome.calibrations, strict=True):
+        finite = np.isfinite(p).all(axis=1)
+        rows, train_rows = plan.rows[test[finite]], plan.rows[train[plan.usable[train]]]
+        counted, best = (baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
+        calibrated = among(calibration.apply(p[finite]), data.classes.values())
+        forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
+        found.append(Judged(rows, plan.block[test[finite]], forecasts, best))
+    return found
+
+
+def _best_of(data: Dataset, plan: FoldPlan, train: np.ndarray) -> str:
+    """The best baseline on the rows that the fold's model was stopped early on, counted on those it was fitted on."""
+    fit, held_out = inner_validation(plan.labels, train[plan.usable[train]], FoldFit.validation_share)
+    return best_baseline(data, plan.rows[fit], plan.rows[held_out])
+
+
+def fold_metrics(data: Dataset, judged: Sequence[Judged]) -> pd.DataFrame:
+    """A row per fold, block and forecast; a fold that forecast nothing has none."""
+    tables = []
+    for number, one in enumerate(judged):
+        for block in np.unique(one.block):
+            part = one.part(block)
+            table = verdicts(data, part.rows, part.forecasts, part.best)
+            tables.append(table.reset_index().assign(fold=number, block=block))
+    return pd.concat(tables, ignore_index=True)
+
+
+def path_metrics(data: Dataset, plan: FoldPlan, judged: Sequence[Judged]) -> pd.DataFrame | None:
+    """A row per path and forecast: the whole of the rows as one backtest (AFML 12.4); None without paths."""
+    if plan.paths is None:
+        return None
+    tables = []
+    for number, taken in enumerate(plan.paths):
+        parts = [part for g, fold in enumerate(taken) if len((part := judged[fold].part(g)).rows)]
+        rows = np.concatenate([part.rows for part in parts])
+        forecasts = {name: np.concatenate([part.forecasts[name] for part in parts]) for name in parts[0].forecasts}
+        tables.append(verdicts(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index())
+        tables[-1]["path"] = number
+    return pd.concat(tables, ignore_index=True)
+
+
+def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
+    """Mean gain of `name` in log loss over the blocks, and its standard error.
+
+    A block that several folds judged counts once, with the mean of their gains: those folds share what they learnt.
+    """
+    gains = table[table["name"] == name].groupby("block")["log_loss_gain"].mean()
+    return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
+
+
+def judged_labels(data: Dataset, judged: Sequence[Judged]) -> pd.Series:
+    """Labels of the clear rows that the folds judged, each once, in time order: index known_at."""
+    rows = np.unique(np.concatenate([one.rows for one in judged]))
+    rows = rows[data.clear[rows]]
+    return pd.Series(data.y[rows], index=data.labels.index[rows])
+
+
+def lacking_in_folds(labels: pd.Series, kind: str) -> str:
+    """What the judged rows of all folds lack for a verdict: a class of the question, or weeks; "" for nothing.
+
+    A single fold may lack a class.  labels : as of `judged_labels`.  kind : of the labels.
+    """
+    missing = missing_classes({"test": labels.to_numpy()}, expected_classes(kind))
+    return "; ".join(filter(None, [missing, weeks_lacking(labels.index)]))
+
+
+def verdict_of_folds(data: Dataset, table: pd.DataFrame, name: str, labels: pd.Series) -> ModelVerdict:
+    """The verdict on `name` over the blocks: t intervals of the blocks' mean gains over each baseline.
+
+    table : as of `fold_metrics`. The gain over the best baseline is over the one each fold chose on rows it held out.
+    labels : as of `judged_labels`, of all folds.
+    """
+    mine = table[table["name"] == name]
+    over_best = fold_interval(mine.groupby("block")["gain_best"].mean().to_numpy())
+    blocks = mine.drop_duplicates("block")
+    return model_verdict(
+        name, block_gains(table, name), over_best, best_name=_most_frequent(mine["best_baseline"].tolist()),
+        rows=int(blocks["rows"].sum()), effective_rows=float(blocks["effective_rows"].sum()), kind=data.kind,
+        lacking=lacking_in_folds(labels, data.kind),
+    )  # fmt: skip
+
+
+def _most_frequent(names: Sequence[str]) -> str:
+    """The name that most folds chose; of equals the first of BASELINES."""
+    return max(BASELINES, key=names.count)

@@ -1,0 +1,172 @@
+"""Folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.datasets.preprocessing import Fitted
+from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, together
+from ml_factory.errors import FactoryError
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.experiment import RunSpec, machine
+from ml_factory.models.base import Estimator
+from ml_factory.models.registry import build_model
+from ml_factory.models.tabular_data import BinnedData
+from ml_factory.seeding import derive_seed
+from ml_factory.storage.atomic_files import is_file
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.state import load_state, save_state
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.workflows.dataset import (
+    Dataset,
+    binned_for,
+    fit_on,
+    model_inputs,
+    resolved,
+    weights_of,
+)
+from ml_factory.workflows.fold_schemes import FoldPlan
+from ml_factory.workflows.unit_checkpoints import FoldSlots, how_far
+
+
+@dataclass(frozen=True)
+class FoldOutcome:
+    """What the folds of `plan` forecast.
+
+    forecasts : for each fold float64 (test rows, 3), NaN where none, as the models say them.
+    calibrations : of each fold, fitted on training rows of the fold.
+    found : folds that were done before.
+    inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
+    inside : how far the fit of the fold after those was, in words; "" where it began now.
+    """
+
+    plan: FoldPlan
+    forecasts: list[np.ndarray]
+    calibrations: list[Calibration]
+    found: int
+    inexact: tuple[str, ...]
+    inside: str = ""
+
+    @property
+    def reached(self) -> str:
+        """What was there before, in words; "" where all of it was done now."""
+        return how_far(f"fold {self.found} of {len(self.plan.folds)}" if self.found else "", self.inside)
+
+    @property
+    def p_N3(self) -> np.ndarray:
+        """Probabilities of the plan's rows, NaN where none; of folds that judge each row once."""
+        return together(len(self.plan.rows), self.plan.folds, self.forecasts)
+
+    @property
+    def untaught(self) -> list[int]:
+        """Folds that forecast nothing, since their training rows were of one class."""
+        return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
+
+
+@dataclass(frozen=True)
+class FoldModel:
+    """The model that is fitted anew in every fold, and what all its fits have in common.
+
+    spec : of the run; its seed leads to that of each fold.  name : in the registry; a stack has several models.
+    settings : the model's own.  weights : what makes a training row count.
+    bins : of each fold, where other trials and seeds have built or will want them (`FoldBins`).
+    """
+
+    spec: RunSpec
+    name: str
+    settings: Mapping
+    weights: WeightSpec | None = None
+    bins: Mapping[int, BinnedData] | None = None
+
+    def build(self, data: Dataset, fold: int) -> Estimator:
+        """A fresh one for this fold."""
+        seed = derive_seed(self.spec.seed, self.name, "fold", fold)
+        return build_model(self.name, seed=seed, **resolved(data, self.name, self.settings))
+
+    def fit_scaler(self, data: Dataset, rows: np.ndarray) -> Fitted:
+        """The steps up to the scaler, fitted on these rows of a fold: positions into the labels."""
+        return fit_on(data, rows)
+
+
+def out_of_fold_predictions(
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, keep: Path | None = None
+) -> FoldOutcome:
+    """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
+    outcome = forecast_folds(manager, data, plan, model, keep)
+    check_taught(outcome.untaught, len(plan.folds), model.name)
+    return outcome
+
+
+def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
+    """Raises FactoryError when every fold is among the `untaught`."""
+    if len(untaught) == folds:
+        raise FactoryError(
+            "No fold has training rows of two classes",
+            where=f"{folds} folds",
+            got=f"nothing that {model} could learn",
+            next_step="bring more bars, or set barriers that are reached: a smaller k_up, k_down",
+        )
+
+
+def forecast_folds(
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, keep: Path | None = None
+) -> FoldOutcome:
+    """Train the model once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
+
+    keep : the file in which finished forecasts stay, and are found again; the checkpoints' slots are given back then.
+    """
+    if keep is not None and (found := _finished(keep, plan)):
+        return found
+    reader = build_model(model.name, **resolved(data, model.name, model.settings))
+    slots = FoldSlots(manager, model.name, len(plan.folds), machine(model.spec))
+
+    def inputs(fit: np.ndarray):
+        take = model_inputs(data, model.fit_scaler(data, plan.rows[fit]), reader)
+        return lambda positions: take(plan.rows[positions])
+
+    how = FoldFit(
+        plan.labels,
+        lambda fold: model.build(data, fold),
+        inputs,
+        usable=plan.usable,
+        weigh=lambda fit: weights_of(data, plan.rows[fit], model.weights),
+        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | binned_for(model.name, model.bins, fold),
+        on_fold=slots.mark,
+        classes=tuple(data.classes.values()),
+        horizon=data.horizon,
+    )
+    forecasts, calibrations = fold_forecasts(how, plan.folds, slots.outer)
+    elsewhere = slots.outer.elsewhere
+    if keep is not None:
+        save_state(
+            keep, {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere}
+        )
+    if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
+        slots.give_back()
+    return FoldOutcome(plan, forecasts, calibrations, slots.found, tuple(elsewhere), slots.inside)
+
+
+def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
+    """Columns of a table with a row a fold: its temperature, and its bias of the neutral class."""
+    return {
+        "temperature": [one.temperature for one in calibrations],
+        "bias_neutral": [one.bias[1] for one in calibrations],
+    }
+
+
+def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
+    """What an earlier run of these folds left, where it is whole."""
+    try:
+        state = load_state(keep) if is_file(keep) else {"p": []}
+    except SilentMountError:
+        raise
+    except FactoryError:  # torn or damaged: made again
+        return None
+    forecasts = [np.array(p, dtype=np.float64) for p in state["p"]]
+    if "calibrations" not in state or [p.shape for p in forecasts] != [(len(test), 3) for _, test in plan.folds]:
+        return None
+    calibrations = [Calibration.from_dict(one) for one in state["calibrations"]]
+    return FoldOutcome(plan, forecasts, calibrations, len(forecasts), tuple(state["elsewhere"]))

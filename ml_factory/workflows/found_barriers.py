@@ -1,0 +1,92 @@
+"""Barriers that a search found, put to use: read by name, and refused where the search saw a row that would judge."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from ml_factory.data.resample import Frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import DataSpec
+from ml_factory.storage.atomic_files import is_file, names_in, read_file
+from ml_factory.targets.barrier_search import fingerprint_of_bars
+from ml_factory.targets.barrier_search_spec import SearchedLabels
+
+_log = logging.getLogger("ml_factory")
+Named = str | Path | SearchedLabels
+
+
+def with_searched(
+    settings: DataSpec, processed: Path, searched: Named | Sequence[Named], horizons: Sequence[int]
+) -> DataSpec:
+    """The settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
+
+    Raises SettingsError for a file that is not there and for a spec of a horizon that is not asked for.
+    """
+    given = [searched] if isinstance(searched, Named) else list(searched)
+    settings = replace(settings, searched=(*settings.searched, *(read_searched(processed, one) for one in given)))
+    others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
+    if others:
+        raise SettingsError(
+            "A searched label spec is of a horizon that is not prepared", where="searched",
+            got=f"a spec for {others[0]} bars", wanted=f"one of {list(horizons)}",
+            next_step=f"ask for horizon {others[0]} too, or leave the spec out",
+        )  # fmt: skip
+    if not settings.features.spans and any(one.labels.session_end == "span" for one in settings.searched):
+        _log.warning("The searched labels span session ends, windows do not: prepare with --span for both")
+    return settings
+
+
+def read_searched(processed: Path, named: Named) -> SearchedLabels:
+    """A searched label spec by its name, its file, or as it is. Raises SettingsError where there is none."""
+    if isinstance(named, SearchedLabels):
+        return named
+    folder = processed / "searched"
+    places = [Path(named), folder / f"{named}.json"]
+    path = next((place for place in places if is_file(place)), None)
+    if path is None:
+        there = [name.removesuffix(".json") for name in names_in(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)]
+        raise SettingsError(
+            "No such searched label spec", where=places[1], got=str(named),
+            wanted=f"a file, or one of: {', '.join(there) or 'none'}",
+            next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
+        )  # fmt: skip
+    text = read_file(path)
+    try:
+        return SearchedLabels.from_json(text.decode())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
+            next_step="search again; the file was changed by hand or is another one",
+        ) from None  # fmt: skip
+
+
+def check_same_bars(found: SearchedLabels, base: Frame, fine: Frame | None, market: MarketSpec) -> None:
+    """SettingsError unless the bars that the search saw are the first of these, to the bit."""
+    seen = found.seen_rows
+    now = fingerprint_of_bars(base, fine, market, pd.Timestamp(seen.until).value)
+    if now != seen.fingerprint:
+        raise SettingsError(
+            "The bars are no longer those that these barriers were searched on",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {seen.until} with the fingerprint {now[:10]}",
+            wanted=f"{seen.fingerprint[:10]}, that of the {seen.count:,} rows it saw from {seen.first} on",
+            next_step="search again on these bars (prepare --search), or prepare without `searched`",
+        )
+
+
+def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits: dict) -> None:
+    """SettingsError unless all that the search saw was known before the first validation row of these labels."""
+    first = labels.index[splits["validation"][0]]
+    if not pd.Timestamp(found.seen_rows.until) < first:
+        raise SettingsError(
+            "The search for these barriers saw rows that would now judge",
+            where=f"the searched label spec for {found.labels.horizon} bars",
+            got=f"bars until {found.seen_rows.until}",
+            wanted=f"all of it before {first.isoformat()}, the first validation row",
+            next_step="search again on this split, or prepare without `searched`",
+        )

@@ -1,0 +1,158 @@
+"""Prepared data to look at: what was found in the bars, what a row sees, what was asked, how it is split."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.activity_bars import base_and_frames, base_bars
+from ml_factory.data.gaps import find_gaps
+from ml_factory.data.io import load_bars
+from ml_factory.data.resample import asof_rows
+from ml_factory.data.sessions import MarketSpec, sessions_of
+from ml_factory.datasets.store import Store
+from ml_factory.evaluation import data_plots
+from ml_factory.experiment import certified_code
+from ml_factory.features import custom
+from ml_factory.features.build import FAMILIES
+from ml_factory.features.stream import FeatureStream
+from ml_factory.leakage.certificate import Certificate, required
+from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows.append import STREAM_BARS
+from ml_factory.workflows.prove import settings_of
+
+PROOF_BARS = 50_000
+
+
+def current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
+    """The symbol's prepared data. Raises NotPreparedError where there is none."""
+    return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
+
+
+# ---- bars and frames -----------------------------------------------------------------------------------------------
+
+
+def findings_table(store: Store) -> pd.DataFrame:
+    """What was found in the raw bars: kind, severity, rows (how many), which of them, message."""
+    found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
+    return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
+
+
+def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
+    """Every gap of the bars: index, the bar after it; minutes, its length; kind, the one reason for it."""
+    store = current_store(workspace, symbol)
+    bars, market = _bars_of(workspace, store)
+    start = bars.index.as_unit("ns").asi8
+    gaps = find_gaps(start, sessions_of(start, market.calendar), market.calendar, market.bar_minutes)
+    return pd.DataFrame({"minutes": gaps.length, "kind": gaps.kind}, index=bars.index[gaps.row])
+
+
+def draw_gaps(workspace: Workspace | str | Path, symbol: str):
+    """Every gap of the bars: when, how long, and why."""
+    return data_plots.gaps_over_time(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
+
+
+def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
+    """The coarse bars that one base row may see: complete at its `known_at`, the newest of each frame.
+
+    row : of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
+    """
+    store = current_store(workspace, symbol)
+    spec = settings_of(store).features
+    bars, market = _bars_of(workspace, store)
+    base, frames = base_and_frames(bars, market, spec.base, spec.frames)
+    coarse = list(frames.values())
+    if row is None:
+        session = base.session == base.session[len(base) // 2]
+        moment = base.known_at[np.flatnonzero(session)[2 * np.count_nonzero(session) // 3]]
+    else:
+        moment = store.known_at[row].value
+    visible = [asof_rows(base.known_at, frame.known_at) for frame in coarse]
+    return data_plots.frame_alignment(base, coarse, visible, int(np.searchsorted(base.known_at, moment)))
+
+
+# ---- features ------------------------------------------------------------------------------------------------------
+
+
+def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
+    """A row a family: columns on the base frame, columns on the coarse frames together, and some of their names."""
+    store = current_store(workspace, symbol)
+    spec, market = settings_of(store).features, MarketSpec.from_dict(store.facts["market"])
+    rows = {}
+    for name in spec.families_of(market):
+        own, coarse = (list(FAMILIES[name].names(market, frame)) for frame in (False, True))
+        rows[name] = (len(own), len(coarse) * len(spec.frames), ", ".join(own[:: max(1, len(own) // 4)][:4]))
+    for name in spec.custom:
+        rows[name.partition("#")[0]] = (1, 0, "your own")
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["base", "coarse", "such as"]).rename_axis("family")
+
+
+def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd.Series:
+    """Values of a feature of your own (`features.custom.feature`) on the symbol's base bars, index known_at.
+
+    It is proved on the newest 50,000 of these bars first. Raises LookAheadError naming the bar that changed.
+    """
+    store = current_store(workspace, symbol)
+    bars, market = _bars_of(workspace, store)
+    base, made = base_bars(bars, market, settings_of(store).features.base), custom.of(name)
+    custom.prove(made, custom.tail(base, PROOF_BARS))
+    index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
+    return pd.Series(custom.compute(made, base), index=index, name=name)
+
+
+def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
+    """The rows of the last session as a live feed gives them: a `FeatureStream` that gets its bars one by one.
+
+    They are the rows of `load_features`, bit for bit; features of your own within 1e-6 of their deviation.
+    """
+    store = current_store(workspace, symbol)
+    bars, market = _bars_of(workspace, store)
+    session = sessions_of(bars.index.as_unit("ns").asi8, market.calendar).id
+    last, stream = int(np.searchsorted(session, session[-1])), FeatureStream(market, settings_of(store).features)
+    for first in range(0, last, STREAM_BARS):
+        stream.push(bars.iloc[first : min(first + STREAM_BARS, last)])
+    pieces = [stream.push(bars.iloc[bar : bar + 1]) for bar in range(last, len(bars))]
+    known_at = np.concatenate([piece.known_at for piece in pieces]).astype("datetime64[ns]")
+    index = pd.DatetimeIndex(known_at, tz="UTC", name="known_at")
+    return pd.DataFrame(np.concatenate([piece.values for piece in pieces]), index=index, columns=stream.names)
+
+
+# ---- the proof -----------------------------------------------------------------------------------------------------
+
+
+def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
+    """What says that nothing here looks ahead. Raises NotPreparedError where nothing does, naming the command."""
+    store = current_store(workspace, symbol)
+    code = certified_code()
+    return required(store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code)
+
+
+def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
+    """The moments after which the newest proof disturbed the future, on the price."""
+    told, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
+    title = f"{symbol}: where the proof cut ({told.words()})"
+    return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in told.cuts], title=title)
+
+
+# ---- splits --------------------------------------------------------------------------------------------------------
+
+
+def split_figure(store: Store, horizon: int):
+    """The chronological split of one horizon drawn on the price."""
+    labels, splits = store.load_labels(horizon), store.load_splits(horizon)
+    return data_plots.split_on_price(
+        store.load_rows()["close"],
+        {name: labels.index[rows] for name, rows in splits.items()},
+        title=f"{store.facts['symbol']}: the split for horizon {horizon}, drawn on the price",
+    )
+
+
+def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
+    """The same, of the symbol's prepared data."""
+    return split_figure(current_store(workspace, symbol), horizon)
+
+
+def _bars_of(workspace: Workspace | str | Path, store: Store) -> tuple[pd.DataFrame, MarketSpec]:
+    """The checked bars that a data set was prepared from, and its market."""
+    market = MarketSpec.from_dict(store.facts["market"])
+    return load_bars(Workspace(workspace), store.facts["symbol"], settings_of(store).bars, market=market)[0], market

@@ -1,0 +1,82 @@
+"""Prepared data, found again: as tables, and lined up for the units."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import check_horizon
+from ml_factory.datasets.store import Store
+from ml_factory.errors import NotPreparedError
+from ml_factory.experiment import DATA_ROOMS
+from ml_factory.provenance import source_hash
+from ml_factory.storage.atomic_files import file_hash, fingerprint, is_file
+from ml_factory.storage.workspace import Workspace, check_symbol
+from ml_factory.workflows.dataset import Dataset
+from ml_factory.workflows.inspect import current_store
+
+
+def data_key(raw_hash: str, settings: dict) -> str:
+    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
+    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_ROOMS)})
+
+
+def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
+    """Features and labels lined up, ready for `units`.
+
+    Raises NotPreparedError when they are not there, or when the raw bars or the code changed since.
+    """
+    workspace = Workspace(workspace)
+    symbol, horizon = check_symbol(symbol), check_horizon(horizon)
+    store = Store.current(workspace.processed(symbol))
+    settings = store.facts["settings"]
+    raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
+    again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
+    if is_file(raw) and file_hash(raw) != prepared:
+        raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=again)
+    if data_key(prepared, settings) != store.fingerprint:
+        raise NotPreparedError(
+            "The code that makes features and labels changed since the last prepare",
+            where=store.folder,
+            next_step=again,
+        )
+    return dataset_of(store, horizon)
+
+
+def dataset_of(store: Store, horizon: int) -> Dataset:
+    """The features and labels of a data set, lined up as `load_dataset` gives them."""
+    rows, settings = store.load_rows(), store.facts["settings"]
+    return Dataset(
+        symbol=store.facts["symbol"],
+        horizon=horizon,
+        fingerprint=store.fingerprint,
+        features=store.load_features(),
+        segment=rows["segment"].to_numpy(),
+        close=rows["close"].to_numpy(),
+        labels=store.load_labels(horizon),
+        splits=store.load_splits(horizon),
+        scaler=store.load_scaler(horizon),
+        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_ROOMS)},
+    )
+
+
+def load_features(
+    workspace: Workspace | str | Path,
+    symbol: str,
+    columns: Iterable[str] | None = None,
+    start: object = None,
+    end: object = None,
+) -> pd.DataFrame:
+    """Features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
+    return current_store(workspace, symbol).load_features(columns, start, end)
+
+
+def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
+    """Labels: index known_at; label, label_end, ret, barrier, uniqueness and what `triple_barrier` adds."""
+    return current_store(workspace, symbol).load_labels(check_horizon(horizon))
+
+
+def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
+    """{"train", "validation", "test"}: int64 positions into the labels' rows."""
+    return current_store(workspace, symbol).load_splits(check_horizon(horizon))

@@ -1,0 +1,139 @@
+"""What a verb of the pipeline begins with: settings checked, certified data, the run found or opened."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import Run, RunSpec, open_run, run_spec
+from ml_factory.models.base import Estimator
+from ml_factory.models.registry import own_settings, spec_of
+from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.workflows.dataset import Dataset
+from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prove import check_certified
+from ml_factory.workflows.restore_run import bring_back
+from ml_factory.workflows.run_status import check_named, check_unlocked, standing_line
+from ml_factory.workflows.train import student_of
+
+Tell = Callable[[str], None]
+
+
+def certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
+    """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
+    data = load_dataset(workspace, symbol, horizon)
+    check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
+    return data
+
+
+def open_training(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
+    fresh: bool = False, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
+    uncertified: bool = False,
+) -> tuple[Estimator, CheckpointManager]:  # fmt: skip
+    """The model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
+
+    Give the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
+    finds what this very run saved; what `save_checkpoint` is given, also by a callback, is kept beside that, and never
+    changes where the training goes on from. Once the training has ended and its model is registered, all of these give
+    their slots back: they can be read until something else is saved in this workspace.
+    """
+    workspace = Workspace(workspace)
+    data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
+    run = open_run(workspace.results, symbol, spec, fresh)
+    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, beside_training=True)
+    return student_of(data, spec)[0], manager
+
+
+def training_run(
+    workspace: Workspace, symbol: str, horizon: int, model: str, seed: int, quick: bool,
+    model_settings: Mapping | None, weights: WeightSpec | None, uncertified: bool,
+) -> tuple[Dataset, RunSpec]:  # fmt: skip
+    """The certified data and the run of a training."""
+    spec_of(model)
+    data = certified(workspace, symbol, horizon, uncertified)
+    settings = for_the_model(model_settings) | weight_setting(weights)
+    spec = run_spec(
+        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=settings
+    )
+    return data, spec
+
+
+def found_run(
+    workspace: Workspace,
+    spec: RunSpec,
+    fresh: bool,
+    named: str,
+    tell: Tell,
+    source: str = "registry",
+    mirror: str = "off",
+    check: Callable[[], object] = bool,
+) -> tuple[Run, str, Artifact | None]:
+    """The run to work on, the line that says what was found of it, and its artifact where it is finished.
+
+    Raises CheckpointError when another process works on it.
+
+    check : called before the line is told, where there is work to do: what it refuses is not told to begin.
+    """
+    if named:
+        check_named(workspace.results / spec.symbol, spec, named)
+    run = open_run(workspace.results, spec.symbol, spec, fresh, named)
+    kind = "stack" if spec.task == "stack" else "model"
+    check_unlocked(workspace, run, spec)
+    artifact = None
+    bring_back(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
+    if spec.task != "folds":
+        artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
+    whole = artifact if artifact is not None and artifact.whole() else None
+    finished = whole is not None or (spec.task == "folds" and run.ended)
+    line = standing_line(workspace, run, spec, finished=finished)
+    if not finished:
+        check()
+    tell(line)
+    return run, line, whole
+
+
+def for_the_model(settings: Mapping | None) -> dict:
+    """The model's own settings; what is asked of the run has an argument of its own and only that one."""
+    for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
+        if name in (settings or {}):
+            raise SettingsError(
+                "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
+            )
+    return dict(settings or {})
+
+
+def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
+    """Model -> its settings by this project's names, of those that have any.
+
+    Raises SettingsError for settings of a model that is not among `names`.
+    """
+    for name in given or {}:
+        if name not in names:
+            raise SettingsError(
+                "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
+                next_step="leave them out, or name the model",
+            )  # fmt: skip
+    return {name: own_settings(name, for_the_model(settings)) for name, settings in (given or {}).items()}
+
+
+def weight_setting(spec: WeightSpec | None) -> dict:
+    """What a run's settings say of them: nothing when they are the default."""
+    return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
+
+
+def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, also from one text with commas. Raises SettingsError unless they are two known models or more."""
+    if isinstance(names, str):
+        names = names.split(",")
+    names = tuple(name.strip() for name in names)
+    for name in names:
+        spec_of(name)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise SettingsError(
+            "A stack needs different models", where="base_models", got=", ".join(names), wanted="two or more, each once"
+        )
+    return names

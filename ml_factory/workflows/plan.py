@@ -1,0 +1,270 @@
+"""What of the work fits into what is left of this session: models, their folds and a stack, after a short warm-up."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.checkpoints.schedule import save_times
+from ml_factory.checkpoints.session import hours_expected
+from ml_factory.checkpoints.slot_pool import Pool
+from ml_factory.errors import SettingsError, did_you_mean
+from ml_factory.experiment import QuickLimits, Run, open_checkpoints, open_run, run_spec
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.atomic_files import cache_folder, fingerprint
+from ml_factory.storage.file_access import SilentMount, SilentMountError, free_bytes
+from ml_factory.storage.mount_table import on_mount
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.dataset import Dataset, resolved
+from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
+from ml_factory.workflows.results import Result
+from ml_factory.workflows.stack import stack_spec
+from ml_factory.workflows.unit_checkpoints import folds_phase, turns_in
+from ml_factory.workflows.warm_up import SLOTS, Size, device_of, free_memory, full_size, warm_up, work_of
+
+
+@dataclass(frozen=True)
+class PlanResult(Result):
+    """What fits into this session.
+
+    table : a row a unit in the order to do them; done_percent is what checkpoints hold of it, minutes what is left;
+    workspace_mb is what it takes beyond the units before it.
+    unknown : what the workspace did not tell, in sentences.
+    """
+
+    symbol: str
+    horizon: int
+    hours_left: float
+    table: pd.DataFrame
+    unknown: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        told = [f"{name}: {row.minutes:.1f} min, {row.fits}" for name, row in self.table.iterrows()]
+        left = "no end in sight" if np.isinf(self.hours_left) else f"{self.hours_left:.1f} h left"
+        head = f"{self.symbol}, horizon {self.horizon}, {left}; at most:"
+        return "\n".join([head, *(f"  {one}" for one in (*told, *self.unknown))])
+
+
+class _Models:
+    """What was measured of each model, once: how large a whole fit is, and what it costs."""
+
+    def __init__(self, data: Dataset, quick: bool, seed: int):
+        self.data, self.quick, self.seed = data, quick, seed
+        self._known: dict[str, tuple[Size, CostModel]] = {}
+        self.device_free = np.inf
+
+    def of(self, name: str, settings: Mapping) -> tuple[Size, CostModel]:
+        key = fingerprint({"model": name, "settings": dict(settings)})
+        if key not in self._known:
+            whole = full_size(self.data, name, settings, self.seed, self.quick)
+            device = device_of(name, settings)
+            if device is not None:
+                device.release()
+                self.device_free = float(device.free_bytes())
+            self._known[key] = whole, warm_up(self.data, name, settings, self.seed, whole)
+        return self._known[key]
+
+    def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> Cost:
+        """The mean cost of a fold: of its training rows, less those kept for early stopping."""
+        whole, model = self.of(name, settings)
+        rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
+        costs = [model.forecast(work_of(name, Size(round(count), whole.turns))) for count in rows]
+        # A booster's work is counted in rounds, each over all of its rows.
+        share = 1.0 if spec_of(name).windowed else float(np.mean(rows)) / whole.rows
+        seconds = share * float(np.mean([cost.seconds for cost in costs]))
+        return replace(costs[0], seconds=seconds, disk_bytes=0.0)
+
+
+def plan_models(
+    workspace: Workspace, data: Dataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
+    tasks: Sequence[str] = ("train",), scheme: SchemeSpec | None = None,
+) -> PlanResult:  # fmt: skip
+    """Warm each model up, forecast all that is to be done with it, and put it in order.
+
+    What is finished is left out: a run of these very settings, seed, data and code. Of what is unfinished, what its
+    checkpoints hold is not counted again. The forecast is of all epochs or rounds that the settings allow; early
+    stopping ends sooner. settings : model -> its settings.  tasks, scheme : as of `pipeline.plan`.
+    """
+    started, scheme = time.perf_counter(), scheme or SchemeSpec()
+    hours = hours_expected(workspace.results / "sessions")
+    for task in tasks:
+        if task not in TASKS:
+            raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
+    known, measured = found_in(workspace, data), _Models(data, quick, seed)
+    asked = _Asked(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
+    wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
+    units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](asked)]
+    save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
+    room = Room(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
+    rows = plan(units, room, save)
+    columns = {
+        "starts_at_minute": [row.starts / 60 for row in rows],
+        "minutes": [row.cost.seconds / 60 for row in rows],
+        "done_percent": [100 * row.unit.done for row in rows],
+        "memory_mb": [row.cost.memory_bytes / 1e6 for row in rows],
+        "device_mb": [row.cost.device_bytes / 1e6 for row in rows],
+        "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
+    }
+    table = pd.DataFrame(columns, index=pd.Index([row.unit.name for row in rows], name="unit")).round(1)
+    return PlanResult(
+        symbol=data.symbol, horizon=data.horizon, hours_left=hours,
+        table=table.assign(fits=[row.fits for row in rows]), unknown=(*known.unknown, *more),
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a plan is made of."""
+
+    workspace: Workspace
+    data: Dataset
+    models: tuple[str, ...]
+    quick: bool
+    seed: int
+    settings: Mapping
+    scheme: SchemeSpec
+    known: "Found"
+    measured: _Models
+
+    def limited(self, name: str) -> dict:
+        """The settings of a fit: QUICK's limits, and the user's own over them."""
+        limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
+        return resolved(self.data, name, limits | dict(self.settings.get(name, {})))
+
+    def run(self, name: str, task: str, more: Mapping) -> Run:
+        spec = run_spec(
+            self.data.symbol, self.data.horizon, name, task=task, seed=self.seed, quick=self.quick,
+            data=self.data.fingerprint, settings={**self.settings.get(name, {}), **more},
+        )  # fmt: skip
+        return open_run(self.workspace.results, self.data.symbol, spec, False)
+
+    def reached(self, run: Run, phase: str) -> dict:
+        """The metrics of a run's newest checkpoint; {} without one, and where a mount does not tell."""
+        with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(SilentMountError):
+            return (manager.phase(phase).glance() or {"metrics": {}})["metrics"]
+        return {}
+
+    def fold_plan(self, rows: np.ndarray, name: str, scheme: SchemeSpec) -> FoldPlan:
+        return fold_plan(self.data, rows, scheme, build_model(name, **self.limited(name)).lookback, self.quick)
+
+
+def _fits(asked: _Asked) -> Iterator[WorkUnit]:
+    """A model on the chronological split."""
+    for name in asked.models:
+        run = asked.run(name, "train", {})
+        if run.run_id in asked.known.artifacts:
+            continue
+        whole, model = asked.measured.of(name, asked.limited(name))
+        turns = turns_in(str(asked.reached(run, f"train_{name}").get("reached", "")))
+        yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, turns / whole.turns))
+
+
+def _folds(asked: _Asked) -> Iterator[WorkUnit]:
+    """A model on every fold of a cross-validation; its work is counted in folds."""
+    for name in asked.models:
+        run = asked.run(name, "folds", asked.scheme.to_dict())
+        if asked.known.ended(run):
+            continue
+        folds = asked.fold_plan(asked.data.development(), name, asked.scheme)
+        cost = asked.measured.fold(name, asked.limited(name), folds)
+        done = asked.reached(run, folds_phase(name)).get("finished", 0) / len(folds.folds)
+        yield WorkUnit(f"folds of {name}", _each(cost), len(folds.folds), done)
+
+
+def _stack(asked: _Asked) -> Iterator[WorkUnit]:
+    """The folds of every base model on the training rows, with its settings; the mixture costs next to nothing. A
+    stack is identified by its finished bases and these settings."""
+    data, count = asked.data, asked.scheme.folds
+    bases = [asked.known.artifacts.get(asked.run(name, "train", {}).run_id) for name in asked.models]
+    run = None
+    if all(bases):
+        own = {name: given for name, given in asked.settings.items() if name in asked.models}
+        spec = stack_spec(data, asked.models, bases, count, asked.seed, asked.quick, own)
+        run = open_run(asked.workspace.results, data.symbol, spec, False)
+        if run.run_id in asked.known.artifacts:
+            return
+    costs, finished = [], 0
+    for name in asked.models:
+        folds = asked.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
+        costs.append(asked.measured.fold(name, asked.limited(name), folds))
+        finished += int(asked.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
+    each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
+    mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
+    work = count * len(asked.models)
+    yield WorkUnit("stack", _each(mean), work, finished / work, after=asked.models)
+
+
+TASKS = ("train", "folds", "stack")
+_UNITS: dict[str, Callable[[_Asked], Iterator[WorkUnit]]] = {"train": _fits, "folds": _folds, "stack": _stack}
+
+
+def _each(cost: Cost) -> CostModel:
+    """So many seconds for each; everything else does not grow with their number."""
+    return CostModel(replace(cost, seconds=0.0), Cost(cost.seconds))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the workspace tells.
+
+    artifacts : run id -> hash, of what is finished.  space : bytes that are free.  pool : bytes of checkpoints that
+    were given back.  unknown : what a mount did not tell, in sentences; then nothing counts as finished, and the space
+    as unbounded.
+    """
+
+    artifacts: dict[str, str]
+    space: float
+    pool: float
+    unknown: tuple[str, ...]
+
+    def ended(self, run: Run) -> bool:
+        try:
+            return run.ended
+        except SilentMountError:
+            return False
+
+
+def found_in(workspace: Workspace, data: Dataset) -> Found:
+    """See `Found`."""
+    artifacts, space, pool, unknown = {}, np.inf, 0, []
+    try:
+        found = Registry(workspace.models).list(data.symbol)
+        artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
+    except SilentMountError as error:
+        unknown.append(f"not known which of them are finished: the mount does not answer ({error.got})")
+    try:
+        space = float(free_bytes(workspace.root))
+    except SilentMount as error:
+        unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
+    if not on_mount(workspace.checkpoints):  # a mount is not asked for every slot: then they count as needed anew
+        pool = sum(slot.look.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
+    return Found(artifacts, space, float(pool), tuple(unknown))
+
+
+def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
+    """(what a save of so many bytes takes, what of it is not known): the last one of this process, or else one that is
+    made now, on the first disk, and thrown away."""
+    seconds = save_times(workspace.checkpoints).seconds
+    if seconds or not size:
+        return Cost(seconds), ()
+    away = on_mount(workspace.checkpoints)
+    place = cache_folder("planning") if away else workspace.root
+    place.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=place, prefix=".planning-") as folder,
+        CheckpointManager(folder, run="planning") as manager,
+    ):
+        manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
+        manager.wait()
+        return Cost(manager.times.seconds), (_UNTOLD,) if away else ()
+
+
+_UNTOLD = "not known how long a save takes to reach the mount: the first one will tell"

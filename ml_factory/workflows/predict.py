@@ -1,0 +1,348 @@
+"""From finished artifacts to probabilities and verdicts on given rows."""
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import check_horizon
+from ml_factory.data.io import local_file, read_table
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.validation import BarSpec, check_bars
+from ml_factory.ensemble.stacking import Stack, equal_pool
+from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.evaluation.metrics import PROBABILITIES, among
+from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.experiment import DATA_ROOMS
+from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
+from ml_factory.inference.bundle import Bundle
+from ml_factory.inference.predict import predict_features
+from ml_factory.models.registry import available_models, spec_of
+from ml_factory.provenance import source_hash
+from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.targets.labels import LabelSpec, classes_asked
+from ml_factory.targets.primary_rule import primary_side
+from ml_factory.workflows.dataset import (
+    Dataset,
+    best_baseline,
+    gain_over,
+    lacking_classes,
+    predicted_and_observed,
+    prior_while_learning,
+    verdict_on,
+    with_baselines,
+)
+from ml_factory.workflows.split_times import OUT_OF_SAMPLE, split_of_rows
+
+STACK, EQUAL_POOL = "stack", "equal_pool"
+_log = logging.getLogger("ml_factory")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Forecasts of a finished model on the labels' rows, and their verdict.
+
+    path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
+    test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
+    prior as a training measures it: what a history's losses on that split can be set beside.
+    beaten : what stands beside it to be beaten -> the gain over that on test rows, in nats, with its 95 % interval.
+    verdict : on test rows, over every baseline; the best one was chosen on validation rows.
+    calibration : predicted and observed by class on test rows, `predicted_and_observed`.
+    """
+
+    path: Path
+    metrics: pd.DataFrame
+    test_rows: np.ndarray
+    test_p: np.ndarray
+    priors: dict[str, float]
+    beaten: dict[str, tuple[float, float, float]]
+    verdict: ModelVerdict
+    calibration: pd.DataFrame
+
+    @property
+    def test_table(self) -> pd.DataFrame:
+        """The metrics of the test rows, by name of the forecast."""
+        return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
+
+
+def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
+    """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
+    frame = labelled(workspace, data, artifact)
+    positions = data.labels.index.get_indexer(frame.index)
+    p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
+    parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
+    train_rows, best = parts["train"], best_baseline(data, parts["train"], parts["validation"])
+    to_beat = _to_beat(workspace, data, artifact, frame.index)
+    predictions = {artifact.facts["model"]: p_N3} | to_beat
+    for name in ("validation", "test"):
+        mine = (frame["split"] == name).to_numpy()
+        forecasts = {who: p[mine] for who, p in predictions.items()}
+        table = with_baselines(data, train_rows, positions[mine], forecasts, best)
+        # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
+        tables.append(table.reset_index().assign(split=name, used_for_choosing=name == "validation"))
+        priors[name] = prior_while_learning(data, train_rows, positions[mine])
+    test = (frame["split"] == "test").to_numpy()
+    path = predictions_path(workspace, artifact)
+    rows = positions[test]
+    beaten = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in to_beat.items()}
+    lacking = lacking_classes(data, parts)
+    name = artifact.facts["model"]
+    found = verdict_on(data, train_rows, rows, name, p_N3[test], best, lacking)
+    by_class = predicted_and_observed(data, rows, {name: p_N3[test]})
+    return Verdict(path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, beaten, found, by_class)
+
+
+def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex) -> dict[str, np.ndarray]:
+    """Beside a stack the plain mean of what its base models say as they are: a pool that nothing was learnt for."""
+    if artifact.kind != STACK:
+        return {}
+    bases = base_artifacts(workspace, artifact)
+    said = {name: labelled(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()}
+    return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in said.items()})}
+
+
+def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
+    """Where the run's predictions lie, or will."""
+    return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
+
+
+def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+    """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
+
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label. Purged rows belong to no
+    part and are left out, so that a part's rows are those its metrics count. A file that this very artifact did not
+    write, or that was changed since, is written again.
+    """
+    path = predictions_path(workspace, artifact)
+    if said_by(path, artifact):
+        return read_frame(path)
+    if artifact.kind == STACK:
+        state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
+        frame = _pooled(state, {name: uncalibrated(workspace, data, base) for name, base in bases.items()})
+    else:
+        bundle = Bundle.from_state(artifact.load_state())
+        frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
+    positions = data.labels.index.get_indexer(frame.index)
+    split = data.split_of()[positions]
+    frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
+    write_frame(path, frame)
+    write_json(_voucher(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
+    return frame
+
+
+def said_by(path: Path, artifact: Artifact) -> bool:
+    """Whether the predictions there are this artifact's and as they were written: folders outlive their models."""
+    if not (is_file(path) and is_file(_voucher(path))):
+        return False
+    try:
+        return read_json(_voucher(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
+    except SilentMountError:
+        raise
+    except WorkspaceError:  # torn: they are made again
+        return False
+
+
+def _voucher(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+    """Predictions of labelled rows without the model's calibration: what out-of-fold ones are comparable with."""
+    frame = labelled(workspace, data, artifact)[PROBABILITIES]
+    p_N3 = among(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
+    return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
+
+
+def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
+    """The artifacts a stack was made on, by their hash."""
+    by_hash = {one.hash: one for one in Registry(workspace.models).list(stack.symbol)}
+    bases = stack.load_state()["bases"]
+    for name, digest in bases.items():
+        if digest not in by_hash:
+            raise CheckpointError(
+                f"A base model of the stack is gone: {name}", where=workspace.models / stack.symbol,
+                wanted=digest[:12], next_step="stack again",
+            )  # fmt: skip
+    return {name: by_hash[digest] for name, digest in bases.items()}
+
+
+def load_predictions(
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, run: str = ""
+) -> pd.DataFrame:
+    """Predictions of the newest finished run of a model, or of the run of this id, on its labelled rows.
+
+    Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label (-1, 0, 1: the outcome).
+    """
+    workspace = Workspace(workspace)
+    artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    path = predictions_path(workspace, artifact)
+    if not said_by(path, artifact):
+        step = "train it again: the finished run is found and predicts"
+        raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
+    return read_frame(path)
+
+
+def check_name(model: str) -> None:
+    """Raise SettingsError unless it is the name of a model, or "stack"."""
+    if model != STACK:
+        spec_of(model)
+
+
+def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = "") -> Artifact:
+    """The model (or "stack") registered last for this symbol and horizon.
+
+    run, data : of the run of this id, and on the data of this fingerprint, where they are given.
+    """
+    check_name(model)
+    wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
+    artifact = Registry(workspace.models).find(symbol, horizon, model, **wanted)
+    if artifact is None:
+        how = "stack" if model == STACK else f"train --model {model}"
+        raise NotPreparedError(
+            f"No finished {model} for this symbol and horizon", where=workspace.models / symbol,
+            got=", ".join([f"none with horizon {horizon}", *(f"{name} {value}" for name, value in wanted.items())]),
+            next_step=f"train it first (notebook {'05' if model == STACK else spec_of(model).notebook[:2]}: {how})",
+        )  # fmt: skip
+    return artifact
+
+
+def finished(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
+    """The newest artifact of each model on this very data set; all there are, or those asked for."""
+    for name in models or ():
+        check_name(name)
+    registry, found = Registry(workspace.models), {}
+    for name in models or [*available_models(), STACK]:
+        artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
+        if artifact is not None:
+            found[name] = artifact
+        elif models:
+            step = "stack them first" if name == STACK else "train it first"
+            raise NotPreparedError(f"No finished {name} on this data", where=data.symbol, next_step=step)
+    if not found:
+        raise NotPreparedError(
+            "Nothing is trained yet", where=f"{data.symbol}, horizon {data.horizon}",
+            next_step=f"python -m ml_factory train --symbol {data.symbol} --horizon {data.horizon} --model xgboost",
+        )  # fmt: skip
+    return found
+
+
+def on_common_rows(
+    workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(positions of the split's rows that every model can predict, model -> its probabilities there)."""
+    frames = {name: labelled(workspace, data, one) for name, one in found.items()}
+    index = data.labels.index[data.splits[split]]
+    index = index[index.isin(common_index(frames))]
+    rows = data.labels.index.get_indexer(index)
+    return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
+
+
+def for_bars(
+    workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: BarSpec | None = None
+) -> tuple[pd.DataFrame, pd.Series]:
+    """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training.
+
+    Of meta-labels only the rows where the primary side bets, with its `side`.
+    stamped : how the other file is written; None: as the contract says. What is found in it is logged.
+    """
+    state = artifact.load_state()
+    spec = state["spec"]
+    market = MarketSpec.from_dict(spec["market"])
+    source = local_file(data) if data else raw_bars_of(workspace, artifact.symbol)
+    bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
+    if bars_spec.minutes not in (None, market.bar_minutes):
+        raise SettingsError(
+            "The model reads bars of another length", where=source, got=f"bars of {bars_spec.minutes} min",
+            wanted=f"{market.bar_minutes} min", next_step="give a file of such bars",
+        )  # fmt: skip
+    bars, report = check_bars(read_table(source), bars_spec, where=source, market=market)
+    for finding in report.findings if data else ():
+        if finding.severity != "info":
+            _log.warning("%s: %s", source, finding.message)
+    matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
+    if spec["sources"] != source_hash(DATA_ROOMS):
+        _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
+    frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
+    if labels.kind == "meta":  # what may be acted on: where the primary side bets, and which way
+        side = primary_side(matrix.base, labels, market).reindex(frame.index)
+        frame = frame.assign(side=side)[side != 0]
+    return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
+
+
+def marked(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
+    """Predictions with the columns `split` and `run_id`: out-of-sample rows (test and new) only, unless `all_rows`.
+
+    Raises FactoryError where no row is out of sample.
+    """
+    split = split_of_rows(artifact, frame.index)
+    frame = frame.assign(split=split, run_id=artifact.facts["run_id"])
+    if all_rows and len(frame):
+        return frame
+    kept = frame[np.isin(split, OUT_OF_SAMPLE)]
+    if not len(kept):
+        raise FactoryError(
+            "No row of these bars is out of sample", where=artifact.symbol,
+            got=f"rows until {frame.index[-1]}" if len(frame) else "no rows",
+            wanted=f"rows from {artifact.facts['split_times']['test']} on, where the test rows begin",
+            next_step="newer bars, or --all (all_rows=True) for rows the model was fitted or chosen on",
+        )  # fmt: skip
+    return kept
+
+
+def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
+    """The artifact's probabilities of every row of the matrix that it can predict."""
+
+    def predict(bundle: Bundle) -> pd.DataFrame:
+        return predict_features(bundle, matrix.to_frame(), segment=matrix.segment, close=matrix.close)
+
+    if artifact.kind != STACK:
+        return predict(_bundle(artifact))
+    plain = Calibration().to_dict()
+    bases = base_artifacts(workspace, artifact)
+    return _pooled(
+        artifact.load_state(),
+        {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
+    )
+
+
+def _bundle(artifact: Artifact) -> Bundle:
+    """The artifact's bundle; libraries that are not those it was made with are said."""
+    bundle = Bundle.from_state(artifact.load_state())
+    for change in bundle.changed_versions():
+        _log.warning("%s: %s", artifact.facts["model"], change)
+    return bundle
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """What `write_frame` wrote. Raises WorkspaceError."""
+    return pd.read_parquet(io.BytesIO(read_file(path)))
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """A DataFrame as Parquet, whole or not at all."""
+    replace_file(path, lambda aside: frame.to_parquet(aside))
+
+
+def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The stack's calibrated probabilities on the rows that every base model predicts."""
+    index = common_index(said)
+    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
+    p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
+    return pd.DataFrame(among(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
+
+
+def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
+    """Rows that all of them have, in time order."""
+    first, *others = frames.values()
+    index = first.index
+    for frame in others:
+        index = index[index.isin(frame.index)]
+    return index

@@ -1,0 +1,398 @@
+"""Phases 1 to 5: raw bars to features, labels, splits and a scaler on disk, done once and found by fingerprint."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
+from ml_factory.data.activity_bars import fine_bars
+from ml_factory.data.io import import_bars, load_bars, raw_minutes
+from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.resample import Frame, check_length
+from ml_factory.data.rolls import RollSpec
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.synthetic import ensure_demo_market
+from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.store import Store
+from ml_factory.datasets.store_writer import StoreWriter
+from ml_factory.datasets.transforms import Sample
+from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
+from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.features.build import FeatureSpec, build_features, column_names
+from ml_factory.leakage.prefix_builds import FirstSight
+from ml_factory.progress import Phase, phase, record
+from ml_factory.provenance import source_hash
+from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
+from ml_factory.storage.locks import exclusive
+from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fits, longest_session
+from ml_factory.targets.label_table import usable_rows
+from ml_factory.targets.labels import LabelSpec, classes_of, expected_classes
+from ml_factory.targets.make_labels import make_labels
+from ml_factory.targets.splits import holdout
+from ml_factory.targets.weights import effective_rows
+from ml_factory.workflows.append import (
+    CheckedBars,
+    append_rows,
+    bars_after,
+    fitted_on,
+    frames_and_ages,
+    grown_from,
+    known_store,
+    market_of,
+    state_after,
+)
+from ml_factory.workflows.audit_artifacts import quick_check
+from ml_factory.workflows.dataset import SPLITS
+from ml_factory.workflows.found_barriers import Named, check_same_bars, check_saw_training_rows, with_searched
+from ml_factory.workflows.inspect import findings_table, split_figure
+from ml_factory.workflows.load import data_key
+from ml_factory.workflows.prove import (
+    check_certified,
+    horizons_to_prove,
+    prove_store,
+    settings_of,
+    sights_of,
+    words_of,
+)
+from ml_factory.workflows.results import PrepareResult, phase_table
+from ml_factory.workflows.warm_kernels import compile_ahead
+
+FACTS_BYTES, LABEL_BYTES = 24, 70  # of a feature row beside its columns, and of a label: float64 that hardly shrink
+_log = logging.getLogger("ml_factory")
+
+
+def prepare(
+    workspace: Workspace | str | Path,
+    symbol: str,
+    horizons: Sequence[int] = DEFAULT_HORIZONS,
+    *,
+    data: str | Path | None = None,
+    settings: DataSpec | None = None,
+    roll: RollSpec | None = None,
+    searched: Named | Sequence[Named] = (),
+    bar_minutes: int | None = None,
+) -> PrepareResult:
+    """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
+
+    Parameters
+    ----------
+    horizons : bars of the base frame until the vertical barrier, one set of labels each.
+    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; None: the labels
+        of the last call (but for searched ones). A calendar or tick, or bars by activity, given once for this symbol
+        hold until others are given.
+    roll : how the contracts in `data` become one series, where it holds several.
+    searched : label specs of `pipeline.search_barriers` in the place of the given barriers: "h20-v1", a file, or the
+        spec itself; one a horizon. Refused when the search saw a row that would now judge.
+    bar_minutes : length of the raw bars, as `settings.bars.minutes`; None: that of the file.
+
+    Raises
+    ------
+    BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError;
+    FactoryError for a horizon longer than a session, training rows that lack a class, and validation or test rows of
+    a single one. What was prepared before stays.
+    """
+    started, workspace = time.perf_counter(), Workspace(workspace)
+    symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
+    settings = settings or _asked_before(workspace.processed(symbol))
+    if bar_minutes is not None:
+        settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
+    with record() as phases:
+        settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
+        before, settings = _bring_in(workspace, symbol, data, settings, roll)
+        settings = _with_given_facts(settings, workspace.processed(symbol))
+        raw = file_hash(raw_bars_of(workspace, symbol))
+        key = data_key(raw, settings.to_dict())
+        processed = workspace.processed(symbol)
+        with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
+            store = StoreWriter.find(processed, key)
+            there = None if store is None else list(store.horizons)
+            missing = [horizon for horizon in horizons if there is None or horizon not in there]
+            if missing:
+                try:
+                    store = store or StoreWriter.begin(processed, key)
+                    store = _write(store, workspace, symbol, settings, missing, raw)
+                except FactoryError:
+                    if before is not None:  # what was prepared before belongs to the bars before
+                        write_bytes_atomic(workspace.raw_bars(symbol), before)
+                    raise
+            _certify(store, workspace, horizons)
+            store.make_current()
+    seconds = time.perf_counter() - started
+    return _result(store, symbol, horizons, phases, found=there, reused=not missing, seconds=seconds)
+
+
+def _bring_in(
+    workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
+) -> tuple[bytes | None, DataSpec]:
+    """Raw bars to where they belong.
+
+    Returns the bytes that lay there before `data`, and the settings for what lies there now.
+    """
+    if data is not None:
+        if symbol == DEMO:
+            step = "name the market of these bars: --symbol MES, or SYMBOL=MES"
+            raise SettingsError("DEMO is the made-up market", where="symbol", got=f"{data} for it", next_step=step)
+        raw = workspace.raw_bars(symbol)
+        before = read_file(raw) if is_file(raw) else None
+        with phase("importing") as done:
+            told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            done(told.rows)
+        _tell(symbol, told.to_dict(0)["findings"], "mapped")
+        # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
+        return before, replace(settings, bars=BarSpec(told.minutes, strict=settings.bars.strict))
+    if roll is not None:
+        raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
+    if symbol == DEMO:
+        ensure_demo_market(workspace, symbol)
+    minutes = raw_minutes(workspace, symbol, settings.bars.minutes)
+    return None, replace(settings, bars=replace(settings.bars, minutes=minutes))
+
+
+def _certify(
+    store: Store,
+    workspace: Workspace,
+    horizons: Sequence[int],
+    prefixes: Prefixes | None = None,
+    seen: Sequence[FirstSight] = (),
+) -> None:
+    """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
+    lacking = []
+    for horizon in horizons:
+        try:
+            check_certified(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
+        except NotPreparedError:
+            lacking.append(horizon)
+    if lacking:
+        if prefixes is None:
+            prefixes = Prefixes(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
+        found = quick_check(store, horizons_to_prove(store, lacking))
+        proved = prove_store(store, prefixes, lacking, also=found.leaks, compared=found.compared, seen=seen)
+        for leak in proved.proof.leaks if proved.proof else ():
+            _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
+
+
+def _asked_before(processed: Path) -> DataSpec:
+    """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
+    whether windows span sessions there."""
+    try:
+        store = Store.current(processed)
+    except NotPreparedError:
+        return DataSpec()
+    labels = LabelSpec() if store.facts["settings"].get("searched") else LabelSpec(**store.facts["settings"]["labels"])
+    return DataSpec(features=FeatureSpec(spans=_features_of(store).spans), labels=labels)
+
+
+def _features_of(store: Store) -> FeatureSpec:
+    """Of a data set of any release: what an older one did not know yet has its default."""
+    return FeatureSpec(**store.facts["settings"]["features"])
+
+
+def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
+    """The settings with the calendar, the tick and the kind of bars that were given for this symbol before, where none
+    is given now."""
+    try:
+        store = Store.current(processed)
+    except NotPreparedError:
+        return settings
+    market, before = store.facts["market"], _features_of(store)
+    if settings.features.bars is None:
+        features = replace(settings.features, bars=before.bars, bar_size=before.bar_size)
+        settings = replace(settings, features=features)
+    given = {name for name, how in market["source"].items() if how == "given"}
+    kept = {name: market[name] for name in ("calendar", "tick") if name in given and getattr(settings, name) is None}
+    return replace(settings, **kept)
+
+
+def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
+    bars, report = load_bars(workspace, symbol, settings.bars)
+    market = market_of(symbol, bars, settings)
+    return CheckedBars(Prefixes(bars), market, report.to_dict())
+
+
+def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
+    """What was done to the bars, or is strange about them: said even where the run stops later on."""
+    for finding in findings:
+        if finding["severity"] == severity:
+            _log.warning("%s: %s", symbol, finding["message"])
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Feature rows as they are written: row i of `values` (N, F) is bar `first + i` of `base`.
+
+    staleness : as of `FeatureMatrix.frame_staleness`.  grown_from : the data set that held the first of these rows;
+    None where there is none.  seen : what was made of the first bars before later ones were shown.
+    """
+
+    base: Frame
+    first: int
+    values: np.ndarray
+    names: list[str]
+    staleness: dict[str, dict[str, float]]
+    grown_from: Store | None = None
+    seen: Sequence[FirstSight] = ()
+
+
+def _write(
+    store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
+) -> StoreWriter:
+    for length in (settings.features.base, *settings.features.frames):
+        if isinstance(length, int):
+            check_length(length, settings.bars.minutes)
+    known = known_store(store, settings)
+    checked = known and bars_after(known, workspace, symbol, settings)
+    checked = checked or _checked_whole(workspace, symbol, settings)
+    bars, market = checked.bars, checked.market
+    _tell(symbol, checked.told["findings"], "reported")
+    for note in market.notes():
+        _log.warning("%s: %s", symbol, note)
+    if isinstance(settings.features.base, int) and len(bars):  # before hours of features
+        longest = longest_session(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
+        for horizon in horizons:
+            check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
+    old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
+    needed = bytes_needed(len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons))
+    check_space(store.folder, needed, f"the features and labels of {symbol}")
+    compile_ahead(settings.features.families)
+    rows = _write_features(store, known, checked, symbol, settings)
+    made = {
+        "symbol": symbol,
+        "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.whole},
+        "settings": settings.to_dict(),
+        "sources": source_hash(DATA_ROOMS),
+        "market": market.to_dict(),
+        "bars": checked.told,
+        "first": rows.first,
+        "staleness": rows.staleness,
+    }
+    if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
+        store.commit(made, current=False)
+    fine = fine_bars(bars, market, settings.features.base)
+    for horizon in horizons:
+        if horizon not in store.horizons:  # sound ones stay where only the features were damaged
+            store.reopen(horizon)
+            facts = {str(horizon): _write_horizon(store, rows, fine, settings, market, horizon)}
+            store.commit(made | {"horizons": facts}, current=False)
+    _certify(store, workspace, horizons, checked.prefixes, rows.seen)
+    return store
+
+
+def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
+    """About how much a data set takes: float32 features and facts of the new rows, labels of all rows."""
+    base = settings.features.base
+    raw_bars = base // market.bar_minutes if isinstance(base, int) else 1  # a bar by activity has at least one
+    per_row = 4 * len(column_names(market, settings.features)) + FACTS_BYTES
+    return (new_bars * per_row + bars * horizons * LABEL_BYTES) // raw_bars
+
+
+def _write_features(
+    store: StoreWriter, known: Store | None, checked: CheckedBars, symbol: str, settings: DataSpec
+) -> _Rows:
+    """The rows that `store` holds already, those of bars that only grew, or all of them built now."""
+    bars, market = checked.bars, checked.market
+    before = known if not store.committed and known and grown_from(known, checked) else None
+    if store.committed or before is not None:
+        if before is not None:
+            rows, state = append_rows(before, bars, market, settings.features)
+            store.append_features(rows, before, state)
+        first = (before or store).facts["first"]
+        base, ages = frames_and_ages(bars, market, settings.features, first)
+        return _Rows(base, first, store.values, store.feature_names, ages, before)
+    seen = sights_of(settings, symbol, bars, market.to_dict())
+    matrix = build_features(bars, market, settings.features)
+    with phase("writing", len(matrix)):
+        store.write_features(matrix, state_after(bars, matrix, market, settings.features))
+    return _Rows(matrix.base, matrix.first, matrix.values, matrix.names, matrix.frame_staleness, seen=seen)
+
+
+def _write_horizon(
+    store: StoreWriter, rows: _Rows, fine: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
+) -> dict:
+    """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
+    if found := settings.searched_for(horizon):
+        check_same_bars(found, rows.base, fine, market)
+    if not isinstance(settings.features.base, int):
+        longest = int(np.unique(rows.base.segment, return_counts=True)[1].max())
+        check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
+    with phase(f"labels {horizon}", len(rows.base)):
+        labels = make_labels(rows.base, fine, settings.labels_for(horizon), market)
+    labels = labels[labels["entry_bar"] >= rows.first]
+    splits = holdout(labels, settings.splits)
+    check_classes(labels, splits, expected_classes(settings.labels.kind))
+    if found:
+        check_saw_training_rows(found, labels, splits)
+    teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
+    store.write_labels(horizon, labels)
+    store.write_splits(horizon, splits)
+    close = rows.base.close[rows.first : rows.first + len(rows.values)]
+    sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
+    with phase(f"scaler {horizon}", len(teachers)):
+        before = rows.grown_from
+        scaler, ranks = fitted_on(sample, settings.preprocess, before and before.load_ranks(horizon))
+        store.write_scaler(horizon, scaler)
+        if ranks is not None:
+            store.write_ranks(horizon, ranks)
+    clear = labels["barrier"] != "ambiguous"
+    classes = classes_of(settings.labels.kind)
+    balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}
+    parts = {
+        name: {
+            "rows": len(part),
+            "effective_rows": round(effective_rows(labels.iloc[part]), 1),
+            "first": str(labels.index[part[0]]),
+            "last": str(labels.index[part[-1]]),
+        }
+        for name, part in splits.items()
+    }
+    usable = len(usable_rows(labels))
+    outside = {"purged": usable - sum(map(len, splits.values())), "inferred": len(labels) - usable}
+    return {"balance": balance | {"ambiguous": int((~clear).sum())}, "parts": parts, **outside}
+
+
+# ---- handing back ------------------------------------------------------------------------------------------------
+
+
+def _result(
+    store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, found: list[int] | None,
+    reused: bool, seconds: float,
+) -> PrepareResult:  # fmt: skip
+    told = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
+    parts = {(horizon, part): told[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
+    last = horizons[-1]
+    return PrepareResult(
+        symbol=symbol,
+        fingerprint=store.fingerprint,
+        folder=store.folder,
+        market=store.facts["market"],
+        rows=store.rows,
+        features=store.feature_names,
+        horizons=list(horizons),
+        label_balance=balance,
+        split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]),
+        staleness=store.facts["staleness"],
+        bar_findings=findings_table(store),
+        proof=words_of(store, last),
+        reused=reused,
+        resumed_from=None if reused else found,
+        phases=phase_table(phases),
+        seconds=seconds,
+        draw=lambda: split_figure(store, last),
+    )
+
+
+def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(horizons, int):
+        horizons = (horizons,)
+    if not horizons:
+        raise SettingsError("No horizon is asked for", where="horizons", wanted="at least one", next_step="give 20")
+    return tuple(sorted({check_horizon(horizon) for horizon in horizons}))

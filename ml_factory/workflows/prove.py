@@ -1,0 +1,184 @@
+"""The proof applied: a prepared data set beside its own bars, quick at the end of `prepare`, full when asked for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.store import Store
+from ml_factory.experiment import DataSpec, certified_code
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage.certificate import (
+    Certificate,
+    issue,
+    newest_standing,
+    place_of,
+    read_certificate,
+    required,
+    unfinished_of,
+    write_certificate,
+)
+from ml_factory.leakage.custom_feature_check import leaks_of_sampled_days
+from ml_factory.leakage.fitted import leaks_of_splits
+from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
+from ml_factory.leakage.prefix_builds import EARLIER, FirstSight, first_sights
+from ml_factory.leakage.progress_file import Tried, horizons_tried
+from ml_factory.leakage.proof import Proof, prove
+from ml_factory.leakage.spec import QUICK, ProofSpec
+from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
+from ml_factory.provenance import source_hash
+from ml_factory.storage.atomic_files import fingerprint, plain
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.targets.splits import SplitSpec
+
+Progress = Callable[[int, int], None]
+FOLDS = 10  # of each scheme in a full proof: with combinations of two, 76 splits a horizon
+
+
+@dataclass(frozen=True)
+class Proved:
+    """proof : what was tried now; None where all of it was proved before.  certificates : horizon -> certificate."""
+
+    proof: Proof | None
+    certificates: Mapping[int, Certificate]
+
+
+def prove_store(
+    store: Store, prefixes: Prefixes, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
+    also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
+    seen: Sequence[FirstSight] = (), write: bool = True,
+) -> Proved:  # fmt: skip
+    """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
+
+    What a proof of the same data had tried when it was killed is not tried again; it ends with the same certificates.
+
+    prefixes : of the checked bars it was made of.  fresh : take no earlier proof for granted.
+    also, compared : leaks found elsewhere, and what was compared there (part -> rows).
+    seen : what the pipeline made of the first bars alone, where this process has shown it the later ones since.
+    write : False: neither certificates nor what was tried are written; with `fresh` nothing of them is read either.
+    """
+    settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
+    unfinished, horizons = unfinished_of(processed, store.fingerprint), horizons_to_prove(store, horizons)
+    pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
+    bound = {"code": certified_code(), "settings": fingerprint(settings.to_dict())}
+    standing = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
+    before = {horizon: standing(horizon) for horizon in horizons}
+    there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
+    if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(there.values()):
+        return Proved(None, there)
+    since = 0 if fresh else min(one.rows for one in before.values())
+    since = since if since < len(bars) else 0
+    facts = store.facts["market"]
+    if spec == QUICK and not settings.features.custom:
+        spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
+    decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.whole, "spec": asdict(spec), **bound}
+    tried = _tried(unfinished, decided, horizons) if write else None
+    if fresh and tried:
+        tried.forget()
+    with custom.uncalled():
+        proof = prove(
+            pipeline, bars, spec, facts=facts, since=since, progress=progress,
+            history=min(one.history for one in before.values()),
+            whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen, tried=tried,
+        )  # fmt: skip
+    rows, found = leaks_of_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
+    own = {"features, rows of sampled days": rows} if rows else {}
+    leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
+    proof = replace(proof, leaks=_once_each(leaks), compared={**proof.compared, **own, **(compared or {})})
+    about = {"symbol": store.facts["symbol"], "subject": store.fingerprint, "form": spec.form, **bound}
+    certificates = {}
+    for horizon in horizons:
+        earlier = {"before": before[horizon]} if since else {}
+        certificates[horizon] = issue(proof, prefixes, horizon=horizon, **about, **earlier)
+        if write:
+            write_certificate(processed, certificates[horizon])
+    if tried:
+        tried.forget()
+    return Proved(proof, certificates)
+
+
+def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
+    """Those that a proof of these horizons ends with: all that it was begun for, where it was killed in between."""
+    tried = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
+    return tried if set(horizons) <= set(tried) <= set(store.horizons) else horizons
+
+
+def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
+    """The leaks, each part and column once: the first that names it."""
+    first: dict[tuple[str, str], Leak] = {}
+    for leak in leaks:
+        first.setdefault((leak.part, leak.column), leak)
+    return tuple(first.values())
+
+
+def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> Tried:
+    """What a proof decided by these facts, and by the sources that prove, has tried so far."""
+    decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
+    return Tried(unfinished, fingerprint(plain(decided)), tuple(horizons))
+
+
+def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[FirstSight]:
+    """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
+    if not settings.features.custom:
+        return []
+    return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
+
+
+def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:
+    """The pipeline that `prepare` runs with these settings."""
+    given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
+    given["bar_minutes"] = settings.bars.minutes or 1
+    labels = tuple(settings.labels_for(horizon) for horizon in horizons)
+    return StandardPipeline(symbol, settings.features, labels, settings.splits, given, folds, settings.preprocess)
+
+
+def settings_of(store: Store) -> DataSpec:
+    """The settings a data set was prepared with."""
+    stored = dict(store.facts["settings"])
+    kinds = {"bars": BarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
+    return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
+
+
+def stored_tables(store: Store, pipeline: StandardPipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
+    """The rows of features as they lie in the store, and frames and labels made anew of these bars."""
+    known_at = store.known_at.as_unit("ns").asi8
+    tables = {"features": Table(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
+    tables |= {f"frame {name}": table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
+    return tables | {f"labels {name}": table_of_labels(made) for name, made in pipeline.labels(bars, facts).items()}
+
+
+def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
+    """The rule of the splits on the very rows that training will read."""
+    found = []
+    for horizon in horizons:
+        split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
+        found += leaks_of_splits(store.load_labels(horizon), [split], f"h{horizon}")
+    return found
+
+
+def check_certified(processed: Path, symbol: str, horizon: int, subject: str, uncertified: bool) -> None:
+    """Refuse data without a certificate of this code, unless `uncertified`.
+
+    Raises NotPreparedError, naming the command.
+    """
+    if not uncertified:
+        required(processed, symbol, horizon, subject=subject, code=certified_code())
+
+
+def words_of(store: Store, horizon: int) -> str:
+    """What a report says of the proof of a data set."""
+    found = read_certificate(place_of(store.folder.parent, store.fingerprint, horizon))
+    return found.words() if found else "none: uncertified"
+
+
+def leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
+    """A row a leak: part, column, rows, cut, disturbance and where it was seen."""
+    columns = ["part", "column", "rows", "first_row", "size", "cut", "why", "disturbance", "scope", "cuts"]
+    table = pd.DataFrame([leak.to_dict() for leak in leaks], columns=columns)
+    return table.assign(size=table["size"].astype(np.float64)) if len(table) else table

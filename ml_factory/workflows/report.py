@@ -1,0 +1,345 @@
+"""What a report shows, and in which order: the verdict first, then the data it rests on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ml_factory.argument_checks import DEMO
+from ml_factory.datasets.store import Store
+from ml_factory.evaluation import data_plots, plots
+from ml_factory.evaluation.calibration import reliability
+from ml_factory.evaluation.deciles import decile_returns
+from ml_factory.evaluation.report import Section, write_report
+from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.models.base import CLASSES
+from ml_factory.storage.artifact_registry import Artifact
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.dataset import Dataset, predicted_and_observed
+from ml_factory.workflows.inspect import findings_table
+from ml_factory.workflows.predict import Verdict
+from ml_factory.workflows.prove import words_of
+
+GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
+SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
+MANY = 2  # more forecasts than this in one reliability plot hide each other
+
+
+@dataclass(frozen=True)
+class OnTest:
+    """Forecasts of N test rows, and how good they were.
+
+    rows : int64 (N,), positions into the labels.  forecasts : name -> (N, 3) probabilities.
+    metrics : `metrics_table`.  verdicts : model -> its verdict on these rows.  chosen : the model that the headline is
+    about; of several the one that validation rows chose.  beaten : as of `forecasts.Verdict`.
+    """
+
+    rows: np.ndarray
+    forecasts: Mapping[str, np.ndarray]
+    metrics: pd.DataFrame
+    verdicts: Mapping[str, ModelVerdict]
+    chosen: str
+    beaten: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+
+    @property
+    def headline(self) -> ModelVerdict:
+        """The verdict on the chosen model."""
+        return self.verdicts[self.chosen]
+
+
+def run_page(
+    path: Path, title: str, data: Dataset, store: Store, judged: OnTest, *, limited: Mapping[str, object],
+    more: Sequence[Section] = (),
+) -> Path:  # fmt: skip
+    """Write the report of one run (or of several on the same rows).
+
+    limited : what QUICK limits.  more : chapters between the verdict and the data, such as learning curves.
+    """
+    sections = [
+        verdict(judged, len(data.splits["test"]), sided=sided(data)),
+        returns(data, judged),
+        calibration(data, judged),
+        *more,
+        *data_chapters(data, store),
+    ]
+    return write_report(
+        path, title, sections,
+        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, judged)}",
+        facts=tiles(judged, sided=sided(data)) | {"proof": words_of(store, data.horizon)},
+        notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
+        footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
+        "reaches 0 is no gain.",
+    )  # fmt: skip
+
+
+def period(data: Dataset, judged: OnTest) -> str:
+    """The test period with its rows, in words."""
+    times = data.labels.index[judged.rows]
+    first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
+    return (
+        f"Test period {first} to {last}: {judged.headline.rows:,} rows that no model was fitted or chosen on, "
+        f"worth {judged.headline.effective_rows:,.0f} without overlap (effective rows)."
+    )
+
+
+def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Verdict) -> Path:
+    """`report.html` of one finished model, in the folder of its run."""
+    facts, name = artifact.facts, artifact.facts["model"]
+    judged = OnTest(
+        verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name, verdict.beaten
+    )
+    return run_page(
+        folder / "report.html", f"{name} on {data.symbol}", data, Store.current(workspace.processed(data.symbol)),
+        judged, limited=facts["limited"], more=how_it_was_made(facts, verdict.priors["validation"]),
+    )  # fmt: skip
+
+
+def made_up_notice(symbol: str) -> str:
+    """What a gain on the market that comes with the library means, or ''."""
+    if symbol != DEMO:
+        return ""
+    return (
+        f"{DEMO} is a made-up market with an edge planted in it. "
+        "A gain here says that the machinery works, and nothing about a real market."
+    )
+
+
+def quick_notice(limited: Mapping[str, object]) -> str:
+    """What QUICK limited, or ''."""
+    if not limited:
+        return ""
+    return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in limited.items())
+
+
+def sided(data: Dataset) -> bool:
+    """Whether the question has two sides and a middle: then a gain has a part that says which side."""
+    return len(data.classes) == len(CLASSES)
+
+
+def verdict(judged: OnTest, of: int, *, sided: bool = True) -> Section:
+    """The verdict on each model in a sentence with its numbers, and the metrics with those of the baselines.
+
+    of : test rows in all.
+    sided : whether a gain has a directional part.
+    """
+    chosen_first = sorted(judged.verdicts.values(), key=lambda one: one.model != judged.chosen)
+    lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
+    lines += [comparison_sentence(judged.chosen, who, gain) for who, gain in judged.beaten.items()]
+    count = len(judged.rows)
+    some = f"{count:,} of the {of:,} test rows, those with a full input window"
+    rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
+    lines.append(
+        "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
+        "of the session and the volatility tell when a barrier is touched; the directional gain, over the class prior, "
+        "is about which one."
+        if sided
+        else "Judged are the bets of the primary side alone: whether each pays more than it costs. A gain says that "
+        "the model can tell good bets from bad ones, not that the bets are good."
+    )
+    if len(judged.verdicts) > 1:
+        lines.append(
+            f"{judged.chosen} was chosen on validation rows. The best of several on the same test rows looks better "
+            "than it is."
+        )
+    metrics = judged.metrics
+    gains = [name for name in GAINS if name in metrics and (sided or not name.startswith("direction"))]
+    return Section(
+        "Verdict",
+        text="\n\n".join([*lines[: len(judged.verdicts)], rows, *lines[len(judged.verdicts) :]]),
+        plots=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.metrics_bar(metrics))],
+        tables=[
+            ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
+            ("Test rows: scores", metrics[[name for name in SCORES if name in metrics]]),
+        ],
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def returns(data: Dataset, judged: OnTest) -> Section:
+    """Realised return and information coefficient by decile of the chosen model's forecast, on clear test rows."""
+    rows, p_N3 = judged.rows, judged.forecasts[judged.chosen]
+    clear = data.clear[rows]
+    found = decile_returns(
+        (p_N3[:, 2] - p_N3[:, 0])[clear], data.labels["ret"].to_numpy()[rows][clear], horizon=data.horizon,
+        times_N=data.labels.index[rows][clear],
+    )  # fmt: skip
+    if found is None:
+        return Section("Returns", text="There are fewer than 100 test rows, or the forecast is constant: no deciles.")
+    whole = found.information
+    return Section(
+        "Returns",
+        text=f"Information coefficient of {judged.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
+        f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
+        f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
+        plots=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
+                  plots.decile_bars(found.table))],
+        tables=[("By decile of p_long − p_short", found.table)],
+    )  # fmt: skip
+
+
+def comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
+    """Whether what was learnt is worth more than what it has to beat; gain: (gain, low, high) in nats."""
+    value, low, high = gain
+    other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
+    sentence = f"{name} {_compared(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
+    return sentence if low > 0 else f"{sentence} Nothing speaks for the learnt weights here."
+
+
+def _compared(low: float, high: float, other: str = "the class prior") -> str:
+    """What a 95 % interval of a gain allows to say."""
+    if low > 0:
+        return f"beats {other}"
+    return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
+
+
+def calibration(data: Dataset, judged: OnTest) -> Section:
+    """Reliability diagrams of the test rows, predicted and observed frequency by class, calibration errors."""
+    rows, test = judged.rows, judged.forecasts
+    clear, errors = data.clear[rows], judged.metrics[["ece_debiased", "ece"]]
+    tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
+    together = {"Predicted and observed": tables}
+    if len(tables) > MANY:
+        together = {name: {name: table} for name, table in tables.items()}
+    return Section(
+        "Calibration",
+        text="On the dashed line, predicted is observed. Temperature and class biases were fitted on validation rows. "
+        "Bars are 95 % intervals that count overlapping labels once.\n\n"
+        + " ".join(f"Calibration error of {name}: {errors.loc[name, 'ece_debiased']:.3f} debiased, "
+                   f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
+        + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
+        "0 where chance could explain all of it, which among few independent rows is no proof of calibration.",
+        plots=[("", plots.calibration_plot(some, name, data.classes)) for name, some in together.items()],
+        tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
+                 "difference", predicted_and_observed(data, rows, test).set_index("name"))],
+    )  # fmt: skip
+
+
+def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
+    """Training and validation loss by epoch or booster block."""
+    text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
+    curves = plots.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
+    caption = (
+        "Validation rows were used for choosing the epoch and for calibration: they do not judge. Rows are weighted as "
+        "in training, in the dashed line too; the verdict counts each row once."
+    )
+    return Section("Learning", text=text, figures=[(caption, curves)])
+
+
+def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
+    """Learning curves of a model, or the weights of a stack, and the settings of the run."""
+    if "history" in facts:
+        first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
+    else:
+        weights = pd.DataFrame(facts["weights"]).set_index("model")
+        first = Section(
+            "The stack",
+            text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
+            plots=[("Weight of each model.", plots.stack_weights(weights))],
+        )
+    settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
+    made = Section(
+        "The run",
+        notice="Continued, not bit-exact: " + ", ".join(facts["inexact"]) if facts.get("inexact") else "",
+        tables=[
+            ("Settings", pd.DataFrame({"value": settings}).rename_axis("setting")),
+            ("Versions", pd.DataFrame({"version": facts["versions"]}).rename_axis("library")),
+        ],
+    )
+    worth = importances(pd.DataFrame(facts["importances"])) if facts.get("importances") else []
+    return [first, *worth, made]
+
+
+def importances(table: pd.DataFrame) -> list[Section]:
+    """What each feature is worth to the model; table: as of `importance_table`."""
+    table = table.set_index("feature")
+    return [
+        Section(
+            "Features",
+            text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
+            "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
+            plots=[("Permutation importance and gain of each feature.", plots.importance_bars(table))],
+        )
+    ]
+
+
+def runs(found: Mapping[str, Artifact]) -> Section:
+    """Which runs are compared."""
+    rows = {
+        name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
+        for name, one in found.items()
+    }
+    return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
+
+
+def tiles(judged: OnTest, *, sided: bool = True) -> dict[str, object]:
+    """The figures under the title, those of the chosen model: label -> value, or (value, note)."""
+    one, loss = judged.headline, judged.metrics["log_loss"]
+    side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}
+    return {
+        "best on validation rows" if len(judged.verdicts) > 1 else "model": (judged.chosen, one.status),
+        f"gain over {one.best_baseline}": _with_bounds(one.gain_best, one.gain_best_low, one.gain_best_high),
+        **(side if sided else {}),
+        "log loss": (f"{loss[judged.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
+        "test rows": (one.rows, f"{one.effective_rows:,.0f} effective"),
+    }
+
+
+def _with_bounds(value: float, low: float, high: float) -> tuple[str, str]:
+    return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
+
+
+def question_sentence(data: Dataset) -> str:
+    """The question that the labels answer, in a sentence."""
+    labels = data.settings["data"]["labels"]
+    bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
+    bet += f" where it is at least {labels['primary_least']:g} from 0" if labels["primary_least"] else ""
+    return {
+        "triple_barrier": "Triple barrier: which is touched first, up, down or neither.",
+        "direction": "Direction: the side of the price at the horizon, neutral inside a band of its volatility.",
+        "trend_scanning": "Trend scanning: the sign of the straightest trend that begins at the row.",
+        "meta": f"Meta-labels: the primary side is {bet}; act is a bet that returned more than a round trip costs.",
+    }[data.kind]
+
+
+def left_out_sentence(facts: Mapping) -> str:
+    """Which rows belong to no part of the split.  facts : purged, and inferred where there are such rows."""
+    purged = f"In time order; {facts['purged']:,} rows whose labels reach across an edge belong to no part."
+    inferred = facts.get("inferred", 0)
+    also = f" Neither do {inferred:,} rows of the sessions that calendar or tick were inferred from."
+    return purged + also * bool(inferred)
+
+
+def data_chapters(data: Dataset, store: Store) -> list[Section]:
+    """The split on the price, the balance of the labels, and what was found in the bars."""
+    parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
+    stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
+    splits = pd.DataFrame(stored[data.horizon]["parts"]).T.rename_axis("split")
+    findings = findings_table(store)
+    close, minutes = store.load_rows()["close"], store.facts["market"]["bar_minutes"]
+    return [
+        Section(
+            "The split",
+            text=left_out_sentence(stored[data.horizon]),
+            plots=[("Price with the parts of the split.", data_plots.split_on_price(close, parts))],
+            tables=[("Parts", splits)],
+        ),
+        Section(
+            "Labels",
+            text=question_sentence(data)
+            + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
+            "counts nowhere.",
+            plots=[("Share of each label.", data_plots.label_balance(balance))],
+        ),
+        Section(
+            "Bars",
+            text=f"{store.facts['raw']['rows']:,} bars of {minutes} min; {len(store.feature_names)} features."
+            + ("" if (findings["severity"] != "info").any() else " Nothing strange was found in the bars."),
+            tables=[("Findings", findings)] if len(findings) else [],
+        ),
+    ]

@@ -1,0 +1,69 @@
+"""What a run tells and leaves with W&B, and a run that this workspace has nothing of, brought back from there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import NotPreparedError
+from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.workspace import Workspace
+from ml_factory.tracking.log_upload import is_told
+from ml_factory.tracking.restore import recover_artifact, recover_quietly
+from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.tracker import Tracker
+from ml_factory.tracking.wandb_process import mirror_mode
+from ml_factory.workflows.run_status import reached_in
+from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_run
+
+
+def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> Keepsake:
+    """All that this run can go on from: its checkpoints, those of folds nested in it, and its finished parts."""
+    settings = dict(spec.settings)
+    nested = range(int(settings["folds"])) if "search" in settings else ()
+    runs = (run.run_id, *(nested_run(run, fold).run_id for fold in nested))
+    kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
+    return Keepsake(run.run_id, str(manager.home_folder), runs, kept)
+
+
+def record_of(run: Run, settings: dict, mirror: str, keepsake: Keepsake | None = None) -> Tracker:
+    """The run's record; with a keepsake the newest of that is also kept at W&B."""
+    return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, keepsake=keepsake)
+
+
+@contextmanager
+def recorded(
+    manager: CheckpointManager, run: Run, settings: dict, keepsake: Keepsake, mirror: str, *, owned: str
+) -> Iterator[Callable[[dict], None]]:
+    """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
+
+    owned : the phase that is owned before the record is opened: a second session is refused, and has touched nothing.
+    """
+    if is_told(run.folder / "log"):
+        yield lambda summary: None
+        return
+    with manager.phase(owned).claimed(), record_of(run, settings, mirror, keepsake) as tracker:
+        yield tracker.finish
+
+
+def bring_back(workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mirror: str, fresh: bool = False) -> None:
+    """Fill the registry, or else the pool of checkpoints, with what W&B kept of this run.
+
+    source : "wandb" takes its model from there, whatever the registry has, and raises NotPreparedError where that
+    fails; "registry" asks W&B only for a run that this workspace has nothing of, and goes on without an answer.
+    fresh : the run is to begin anew, so it is not asked for.
+    """
+    online, registry = mirror_mode(mirror) == "online", Registry(workspace.models)
+    kinds = {"train": ["model"], "stack": ["stack"]}.get(spec.task, [])
+    if source == "wandb":
+        where, step = f"run {run.run_id}", 'SOURCE = "registry" finds it here, or trains it'
+        if not online:
+            raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
+        if recover_artifact(registry, kinds[0], run.run_id) is None:
+            raise NotPreparedError("W&B has no such model", where=where, next_step=step)
+    elif online and not fresh and (kinds or not run.ended):  # what an ended run left may be gone
+        if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
+            return
+        if not reached_in(workspace, run, spec):
+            with open_checkpoints(workspace.checkpoints, run) as manager:
+                recover_quietly(manager, keepsake_of(manager, run, spec), registry, kinds)

@@ -1,0 +1,389 @@
+"""What each step of the pipeline hands back: facts, a summary to read, a picture to look at."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.models.registry import spec_of
+from ml_factory.progress import Phase
+from ml_factory.storage.atomic_files import plain
+from ml_factory.workflows.result_summaries import calibration_lines, marks_of, verdict_lines, wrapped
+
+
+def _facts(value: Any) -> Any:
+    """A field as JSON can hold it; a table as its records, with the index where it has a name."""
+    if isinstance(value, ModelVerdict):
+        return plain(value.to_dict())
+    if isinstance(value, dict):
+        return {str(name): _facts(one) for name, one in value.items()}
+    if not isinstance(value, pd.DataFrame):
+        return plain(value)
+    table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
+    return plain(table.to_dict("records"))
+
+
+def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
+    """A row a phase: rows, seconds, rows a second, and the seconds in which kernels were compiled, once per machine."""
+    rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
+    table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
+    return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
+
+
+@dataclass(frozen=True)
+class Result:
+    """Base of all results. `draw` makes the picture when `.plot()` asks for it."""
+
+    seconds: float
+    draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def to_dict(self) -> dict:
+        """The same facts as the summary, for machines (`--json`)."""
+        hidden = {"draw", "frame", "history"}
+        return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
+
+    def origin(self) -> pd.DataFrame:
+        """How this result came about: what was found, from where it went on, and whether its bits are those of a run
+        that was never interrupted. For results of a run that can be resumed."""
+        resumed = getattr(self, "reached", "") or getattr(self, "resumed_from", None)
+        exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
+        facts = {
+            "found": getattr(self, "found", ""),
+            "gone on from": "the beginning" if resumed is None else str(resumed),
+            "bits": "as uninterrupted" if exact else "continued, not bit-exact",
+            "because": ", ".join(because),
+        }
+        if getattr(self, "reused", False):
+            facts["gone on from"] = "the end: it was finished before"
+        return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
+
+    def __str__(self) -> str:
+        """The summary in 80 columns; a path that is longer stays whole."""
+        return "\n".join(wrapped(line) for line in self.summary().splitlines())
+
+    def plot(self):
+        """A matplotlib Figure: what a person would rather look at than read."""
+        return self.draw()
+
+
+@dataclass(frozen=True)
+class PrepareResult(Result):
+    """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`.
+    staleness : frame -> minutes of age of what a row sees of it (mean, median, p99, max).
+
+    resumed_from : horizons that were there beside the features, where only the rest was made now.
+    """
+
+    symbol: str
+    fingerprint: str
+    folder: Path
+    market: dict
+    rows: int
+    features: list[str]
+    horizons: list[int]
+    label_balance: pd.DataFrame
+    split_table: pd.DataFrame
+    staleness: dict[str, dict[str, float]]
+    bar_findings: pd.DataFrame
+    proof: str
+    reused: bool
+    phases: pd.DataFrame
+    resumed_from: list[int] | None = None
+
+    def summary(self) -> str:
+        how = "found as prepared before" if self.reused else "prepared now"
+        if self.resumed_from is not None:
+            kept = f" and horizons {self.resumed_from}" if self.resumed_from else ""
+            how = f"features{kept} found there, the rest prepared now"
+        return (
+            f"{self.symbol}: {self.rows:,} rows x {len(self.features)} features, horizons {self.horizons}, "
+            f"{how} in {self.seconds:.1f} s\n  proof that nothing looks ahead: {self.proof}\n  {self.folder}"
+        )
+
+
+@dataclass(frozen=True)
+class SearchResult(Result):
+    """labels : the label spec found.  seen_rows : what the search saw, as `SeenRows`.  trials : a row a trial.
+
+    run_id : of the attempt.  resumed_from : trials that an interrupted search had done.  reused : the spec was there
+    before.
+    """
+
+    run_id: str
+    symbol: str
+    horizon: int
+    name: str
+    labels: dict
+    seen_rows: dict
+    best: dict
+    trials: pd.DataFrame
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    reused: bool
+    path: Path
+
+    def summary(self) -> str:
+        how = "found as searched before" if self.reused else f"{len(self.trials)} trials"
+        resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
+        shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
+        seen = self.seen_rows
+        told = (
+            f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
+            f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
+            f"{self.labels['sigma_span']} bars: {shares}\n"
+            f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
+            f"bars until {seen['until']}"
+        )
+        return "\n".join([told, *marks_of(self), f"  {self.path}"])
+
+
+@dataclass(frozen=True)
+class AuditResult(Result):
+    """form : of the certificate, in words.  compared : part -> rows compared.  leaks : a row each, with `sentences`."""
+
+    symbol: str
+    form: str
+    passed: bool
+    horizons: list[int]
+    cuts: int
+    disturbances: list[str]
+    compared: dict[str, int]
+    leaks: pd.DataFrame
+    sentences: list[str]
+    reused: bool
+    certificates: list[Path]
+
+    def summary(self) -> str:
+        how = "proved before" if self.reused else f"{sum(self.compared.values()):,} rows compared"
+        verdict = "nothing looks ahead" if self.passed else f"{len(self.leaks)} leaks"
+        first = f"{self.symbol}, horizons {self.horizons}: {verdict} ({self.form}; {how}), {self.seconds:.1f} s"
+        where = [f"  {self.certificates[0].parent}"] if self.certificates else []
+        return "\n".join([first, *(f"  {line}" for line in self.sentences), *where])
+
+
+@dataclass(frozen=True)
+class TrainResult(Result):
+    """metrics : a row per split (validation, test) and forecast, the baselines among them.  history : a row an epoch or
+    booster block: epoch, train_loss, val_loss, seconds.  best_epoch : the one the model stands at.
+
+    resumed_from : epochs or blocks that an interrupted run had done; None where none or where it was `reused`, finished
+    before.  exact : the bits are those of a run that was never interrupted; inexact_because says why they are not.
+    limited : what QUICK limits.  found : what there was of this run, in a sentence.
+    verdict : on the test rows, over every baseline.
+    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
+    importances : of trees and the linear model, `importance_table`.  machine : what a network's fit ran on and took.
+    """
+
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    metrics: pd.DataFrame
+    history: pd.DataFrame
+    best_epoch: int
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    reused: bool
+    limited: dict
+    artifact: Path
+    artifact_hash: str
+    predictions_path: Path
+    predictions_hash: str
+    report_path: Path
+    found: str = ""
+    importances: pd.DataFrame | None = None
+    verdict: ModelVerdict | None = None
+    machine: dict = field(default_factory=dict)
+    calibration: pd.DataFrame | None = None
+
+    @property
+    def reached(self) -> str:
+        """What it went on from, in words; "" where it began at the beginning or was found finished."""
+        unit = "epoch" if spec_of(self.model).windowed else "block"
+        return "" if self.resumed_from is None else f"{unit} {self.resumed_from}"
+
+    def ran_on(self) -> pd.DataFrame:
+        """What a network's training ran on and what that took, in the session that ended it; empty for a booster."""
+        told = self.machine
+        peak, compiles = told.get("peak_bytes"), told.get("compiles")
+        shown = {
+            "device": told.get("device"),
+            "threads of the host": told.get("threads"),
+            "precision of the steps": told.get("precision"),
+            "parameters": f"{told.get('parameters', 0):,}",
+            "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "not told",
+            "compiles": ", ".join(f"{name} {count}" for name, count in (compiles or {}).items()) or "none",
+            "samples a second": f"{told.get('rows_per_second', 0):,.0f}, validation included",
+        }
+        return pd.DataFrame({"value": shown if told else {}}, dtype=object).rename_axis("training")
+
+    def summary(self) -> str:
+        if self.reused:
+            how = "was finished before; loaded"
+        elif self.resumed_from is not None:
+            how = f"resumed after {self.reached}"
+        else:
+            how = "trained from the start"
+        first = f"{self.model} on {self.symbol}, horizon {self.horizon}: {how}, {self.seconds:.1f} s"
+        written = [
+            f"  model {self.artifact}",
+            f"  predictions {self.predictions_path}",
+            f"  report {self.report_path}",
+        ]
+        calibration = calibration_lines(self.metrics, self.calibration, self.model)
+        return "\n".join([first, *marks_of(self), *written, *calibration, *verdict_lines(self.verdict)])
+
+
+@dataclass(frozen=True)
+class CrossValidateResult(Result):
+    """`folds` has a row per fold, block and forecast, `paths` one per path and forecast of combinatorial folds.
+
+    Its calibrated forecasts bear the model's name; what they were before that has `_uncalibrated` behind it.
+    gain_mean, gain_se : over the blocks, and gain_uncalibrated the mean without calibration.
+    untaught : folds whose training rows were of one class.  resumed_from : folds that were done before.
+    reached : that in words, with how far the next one was.  verdict : over the blocks, against every baseline.
+    """
+
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    scheme: str
+    folds: pd.DataFrame
+    fold_table: pd.DataFrame
+    paths: pd.DataFrame | None
+    gain_mean: float
+    gain_se: float
+    gain_uncalibrated: float
+    untaught: list[int]
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    limited: dict
+    path: Path
+    paths_path: Path | None
+    found: str = ""
+    reached: str = ""
+    verdict: ModelVerdict | None = None
+
+    def summary(self) -> str:
+        begun = f", resumed at {self.reached}" if self.reached else ""
+        resumed = f", {self.resumed_from} folds found done" if self.resumed_from else begun
+        first = (
+            f"{self.model} on {self.symbol}, horizon {self.horizon}, {len(self.fold_table)} folds "
+            f"({self.scheme}){resumed}: log loss below the prior's by {self.gain_mean:+.4f} "
+            f"(standard error over blocks {self.gain_se:.4f}; not calibrated {self.gain_uncalibrated:+.4f}), "
+            f"{self.seconds:.1f} s"
+        )
+        lines = [*self._path_lines(), *self._untaught_lines(), *marks_of(self), f"  folds {self.path}"]
+        return "\n".join([first, *lines, *verdict_lines(self.verdict)])
+
+    def _path_lines(self) -> list[str]:
+        if self.paths is None:
+            return []
+        gains = self.paths.loc[self.paths["name"] == self.model, "log_loss_gain"]
+        return [
+            f"  {len(gains)} paths: from {gains.min():+.4f} to {gains.max():+.4f}, {(gains > 0).mean():.0%} above 0"
+        ]
+
+    def _untaught_lines(self) -> list[str]:
+        names = ", ".join(map(str, self.untaught))
+        return [f"  forecast nothing, their training rows are of one class: fold {names}"] if self.untaught else []
+
+
+@dataclass(frozen=True)
+class StackResult(Result):
+    """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were.
+    comparison : whether it beats the plain mean of its models.  verdict, calibration : as of TrainResult."""
+
+    symbol: str
+    horizon: int
+    run_id: str
+    base_models: list[str]
+    metrics: pd.DataFrame
+    weights: pd.DataFrame
+    resumed_from: int | None
+    exact: bool
+    inexact_because: list[str]
+    limited: dict
+    artifact: Path
+    predictions_path: Path
+    predictions_hash: str
+    report_path: Path
+    found: str = ""
+    reached: str = ""
+    lineage: pd.DataFrame | None = None
+    comparison: tuple[str, ...] = ()
+    verdict: ModelVerdict | None = None
+    calibration: pd.DataFrame | None = None
+
+    def summary(self) -> str:
+        begun = f", resumed at {self.reached}" if self.reached else ""
+        resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
+        names = ", ".join(self.base_models)
+        first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
+        lines = [*marks_of(self), *(f"  {line}" for line in self.comparison)]
+        written = [
+            f"  model {self.artifact}",
+            f"  predictions {self.predictions_path}",
+            f"  report {self.report_path}",
+        ]
+        calibration = calibration_lines(self.metrics, self.calibration, "stack")
+        return "\n".join([first, *lines, *written, *calibration, *verdict_lines(self.verdict)])
+
+
+@dataclass(frozen=True)
+class EvaluateResult(Result):
+    """metrics : a row a forecast on the common test rows, the baselines among them.
+    verdicts : model -> its verdict on these rows.  chosen : the model with the smallest log loss on validation rows.
+    calibration : of every model, as of TrainResult."""
+
+    symbol: str
+    horizon: int
+    metrics: pd.DataFrame
+    report_path: Path
+    verdicts: dict[str, ModelVerdict] = field(default_factory=dict)
+    chosen: str = ""
+    calibration: pd.DataFrame | None = None
+
+    @property
+    def verdict(self) -> ModelVerdict | None:
+        """That on the chosen model."""
+        return self.verdicts.get(self.chosen)
+
+    def summary(self) -> str:
+        first = f"{len(self.metrics)} forecasts compared on the test rows, {self.seconds:.1f} s"
+        others = [one.sentence for name, one in self.verdicts.items() if name != self.chosen]
+        chosen = [f"  chosen on validation rows: {self.chosen}"] if others else []
+        lines = [first, f"  report {self.report_path}", *(f"  {line}" for line in others), *chosen]
+        lines += calibration_lines(self.metrics, self.calibration, self.chosen)
+        return "\n".join([*lines, *verdict_lines(self.verdict)])
+
+
+@dataclass(frozen=True)
+class PredictResult(Result):
+    """frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows
+    also train, validation) and run_id, as in the file at `path`."""
+
+    symbol: str
+    horizon: int
+    model: str
+    run_id: str
+    rows: int
+    path: Path
+    frame: pd.DataFrame
+    frame_hash: str
+
+    def summary(self) -> str:
+        first, last = self.frame.index[0], self.frame.index[-1]
+        counts = self.frame["split"].value_counts(sort=False)
+        return (
+            f"{self.model} on {self.symbol}, run {self.run_id}: {self.rows:,} rows, {first} to {last}, "
+            f"{self.seconds:.1f} s\n  by split: {', '.join(f'{name} {count:,}' for name, count in counts.items())}\n"
+            f"  {self.path}"
+        )

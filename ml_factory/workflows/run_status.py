@@ -1,0 +1,219 @@
+"""Where a run stands: what of it was found in the workspace, and what will be done now, in one line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.experiment import DATA_ROOMS, Run, RunSpec, machine, open_checkpoints
+from ml_factory.models.base import differences
+from ml_factory.provenance import changed
+from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.unit_checkpoints import (
+    fit_phase,
+    fold_phase,
+    folds_phase,
+    forecasts_file,
+    how_far,
+    nested_run,
+    trials_file,
+)
+
+_SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
+
+
+@dataclass(frozen=True)
+class Other:
+    """A run of the same model and horizon that this one is not.
+
+    begun_at : UTC, ISO 8601.  why : settings, data or code.  details : settings with both values, or sources that
+    differ.  prepared : whether the sources that made the data are among them.  commit : the one it was begun with.
+    """
+
+    run_id: str
+    begun_at: str
+    why: str
+    details: tuple[str, ...]
+    prepared: bool
+    commit: str
+    ended: bool
+
+    def words(self) -> str:
+        """What keeps it from being gone on from."""
+        details = ", ".join(self.details[:3]) + (f" and {len(self.details) - 3} more" if len(self.details) > 3 else "")
+        if self.why == "code":
+            return f"{self.run_id} was begun with other code" + (f" ({details} changed)" if details else "")
+        return f"{self.run_id} is of other {self.why}" + (f" ({details})" if details else "")
+
+    def offer(self) -> str:
+        """How it could still be finished."""
+        if self.why != "code" or not self.commit:
+            return ""
+        head, _, changes = self.commit.partition("+")
+        warning = ", and the changes that were not committed then" if changes else ""
+        again = "; prepare there first" if self.prepared else ""
+        return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
+
+
+def check_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
+    """Raises CheckpointError when another process works on this run: reported before anything is printed or begun."""
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
+        manager.phase(owned).check_free()
+
+
+def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
+    """What was found of this run and what is done now.
+
+    finished : its artifact is there.
+    Where the workspace is on a mount that does not answer, it says that nothing is known.
+    """
+    what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
+    if finished:
+        return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
+    try:
+        return _standing(workspace, run, spec, what)
+    except SilentMountError as error:
+        silent = f"the mount does not answer ({error.got})"
+        return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
+
+
+def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
+    reached = reached_in(workspace, run, spec)
+    if reached:
+        elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
+        mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
+        return f"Found {what}: unfinished at {reached} ({run.run_id}). Goes on from there{mark}."
+    beside = others(run.folder.parent, spec)
+    unfinished = [one for one in beside if not one.ended and one.why == "code"]
+    if unfinished:
+        newest = unfinished[-1]
+        return " ".join(
+            filter(
+                None, [f"Found {what}: {newest.words()}.", newest.offer(), "Starts anew beside it; nothing is lost."]
+            )
+        )
+    if beside:
+        more = f", and {len(beside) - 1} begun before it are others, too" if len(beside) > 1 else ""
+        return f"Found {what}: {beside[-1].words()}{more}. Opens a new run beside, {run.run_id}."
+    return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
+
+
+def reached_in(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+    """How far a run is, in words, as its newest checkpoints say, those of a fit inside a fold among them; "" where
+    there is none."""
+    if "search" in dict(spec.settings):
+        return _nested(workspace, run, spec)
+    with open_checkpoints(workspace.checkpoints, run) as manager:
+        if spec.task == "train":
+            return _told(manager, fit_phase(spec.model))
+        told = {name: _folds(manager, run, name) for name in spec.models}
+    return "; ".join(f"{name}: {at}" if len(told) > 1 else at for name, at in told.items() if at)
+
+
+def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
+    if is_file(forecasts_file(run, model)):
+        return "all folds"
+    found = manager.phase(folds_phase(model)).glance()
+    done = int(found["metrics"]["finished"]) if found else 0
+    return how_far(_told(manager, folds_phase(model)), _told(manager, fold_phase(model, done)))
+
+
+def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+    """Of folds that each search and train under a run id of their own."""
+    count = int(dict(spec.settings)["folds"])
+    done = next((fold for fold in range(count) if not is_file(forecasts_file(run, spec.model, fold))), count)
+    with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
+        inside = _told(manager, fold_phase(spec.model, 0)) or _told(manager, "barriers")
+    if not inside and is_file(trials_file(run, done)):
+        trials = dict(spec.settings)["search"]["trials"]
+        inside = f"trial {trials} of {trials}"
+    return how_far(f"fold {done} of {count}" if done else "", inside)
+
+
+def _told(manager: CheckpointManager, phase: str) -> str:
+    found = manager.phase(phase).glance()
+    return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
+
+
+def begun_on(run: Run) -> dict | None:
+    """The machine that a run began on, None where nothing tells."""
+    try:
+        return read_json(run.folder / "run.json").get("environment")
+    except SilentMountError:
+        raise
+    except (WorkspaceError, AttributeError):
+        return None
+
+
+def others(parent: Path, spec: RunSpec) -> list[Other]:
+    """Runs of the same model, horizon, seed and form that this one is not, the one begun last at the end."""
+    wanted, sources, found = spec.to_dict(), spec.all_sources, []
+    for path in _records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
+        try:
+            told = read_json(path)
+            same = all(told[name] == wanted[name] for name in _SAME)
+            base = told["run_id"]
+        except SilentMountError:
+            raise
+        except (WorkspaceError, KeyError, TypeError):
+            continue
+        if same and not base.startswith(spec.run_id):
+            found.append(_other(path, told, wanted, sources))
+    return sorted(found, key=lambda one: one.begun_at)
+
+
+def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> Other:
+    """Changed code changes more than its hashes: what it prepares is other data, and what a stack is built on are other
+    models. Both count as settings or data only where no code explains them."""
+    files = changed(told.get("sources") or {}, sources)
+    prepared = any(name.partition("/")[0] in DATA_ROOMS for name in files)
+    settings = _differing(told.get("settings") or {}, wanted["settings"], but="bases" if files else "")
+    if settings:
+        why, details = "settings", settings
+    elif told.get("data") != wanted["data"] and not prepared:
+        why, details = "data", []
+    else:
+        why, details = "code", files
+    ended, commit = Run(told["run_id"], path.parent).ended, str(told.get("commit") or "")
+    return Other(told["run_id"], str(told.get("begun_at") or ""), why, tuple(details), prepared, commit, ended)
+
+
+def _differing(there: Mapping, here: Mapping, but: str) -> list[str]:
+    """Settings in which two runs differ, with both values where these are short."""
+    found = []
+    for name in sorted({*there, *here} - {but}):
+        one, other = there.get(name, "as usual"), here.get(name, "as usual")
+        if one != other:
+            long = isinstance(one, Mapping | list | tuple) or isinstance(other, Mapping | list | tuple)
+            found.append(f"other {name}" if long else f"{name} {one} there, {other} here")
+    return found
+
+
+def _records(parent: Path, start: str = "") -> list[Path]:
+    """Where runs whose names begin like this are described, in order of their names."""
+    return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
+
+
+def check_named(parent: Path, spec: RunSpec, named: str) -> None:
+    """Refuse a run asked for by name that is not there, or that is of other settings, data or code."""
+    if named == spec.run_id or named.startswith(f"{spec.run_id}-"):
+        if is_folder(parent / named):
+            return
+        there = None
+    else:
+        there = next((one for one in others(parent, spec) if one.run_id == named), None)
+    if there is None:
+        names = ", ".join(path.parent.name for path in _records(parent) if is_file(path)) or "none"
+        raise SettingsError(
+            "There is no such run of this model, horizon and seed", where="run", got=repr(named),
+            wanted=f"one of: {names}", next_step="leave the name out: the newest attempt is found, or a new one begins",
+        )  # fmt: skip
+    raise SettingsError(
+        "The run that was named cannot be gone on from", where="run", got=there.words(),
+        wanted="the same settings, data and code",
+        next_step=there.offer() or "leave the name out: a new run begins beside it",
+    )  # fmt: skip

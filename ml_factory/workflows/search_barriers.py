@@ -1,0 +1,146 @@
+"""A search for barriers on the training rows of prepared data, and the label spec it leaves behind.
+
+    processed/{SYMBOL}/searched/h20-v1.json       the barriers found, the search, and the rows it saw; never overwritten
+                                trials-{run}.json   every trial of a finished search, whose checkpoints are given back
+    results/{SYMBOL}/barriers-h20-…/search.json   an attempt at a search: what decides it
+
+Other barriers prove other labels at the end of the bars, which moves the chronological split by a few rows. A search
+sees the training rows of the earliest such split, so that what it finds is never refused by the split it leads to.
+"""
+
+import importlib.metadata
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+
+from ml_factory.data.resample import Frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation import plots
+from ml_factory.experiment import Run, newest_attempt, open_checkpoints
+from ml_factory.progress import phase
+from ml_factory.provenance import source_hash
+from ml_factory.storage.atomic_files import (
+    fingerprint,
+    is_file,
+    names_in,
+    read_file,
+    write_bytes_atomic,
+    write_json,
+)
+from ml_factory.storage.locks import exclusive
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
+from ml_factory.targets.fixed_horizon import forward_return
+from ml_factory.targets.label_table import marked
+from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.tracking.restore import recover_quietly
+from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.wandb_process import mirror_mode
+from ml_factory.workflows.barrier_trials import frames_for, kept_search
+from ml_factory.workflows.prove import settings_of
+from ml_factory.workflows.restore_run import recorded
+from ml_factory.workflows.results import SearchResult
+
+
+def search_labels(
+    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, named: str = "",
+    mirror: str = "off",
+) -> SearchResult:  # fmt: skip
+    """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before.
+
+    named : the very attempt to go on with. Raises SettingsError where it is none of this search.
+    """
+    started = time.perf_counter()
+    store = Store.current(workspace.processed(symbol))
+    settings = settings_of(store)
+    spec = SearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
+    spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
+    base, _, market = frames = frames_for(workspace, store)
+    train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
+    folder = store.folder.parent / "searched"
+    run = _open(workspace.results / symbol, store, spec, fresh, named)
+    keep, decided = folder / f"trials-{run.run_id}.json", _decided(store, spec)
+    with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
+        keepsake = Keepsake(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
+        begun = is_file(keep) or manager.phase("trials").glance()
+        if not begun and not fresh and mirror_mode(mirror) == "online":
+            recover_quietly(manager, keepsake)
+        with recorded(manager, run, decided, keepsake, mirror, owned="trials") as finish:
+            outcome = kept_search(manager.phase("trials"), frames, train, judged, spec, keep=keep, done=done)
+            finish(outcome.spec.best)
+    found = outcome.spec
+    path, reused = _write(folder, found, fresh)
+    trials = trial_table(spec, outcome.record["trials"])
+    return SearchResult(
+        run_id=run.run_id, symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels),
+        seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.found or None,
+        exact=not outcome.inexact, inexact_because=outcome.inexact, reused=reused, path=path,
+        seconds=time.perf_counter() - started, draw=lambda: plots.barrier_trials(trials),
+    )  # fmt: skip
+
+
+def rows_to_search(
+    base: Frame, spec: SearchSpec, market: MarketSpec, splits: SplitSpec, first: int
+) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
+    """known_at of the training rows, and of all rows from the first validation row on; base bars before `first` have
+    no features. Labels here end at the vertical barrier, so fewest are proven at the end of the bars, and the split is
+    the earliest that any trial's labels can have."""
+    labels = marked(forward_return(base, spec.labels, market), base, market)
+    labels = labels[labels["entry_bar"] >= first]
+    parts = holdout(labels, splits)
+    return labels.index[parts["train"]], labels.index[parts["validation"][0] :]
+
+
+def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
+    """A row a trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the balance."""
+    rows = []
+    for trial in trials:
+        labels = spec.labels_of(trial["params"])
+        barriers = {name: getattr(labels, name) for name in ("k_up", "k_down", "sigma_span")}
+        told = {name: trial.get(name) for name in ("value", "rows", "short", "neutral", "long")}
+        rows.append({"trial": trial["number"], **barriers, **told, "kept": max(trial["broken"].values()) <= 0})
+    return pd.DataFrame(rows)
+
+
+def _open(parent: Path, store: Store, spec: SearchSpec, fresh: bool, named: str) -> Run:
+    """The newest attempt at this search, with `fresh` a new one beside it, or the one that was named."""
+    decided = _decided(store, spec)
+    base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
+    run = Run(named, parent / named) if named else newest_attempt(parent, base, fresh)
+    record = run.folder / "search.json"
+    if named and not (f"{named}-".startswith(f"{base}-") and is_file(record)):
+        there = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
+        raise SettingsError(
+            "This is no attempt at this search", where="run", got=repr(named), wanted=f"one of {base}; there: {there}",
+            next_step="leave the name out: the newest attempt is found, or a new one begins",
+        )  # fmt: skip
+    if not is_file(record):
+        write_json(record, {"run_id": run.run_id, **decided})
+    return run
+
+
+def _decided(store: Store, spec: SearchSpec) -> dict:
+    """Data, search, sources and the library that proposes: a search with another of these is another search."""
+    decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
+    with suppress(importlib.metadata.PackageNotFoundError):
+        decided["optuna"] = importlib.metadata.version("optuna")
+    return decided
+
+
+def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
+    """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
+    horizon, text = found.labels.horizon, found.to_json().encode()
+    with exclusive(folder / "write.lock"):
+        number = 1
+        while is_file(path := folder / f"h{horizon}-v{number}.json"):
+            if not fresh and read_file(path) == text:
+                return path, True
+            number += 1
+        write_bytes_atomic(path, text)
+    return path, False

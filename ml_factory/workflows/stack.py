@@ -1,0 +1,108 @@
+"""The stack: weights learnt from out-of-fold predictions on the training rows, calibrated on validation rows."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ml_factory.argument_checks import check_seed
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.ensemble.stacking import Stack
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
+from ml_factory.inference.bundle import library_versions
+from ml_factory.models.base import merged
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.atomic_files import plain
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.weights import training_weights
+from ml_factory.workflows.dataset import Dataset, resolved, weighted
+from ml_factory.workflows.fold_schemes import fold_plan
+from ml_factory.workflows.folds import FoldModel, out_of_fold_predictions
+from ml_factory.workflows.predict import common_index, uncalibrated
+from ml_factory.workflows.restore_run import keepsake_of, record_of
+from ml_factory.workflows.split_times import split_times
+from ml_factory.workflows.train import summary_of
+from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file
+
+
+def stack_spec(
+    data: Dataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool,
+    model_settings: Mapping[str, Mapping] | None = None,
+) -> RunSpec:  # fmt: skip
+    """The run of a stack on top of these models, whose artifacts have these hashes.
+
+    model_settings : model -> its settings, those that have any.
+    """
+    settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
+    if own := {name: plain(dict(given)) for name, given in (model_settings or {}).items() if given}:
+        settings = (*settings, ("model_settings", own))
+    return RunSpec(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
+
+
+def fit_stack(
+    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int, *, mirror: str = "auto"
+) -> Artifact:
+    """Out-of-fold predictions of every base model, the pool on top of them, and its calibration."""
+    run.begin(spec)
+    with (
+        open_checkpoints(workspace.checkpoints, run) as manager,
+        # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
+        manager.phase(folds_phase(spec.models[0])).claimed(),
+        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
+    ):
+        artifact = _fitted(workspace, manager, data, run, spec, folds)
+        tracker.finish(summary_of(artifact), artifact=artifact)
+    if Registry(workspace.models).outlives(artifact):
+        run.end()
+    return artifact
+
+
+def _fitted(
+    workspace: Workspace, manager: CheckpointManager, data: Dataset, run: Run, spec: RunSpec, folds: int
+) -> Artifact:
+    started = time.perf_counter()
+    settings = dict(spec.settings)
+    names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
+    rows = data.splits["train"]
+    oof, found, reached, limited = {}, 0, {}, {}
+    by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
+    bases = {name: by_hash[digest] for name, digest in digests.items()}
+    # What a base model was continued with, the stack on top of it was too.
+    inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
+    for name in names:
+        limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
+        given = limits | settings.get("model_settings", {}).get(name, {})
+        plan = fold_plan(data, rows, folds, build_model(name, **resolved(data, name, given)).lookback, spec.quick)
+        keep = forecasts_file(run, name)
+        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, given), keep)
+        oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
+        inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
+    pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
+    calibration = _calibration(workspace, data, pool, bases)
+    facts = {
+        "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
+        "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
+        "split_times": split_times(data),
+        "note": pool.note, "resumed_from": found or None,
+        "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": inexact,
+        "limited": limited if spec.quick else {}, "seconds": time.perf_counter() - started,
+        "versions": library_versions(),
+    }  # fmt: skip
+    state = {
+        "model": "stack", "stack": pool.to_dict(), "bases": digests, "calibration": calibration.to_dict(),
+        "spec": data.settings, "run_id": run.run_id,
+    }  # fmt: skip
+    made_from = {"run": run.run_id, "data": data.fingerprint, "models": digests}
+    return Registry(workspace.models).register(data.symbol, "stack", "stack", state, facts, made_from)
+
+
+def _calibration(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Calibration:
+    """Fitted on the validation rows that every base model can predict."""
+    rows, _ = weighted(data, data.splits["validation"])
+    said = {name: uncalibrated(workspace, data, artifact) for name, artifact in bases.items()}
+    keep = np.isin(data.labels.index[rows], common_index(said))
+    index = data.labels.index[rows][keep]
+    pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in said.items()})
+    return Calibration.fit(log_probabilities(pooled), data.y[rows][keep], horizon=data.horizon)

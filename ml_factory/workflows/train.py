@@ -1,0 +1,246 @@
+"""One model on the chronological split: fit, calibrate, keep, and the probabilities of every row."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from ml_factory.checkpoints.manager import PhaseCheckpoints
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.evaluation.calibration import Calibration, log_probabilities
+from ml_factory.evaluation.metrics import among, classification_metrics
+from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
+from ml_factory.inference.bundle import Bundle, library_versions
+from ml_factory.models.base import Estimator, FitResult, merged
+from ml_factory.models.importances import importance_table
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.models.tabular_data import FoldBins
+from ml_factory.storage.artifact_registry import Artifact, Registry
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.weights import WeightSpec
+from ml_factory.tracking.log_upload import is_told
+from ml_factory.tracking.run_log import first_missing
+from ml_factory.tracking.tracker import Tracker
+from ml_factory.workflows.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
+from ml_factory.workflows.restore_run import keepsake_of, record_of
+from ml_factory.workflows.split_times import split_times
+from ml_factory.workflows.unit_checkpoints import Kept, fit_phase, history_of, reached_by_fit
+
+Callback = Callable[[int, dict], None]
+SPLIT = "split"  # the chronological split among `FoldBins`
+
+
+def fit_holdout(
+    workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, *, callbacks: Sequence[Callback], mirror: str,
+    bins: FoldBins | None = None, estimator: Estimator | None = None,
+) -> Artifact:  # fmt: skip
+    """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
+
+    bins : of this split, where other trials and seeds have built or will want them.
+    estimator : the model to fit, as `open_training` gave it; None builds one.
+    """
+    started, lesson = time.perf_counter(), lesson_of(data, spec)
+    model, held_out, limited = same_model(lesson.model, estimator), lesson.held_out, lesson.limited
+    run.begin(spec)
+    with (
+        open_checkpoints(workspace.checkpoints, run) as manager,
+        # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
+        manager.phase(fit_phase(spec.model)).claimed() as phase,
+        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
+    ):
+        checkpoints = _RecordFirst(phase, machine(spec), tracker, model.trained_on)
+        result = model.fit(
+            *lesson.train, validation=held_out,
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
+        )  # fmt: skip
+        phase.settle()
+        p_N3 = among(model.predict_proba(held_out[0]), data.classes.values())
+        calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
+        inexact = merged(result.inexact, checkpoints.elsewhere)
+        facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
+        # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
+        facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
+        # On validation rows: those that judge are for nothing else.
+        worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
+        facts["importances"] = [] if worth is None else worth.to_dict("records")
+        bundle = _bundle(data, model, calibration, facts)
+        made_from = {"run": run.run_id, "data": data.fingerprint}
+        registry = Registry(workspace.models)
+        artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
+        tracker.finish(summary_of(artifact), artifact=artifact)
+        if registry.outlives(artifact):  # else its checkpoints do
+            phase.finish()
+            manager.release_user_saves()
+            run.end()
+    return artifact
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A fresh model and what it is given: (inputs, labels, weights) to learn from, and those held out."""
+
+    model: Estimator
+    train: tuple
+    held_out: tuple
+    limited: dict
+
+
+def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
+    """What a run's settings say is learnt from which rows; the same in every process that takes part."""
+    model, train, validation, limited = student_of(data, spec)
+    weights = WeightSpec(**dict(spec.settings).get("weights", {}))
+    take = model_inputs(data, data.scaler, model)
+    (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
+    held_out = (take(validation), data.y[validation], w_validation)
+    return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)
+
+
+def student_of(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
+    """An unfitted model by a run's settings, the rows it learns from, those held out, and what QUICK limits.
+
+    Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
+    """
+    settings = {name: value for name, value in spec.settings if name != "weights"}
+    model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
+    model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
+    return model, *_teachers(data, model, spec.quick)
+
+
+def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
+    """The given model if the run trains just such a one, the wanted one without any.
+
+    Settings that say where and in which parts it is trained (threads, device, accumulate) make no other run and are not
+    in the checkpoint of an unfinished one, so a model that was loaded from there gets those of the run.
+
+    Raises SettingsError where its name, its settings, its network or its rows are others.
+    """
+    compared = ("name", "settings", "network_spec", "frames", "trained_on", "lookback", "offset_column", "offset_bars")
+    for what in compared:
+        mine, theirs = (_compared(model, what) for model in (wanted, given))
+        if given is not None and mine != theirs:
+            shown = ("other rows", "those of this run") if what == "trained_on" else (theirs, mine)
+            raise SettingsError(
+                "This model is not the one that the run trains", where=f"estimator.{what}", got=shown[0],
+                wanted=shown[1], next_step="take the model that pipeline.open_training gives for the same arguments",
+            )  # fmt: skip
+    if given is None:
+        return wanted
+    given.settings = wanted.settings
+    return given
+
+
+def _compared(model: Estimator | None, what: str) -> object:
+    value = getattr(model, what, None)
+    return value.identity() if what == "settings" and value is not None else value
+
+
+def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
+    """The record of a run whose artifact is there, made whole where a kill came between the two, or where a mount took
+    the artifact late; and the slots of its checkpoints given back, once the artifact outlives this machine."""
+    history = _steps(artifact.facts.get("history", ()))
+    log = run.folder / "log"
+    if not is_told(log) or first_missing([step for step, _ in history], log) < len(history):
+        with record_of(run, spec.to_dict(), mirror) as tracker:
+            tracker.catch_up(history)
+            tracker.finish(summary_of(artifact), artifact=artifact)
+    if not run.ended and Registry(workspace.models).outlives(artifact):  # else its checkpoints do
+        if spec.task == "train":
+            with (
+                suppress(CheckpointError),  # who works on it just now gives them back
+                open_checkpoints(workspace.checkpoints, run) as manager,
+                manager.phase(fit_phase(spec.model)).claimed() as phase,
+            ):
+                phase.finish()
+                manager.release_user_saves()
+        run.end()
+
+
+def summary_of(artifact: Artifact) -> dict:
+    """What a run's record says at its end."""
+    facts = artifact.facts
+    judged = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
+    return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **judged}
+
+
+def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
+    """A fit's history as the record has it: (epoch, metrics)."""
+    return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
+
+
+def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
+    """Training and validation rows this model can read; at least one of each."""
+    usable = data.usable(model.lookback)
+    parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
+    for name, rows in parts.items():
+        if not len(rows):
+            raise FactoryError(
+                f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
+                wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
+            )  # fmt: skip
+    train, limited = limit_rows(parts["train"], quick)
+    return train, parts["validation"], limited
+
+
+class _RecordFirst(Kept):
+    """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save.
+
+    An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.
+    """
+
+    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, tracker: Tracker, trained_on: Mapping):
+        super().__init__(checkpoints, here, reached_by_fit, trained_on)
+        self._tracker = tracker
+
+    def load(self) -> dict | None:
+        found = super().load()
+        if found is not None:
+            self._tracker.catch_up(_steps(history_of(found["state"])))
+        return found
+
+    def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
+        if not force and not self.due():
+            return None
+        self._tracker.close_segment()
+        return super().save(state, metrics=metrics, force=force)
+
+
+def _facts(
+    data: Dataset, run: Run, spec: RunSpec, result: FitResult, inexact: list[str], limited: dict, seconds: float
+) -> dict:
+    # What the user asked for himself limits, too, but QUICK did not.
+    mine = QuickLimits().settings_for(spec_of(spec.model).family)
+    limits = {name: value for name, value in dict(spec.settings).items() if mine.get(name) == value}
+    return {
+        "run_id": run.run_id,
+        "symbol": data.symbol,
+        "horizon": data.horizon,
+        "model": spec.model,
+        "data": data.fingerprint,
+        "run": spec.to_dict(),
+        "split_times": split_times(data),
+        "history": result.history,
+        "best_epoch": result.best_epoch,
+        "resumed_from": result.resumed_from,
+        "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
+        "exact": not inexact,
+        "inexact": inexact,
+        "limited": limited | limits if spec.quick else {},
+        "seconds": seconds,
+        "versions": library_versions(),
+    }
+
+
+def _bundle(data: Dataset, model: Estimator, calibration: Calibration, facts: dict) -> Bundle:
+    """Nothing in it depends on the clock or on an interruption: the same run gives the same bytes."""
+    kept = ("run_id", "symbol", "horizon", "model", "data")
+    return Bundle(
+        model_state=model.get_state(),
+        scaler=data.scaler.to_dict(),
+        feature_names=tuple(data.features.columns),
+        spec=data.settings,
+        calibration=calibration.to_dict(),
+        lookback=model.lookback if model.lookback > 1 else 0,
+        facts={name: facts[name] for name in kept},
+    )

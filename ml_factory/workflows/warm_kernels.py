@@ -1,0 +1,132 @@
+"""Kernels compiled ahead on a machine that has none yet: children compile shares of them, whoever needs one loads it.
+
+Numba compiles one kernel at a time in a process, and a Colab machine is always new: one family after the other is more
+than a minute of waiting, for one core of two. What is compiled lies in the folder of `ml_factory.numba_cache`; a mark
+there says that a share is complete for this numba and this processor, so that a second `prepare` starts nothing.
+"""
+
+import logging
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numba
+import numpy as np
+from llvmlite.binding import get_host_cpu_name
+from numba.core import caching
+
+from ml_factory.cpu_count import cores
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import market_for
+from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.progress import phase
+from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.locks import exclusive
+from ml_factory.storage.worker_process import Child, Link, NoAnswer
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+
+DAYS = 15  # of made-up bars: so many that a scaler of them is the one of large files
+PATIENCE = 600.0  # seconds for a share, before whoever waits compiles it where its progress is seen
+TARGETS = "targets"  # labels, and the scaler
+# The longest first: so the last to end is a short one. Families that are not named follow.
+LONGEST = ("volatility", "momentum", "volume", "microstructure", TARGETS, "regime")
+_log = logging.getLogger("ml_factory")
+
+
+def compile_ahead(families: Iterable[str]) -> None:
+    """Compile what a data set of these families needs and this machine lacks, on all its cores.
+
+    With one core, or where a single share is lacking, nothing is done: the first call compiles it as well. A child that
+    fails stops nobody either: that is said, and the first calls compile what it left.
+    """
+    folder, wanted = Path(os.environ["NUMBA_CACHE_DIR"]), (*families, TARGETS)
+    if cores() < 2 or len(_lacking(folder, wanted)) < 2:
+        return
+    with exclusive(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
+        if lacking := _lacking(folder, wanted):
+            with phase("kernels", len(lacking), of="kinds") as done:
+                _by_children(deque(lacking), folder, done)
+
+
+def _lacking(folder: Path, wanted: Iterable[str]) -> list[str]:
+    """Shares without a mark, the longest first."""
+    lacking = [share for share in wanted if not _mark(folder, share).exists()]
+    return sorted(lacking, key=lambda share: LONGEST.index(share) if share in LONGEST else len(LONGEST))
+
+
+def _mark(folder: Path, share: str) -> Path:
+    """Where it is noted that numba finds this share compiled: what it keeps is of one version, and of one processor."""
+    whose = [platform.python_version(), numba.__version__, get_host_cpu_name()]
+    return folder / f"{share}-{fingerprint(whose)[:12]}.whole"
+
+
+def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+    """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
+    where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
+    children = [Child(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for work in [pool.submit(_compile, child, shares, folder, done) for child in children]:
+                work.result()
+        finally:
+            shares.clear()
+            for child in children:
+                child.close()
+
+
+def _compile(child: Child, shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+    while True:
+        try:
+            share = shares.popleft()
+        except IndexError:
+            return
+        try:
+            child.ask({"share": share})
+        except NoAnswer as error:
+            _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
+        else:
+            _mark(folder, share).touch()
+        done(1)
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def serve(channel: str, parent: str, folder: str) -> None:
+    """Compile what is asked for until the parent is gone."""
+    _save_one_at_a_time(Path(folder) / "save.lock")
+
+    def answer(request: dict) -> tuple[dict, bytes]:
+        compile_share(request["share"])
+        return {}, b""
+
+    Link(channel, parent).answer_with(answer)
+
+
+def _save_one_at_a_time(lock: Path) -> None:
+    """Numba reads a function's index, picks a file for what is new and writes both, all without a lock: of two
+    processes that do so at once, one's code could be taken for the other's."""
+    save = caching.IndexDataCacheFile.save
+
+    def alone(files: caching.IndexDataCacheFile, key: object, data: object) -> None:
+        with exclusive(lock):
+            save(files, key, data)
+
+    caching.IndexDataCacheFile.save = alone
+
+
+def compile_share(share: str) -> None:
+    """Make the columns of one family, or labels and a scaler, of a few made-up days: numba keeps what it compiled."""
+    bars = synthetic_market(SyntheticSpec(days=DAYS)).bars
+    market = market_for("DEMO", bars)
+    family, frames = ("calendar", (15,)) if share == TARGETS else (share, ())
+    matrix = build_features(bars, market, FeatureSpec(base_minutes=1, frames=frames, families=(family,)))
+    if share == TARGETS:
+        triple_barrier(base_frame(bars, market, 5), matrix.base, LabelSpec(), market)
+        RobustScaler.fit(matrix.values, np.arange(len(matrix)))

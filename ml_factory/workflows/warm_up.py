@@ -1,0 +1,144 @@
+"""Short fits of a model, and what of them follows for a whole one: seconds, memory, space."""
+
+import importlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ml_factory.checkpoints.planner import Cost, CostModel
+from ml_factory.datasets.rows import contiguous_blocks
+from ml_factory.models.registry import build_model, spec_of
+from ml_factory.storage.state import encode_state, lay_out
+from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, weighted
+
+# A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
+_BATCHES, _ROUNDS = 12, 10
+_SHARE = 30  # six times as many are learnt from in all, of a small fit at most a fifth of it, where a batch is no more
+SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one being written
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a model's work a fit is: rows it learns from and epochs, or rounds."""
+
+    rows: int
+    turns: int
+
+
+def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> Size:
+    """What a whole run of this model learns from."""
+    model = build_model(name, seed=seed, **settings)
+    rows, _ = limit_rows(_usable(data, model.lookback, "train"), quick)
+    return Size(len(weighted(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds)
+
+
+def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size) -> CostModel:
+    """Two short fits of different size on the rows of a real one.
+
+    A network's time grows with rows times epochs, so it is shown few rows; a booster's grows with rounds but starts
+    with a pass over all rows, so it is shown all of them for few rounds.
+    """
+    if spec_of(name).windowed:
+        batch = build_model(name, seed=seed, **settings).settings.batch
+        least = max(1, min(_BATCHES, whole.rows * whole.turns // (_SHARE * batch)))
+        sizes = [Size(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
+    else:
+        sizes = [Size(whole.rows, min(whole.turns, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
+    if sizes[0] == sizes[1]:
+        sizes[0] = Size(max(1, sizes[0].rows // 2), sizes[0].turns)
+    fit_once(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use
+    return CostModel.fit([(work_of(name, size), fit_once(data, name, settings, seed, size, whole)) for size in sizes])
+
+
+def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size, whole: Size) -> Cost:
+    """The cost of fitting this much of it, on the training rows, with its share of the validation rows."""
+    model = build_model(name, seed=seed, **settings)
+    turns = {"epochs": size.turns, "rounds": size.turns}
+    take = model_inputs(data, data.scaler, model)
+    train = _part(_usable(data, model.lookback, "train"), size.rows)
+    held = _usable(data, model.lookback, "validation")
+    held = _part(held, max(1, len(held) * size.rows // max(whole.rows, 1)))
+    (train, w_train), (held, w_held) = weighted(data, train), weighted(data, held)
+    rows, seen = (take(train), take(held)), _Scale()
+    device = device_of(name, settings)
+    if device is not None:
+        device.reset_peak()
+    before, began = _reset_peak(), time.perf_counter()
+    model.fit(
+        rows[0], data.y[train], w_train, validation=(rows[1], data.y[held], w_held), limits=turns, checkpoints=seen
+    )
+    seconds, memory = time.perf_counter() - began, _peak() - before
+    there = (device.peak_bytes() or 0) if device is not None else 0
+    return Cost(seconds, max(0, memory), len(encode_state(model.get_state())), SLOTS * seen.bytes, there)
+
+
+class _Scale:
+    """Stands where checkpoints would, and weighs them."""
+
+    bytes = 0
+
+    def due(self) -> bool:
+        return False
+
+    def due_in(self) -> float:
+        return float("inf")
+
+    def load(self) -> None:
+        return None
+
+    def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> None:
+        if force:
+            self.bytes = max(self.bytes, lay_out(state).size)
+
+
+def work_of(name: str, size: Size) -> float:
+    """What a fit takes, in what its time grows with: rows that a network sees, rounds of a booster."""
+    return float(size.rows * size.turns if spec_of(name).windowed else size.turns)
+
+
+def _usable(data: Dataset, lookback: int, split: str) -> np.ndarray:
+    rows = data.splits[split]
+    return rows[data.usable(lookback)[rows]]
+
+
+def _part(rows: np.ndarray, count: int) -> np.ndarray:
+    return rows if count >= len(rows) else contiguous_blocks(rows, count)
+
+
+def free_memory() -> float:
+    """Bytes of memory that a process may still take; infinite where the system does not say."""
+    told = _proc("meminfo", "MemAvailable:")
+    return np.inf if told is None else told
+
+
+def _reset_peak() -> int:
+    """Bytes in use now; the peak counts from here."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return 0
+    return _proc("self/status", "VmRSS:") or 0
+
+
+def _peak() -> int:
+    return _proc("self/status", "VmHWM:") or 0
+
+
+def _proc(name: str, field: str) -> int | None:
+    try:
+        line = next(line for line in Path("/proc", name).read_text().splitlines() if line.startswith(field))
+    except (OSError, StopIteration):
+        return None
+    return int(line.split()[1]) * 1024
+
+
+def device_of(name: str, settings: Mapping):
+    """The GPU or TPU a model trains on, None where that is the CPU."""
+    if not spec_of(name).windowed:
+        return None
+    # torch comes with the networks only
+    device = importlib.import_module("ml_factory.training.device").pick(build_model(name, **settings).settings)
+    return None if device.kind == "cpu" else device

@@ -1,0 +1,98 @@
+"""The last save of a session: how long it is given, and what is said of it."""
+
+import errno
+import threading
+import time
+
+import pytest
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.uploader import COPIED
+from ml_factory.errors import SessionOver
+from ml_factory.storage.atomic_files import Disk
+
+
+def save(manager, value):
+    return manager.save_checkpoint("p", {"value": value}, force=True)
+
+
+class SlowDisk(Disk):
+    """A mount: each write takes its time, and fails while `away`."""
+
+    seconds, away = 0.0, False
+
+    def write(self, descriptor, data, offset):
+        time.sleep(self.seconds)
+        if self.away:
+            raise OSError(errno.EIO, "away")
+        return super().write(descriptor, data, offset)
+
+
+def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_what_it_took(tmp_path):
+    asked, disk = [], SlowDisk()
+    settings = {"disk": disk, "local": tmp_path / "here", "ending": lambda seconds: asked.append(seconds) or False}
+    disk.seconds = 0.4
+    with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
+        save(manager, 1)
+        assert manager.wait(60) and 0 < manager.times.written < manager.times.copied
+        manager.phase("p").due()
+        assert asked[-1] == manager.times.copied > 0.4
+    with CheckpointManager(tmp_path / "there", run="another", **settings) as manager:
+        manager.phase("p").due()
+        assert asked[-1] > 0.4
+
+
+def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tmp_path, monkeypatch):
+    disk = SlowDisk()
+    with CheckpointManager(tmp_path / "there", run="r", disk=disk, local=tmp_path / "here") as manager:
+        disk.away = True
+        save(manager, 1)
+        assert not manager.wait(60)
+        disk.away = False
+        assert manager.wait(60) and manager.status()[0].where == COPIED
+        assert manager.times.copied == 0 < manager.times.written
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(None, "saved and stopped here"), ("mount", "this machine's disk alone"), ("disk", "the last save was refused")],
+)
+def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, said):
+    disk, over = SlowDisk(), []
+    local = tmp_path / "here" if fault == "mount" else None
+    settings = {"disk": disk, "local": local, "ending": lambda seconds: bool(over)}
+    with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
+        save(manager, 1)
+        assert manager.wait(60)
+        disk.away = fault is not None
+        over.append(True)
+        with pytest.raises(SessionOver, match=said):
+            save(manager, 2)
+        disk.away, over[:] = False, []
+    with CheckpointManager(tmp_path / "there", run="r", local=local) as manager:
+        assert manager.load_latest_checkpoint("p")["state"] == {"value": 1 if fault == "disk" else 2}
+
+
+@pytest.mark.parametrize("away", [True, False], ids=["on a mount", "on this disk"])
+def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tmp_path, monkeypatch, away):
+    """The writer reads the copy in memory: were that given up, the save would be torn."""
+    places = {"local": tmp_path / "here"} if away else {}
+    manager = CheckpointManager(tmp_path / "there", run="r", **places)
+    asked, kept, writing, write = [], [], threading.Event(), manager.home.write
+
+    def slowly(*given):
+        writing.set()
+        time.sleep(1.5)
+        kept.append(manager.staging.file >= 0)
+        return write(*given)
+
+    monkeypatch.setattr(manager.home, "write", slowly)
+    if away:
+        monkeypatch.setattr(manager.courier, "wait", asked.append)
+    with pytest.raises(KeyboardInterrupt), manager:
+        save(manager, 1)
+        assert writing.wait(60)
+        raise KeyboardInterrupt
+    assert kept == [True] and asked == ([1.0] if away else [])
+    with CheckpointManager(tmp_path / "there", run="r", **places) as manager:
+        assert manager.load_latest_checkpoint("p")["state"] == {"value": 1}

@@ -1,0 +1,366 @@
+"""Sessions on two machines and one workspace: the living is left alone, the dead is followed, the zombie is fenced."""
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from ml_factory.checkpoints import leases
+from ml_factory.checkpoints.leases import SILENCE_SECONDS, Heartbeat, TakenOverError, Tenure
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slots import Slots
+from ml_factory.errors import CheckpointError, WorkspaceError
+
+UNIT = Unit("run", "train_lstm")
+
+
+class Machine:
+    """One machine's clocks, name and way to the shared folder.
+
+    now : of its clock on the wall.  waited : seconds slept, which its other clock tells.  kept : whether the first is
+    kept right.
+    """
+
+    def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
+        self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
+        self.while_waiting, self.waited, self.kept = lambda: None, 0.0, True
+        self.slots = Slots(Pool(folder), Lease(name))
+
+    def tenure(self) -> Tenure:
+        self.sits_here()
+        clocks = {"now": lambda: self.now, "clock": lambda: self.waited, "sleep": self._sleep}
+        return Tenure(UNIT, self.name, self.slots, **clocks)
+
+    def sits_here(self) -> None:
+        self.patch.setattr(leases, "this_machine", lambda: self.name)
+        self.patch.setattr(leases, "clock_is_kept", lambda: self.kept)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.waited += seconds
+        self.while_waiting()
+        self.sits_here()
+
+
+@pytest.fixture
+def machines(monkeypatch, tmp_path):
+    return [Machine(monkeypatch, tmp_path, name) for name in ("one", "two")]
+
+
+def test_the_first_comes_with_fence_one_and_again_with_the_same(machines):
+    one, _ = machines
+    tenure = one.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("one", 1)
+    again = one.tenure()
+    again.take()
+    assert again.lease == Lease("one", 1)
+
+
+def test_a_living_session_elsewhere_is_left_alone(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+
+    def renews():
+        one.now = two.now
+        one.sits_here()
+        held.renew()
+
+    two.while_waiting = renews
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+    assert two.waited <= leases.LOOK_SECONDS
+
+
+@pytest.mark.parametrize("whose", ["one", "two"])
+@pytest.mark.parametrize("skew", [-7200, -200, -170, 170, 200, 7200])
+def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, whose):
+    """It renews once a minute of its own; one clock of the two is wrong, and nobody keeps it."""
+    one, two = machines
+    one.now, one.kept, two.kept = one.now + skew, whose != "one", whose != "two"
+    held = one.tenure()
+    held.take()
+
+    def passes():
+        if two.waited >= one.waited + leases.RENEW_SECONDS:
+            one.waited, one.now = two.waited, one.now + leases.RENEW_SECONDS
+            one.sits_here()
+            held.renew()
+
+    two.while_waiting = passes
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+    assert two.waited <= leases.RENEW_SECONDS + leases.LOOK_SECONDS
+    assert two.slots.lease_of(UNIT)["session"] == "one"
+
+
+@pytest.mark.parametrize("skew", [-7200, -200, 0, 200, 7200])
+def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_while_we_watched(machines, skew):
+    one, two = machines
+    one.now, one.kept = one.now + skew, False
+    one.tenure().take()
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("two", 2) and two.waited == pytest.approx(SILENCE_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "silent", "waits"),
+    [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), SILENCE_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
+    ids=["a day ago", "one clock, long ago", "one clock, just now"],
+)
+def test_what_is_beyond_doubt_is_not_waited_for(machines, hosts, silent, waits):
+    one, two = machines
+    for machine, host in zip(machines, hosts, strict=True):
+        machine.name, machine.kept = host, False
+    one.tenure().take()
+    two.now += silent
+    two.tenure().take()
+    assert two.waited == pytest.approx(waits)
+
+
+def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+
+    def renews():
+        one.now = 10.0  # its clock was wrong, and is right now
+        one.sits_here()
+        held.renew()
+
+    two.while_waiting = renews
+    with pytest.raises(CheckpointError, match="Another session is working"):
+        two.tenure().take()
+
+
+def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
+    class Kernel:
+        def __init__(self, state, status, name):
+            self.state, self.status = state, status
+
+        def adjtimex(self, told):
+            leases._TIMEX.pack_into(told, 0, 0, 0, 0, 16_000, 16_000, self.status)
+            return self.state
+
+    for state, status, kept in ((0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (-1, 0, False)):
+        monkeypatch.setattr(leases.ctypes, "CDLL", partial(Kernel, state, status))
+        assert leases.clock_is_kept() is kept
+    monkeypatch.setattr(leases.ctypes, "CDLL", lambda name: object())  # a system that has no such call
+    assert leases.clock_is_kept() is False
+    monkeypatch.undo()
+    assert leases.clock_is_kept() in (True, False)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.write_bytes(b"{"), lambda path: path.unlink()], ids=["torn", "gone"]
+)
+def test_a_lease_that_cannot_be_read_while_it_is_watched_is_no_sign_of_life(machines, spoil):
+    one, two = machines
+    one.tenure().take()
+    two.now, two.while_waiting = 1010.0, lambda: [spoil(path) for path in (one.folder / "leases").iterdir()]
+    two.tenure().take()
+    assert two.now == pytest.approx(1000 + SILENCE_SECONDS)
+
+
+def test_a_clock_that_is_ahead_makes_nobody_wait_for_longer_than_the_silence(machines):
+    one, two = machines
+    one.now = 1000 + 86400.0
+    one.tenure().take()
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+
+
+class Words:
+    """What a tier is told; its first answer waits for `go`."""
+
+    def __init__(self):
+        self.words, self.go, self._asked = [], threading.Event(), False
+
+    def lease_of(self, unit):
+        first, self._asked = not self._asked, True
+        if first:
+            self.go.wait()
+        return {}
+
+    def told(self, unit):
+        return []
+
+    def renew(self, unit, told):
+        self.words.append(told)
+
+
+def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
+    here = Words()
+    tenure = Tenure(UNIT, "one", here)
+    tenure.taken = True
+    beat = threading.Thread(target=tenure.renew)
+    beat.start()
+    while not here._asked:
+        time.sleep(0.001)
+    lets_go = threading.Thread(target=tenure.renew, args=(True,))
+    lets_go.start()
+    lets_go.join(0.2)
+    here.go.set()
+    beat.join()
+    lets_go.join()
+    assert here.words[-1]["released"] and not tenure.taken
+
+
+def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
+    here, mount, jobs = Words(), Words(), []
+    here.go.set()
+    mount.go.set()
+    clock = iter(range(10))
+    tenure = Tenure(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
+    tenure.take(ask_mount=False)
+    for _ in range(4):
+        tenure.renew()
+    assert len(jobs) == 1 and not mount.words
+    jobs.pop()()
+    assert [word["seen"] for word in mount.words] == [here.words[-1]["seen"]]
+    tenure.renew(released=True)
+    jobs.pop()()
+    assert mount.words[-1]["released"]
+
+
+def test_a_heart_beats_again_after_it_was_stopped():
+    beats = threading.Semaphore(0)
+    heart = Heartbeat(lambda: beats.release() or [], seconds=0.001)
+    for _ in range(2):
+        heart.start()
+        assert beats.acquire(timeout=30)
+        heart.stop()
+        heart._thread.join()
+        while beats.acquire(blocking=False):
+            pass
+
+
+def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(machines):
+    one, two = machines
+    one.tenure().take()
+    two.now = 1000 + SILENCE_SECONDS + 1
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease == Lease("two", 2) and two.now == 1000 + SILENCE_SECONDS + 1
+
+
+def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_enough(machines, caplog):
+    one, two = machines
+    one.tenure().take()
+    two.now = 1040.0
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+    assert "waiting up to 140 s" in caplog.text
+
+
+def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(machines):
+    one, two = machines
+    held = one.tenure()
+    held.take()
+    held.renew(released=True)
+    tenure = two.tenure()
+    tenure.take()
+    assert tenure.lease.fence == 2 and two.now == 1000
+    here = Tenure(
+        UNIT, "two, another process", two.slots, now=lambda: 1000.0, sleep=lambda seconds: pytest.fail("waits")
+    )
+    here.take()
+    assert here.lease.fence == 3
+
+
+def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(machines):
+    one, two = machines
+    zombie = one.tenure()
+    zombie.take()
+    one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"1")
+    two.now = 5000.0
+    tenure = two.tenure()
+    tenure.take()
+    # before the new session has saved anything the lease alone tells
+    with pytest.raises(TakenOverError, match="taken this work over"):
+        one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"2")
+    two.slots.write(UNIT, 3, {"lease": tenure.lease.to_dict(), "metrics": {}}, b"3")
+    zombie.renew()
+    assert two.slots.lease_of(UNIT)["session"] == "two"
+    for path in (one.folder / "leases").iterdir():
+        path.unlink()  # where leases are lost, the checkpoints tell
+    with pytest.raises(TakenOverError, match="fence 1, wanted 2"):
+        one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"4")
+
+
+def test_of_two_that_began_at_once_one_writes_on_and_the_other_hears_of_it(machines):
+    """A mount shows leases late: both have taken fence 1 before either saw the other."""
+    one, two = machines
+    first = one.tenure()
+    first.take()
+    lease = next((one.folder / "leases").iterdir())
+    lease.unlink()  # not shown yet
+    second = two.tenure()
+    second.take()
+    assert first.lease.fence == second.lease.fence == 1
+    for _ in range(2):
+        second.renew()
+        first.renew()
+        assert two.slots.lease_of(UNIT)["session"] == "two"
+        with pytest.raises(TakenOverError):
+            one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
+        two.slots.write(UNIT, 3, {"lease": second.lease.to_dict(), "metrics": {}}, b"2")
+    lease.unlink()  # the checkpoints alone tell it, too
+    with pytest.raises(TakenOverError):
+        one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
+
+
+def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
+    one, two = machines
+    for number in range(4):
+        one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
+    elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), Lease("two"))
+    saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, b"new")
+    assert saved["sequence"] == 1
+    one.slots.copy_in(UNIT, 3, saved["path"])
+    info, payload, _ = one.slots.newest(UNIT, bytes)
+    assert payload == b"new" and info["lease"]["fence"] == 2
+
+
+def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):
+    state = {"weights": np.zeros(1000)}
+    with CheckpointManager(tmp_path, run="run", lease=Lease("first"), background=False) as first:
+        assert first.phase("p").load() is None
+        first.save_checkpoint("p", state, force=True)
+        with CheckpointManager(tmp_path, run="run", lease=Lease("second"), background=False) as second:
+            second.phase("p").tenure.take()
+            assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
+            with pytest.raises(TakenOverError):
+                first.save_checkpoint("p", state, force=True)
+            assert first.phase("p").due()
+            assert first.save_checkpoint("q", state, force=True)["lease"]["fence"] == 1  # other work goes on in peace
+        assert first.phase("p").load()["lease"]["session"] == "second"  # which is gone now
+        assert first.save_checkpoint("p", state, force=True)["lease"] == {"session": "first", "fence": 3}
+
+
+def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):
+    one, _ = machines
+
+    def refuse(*given):
+        raise WorkspaceError("full")
+
+    monkeypatch.setattr(one.slots, "renew", refuse)
+    monkeypatch.setattr(one.slots, "lease_of", refuse)
+    tenure = one.tenure()
+    tenure.take()
+    assert tenure.taken and tenure.lease.fence == 1
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"fence": "7", "seen": 1}', b'{"fence": 7}', b"\xff"])
+def test_a_torn_lease_counts_as_none(machines, text):
+    one, _ = machines
+    one.tenure().take()
+    next((one.folder / "leases").iterdir()).write_bytes(text)
+    assert one.slots.lease_of(UNIT) == {}

@@ -1,0 +1,627 @@
+"""Whatever happens to a save, what was acknowledged before it is there, and nothing torn is ever loaded."""
+
+import errno
+import json
+import logging
+import os
+import pickle
+import random
+import signal
+import struct
+import threading
+import time
+import zipfile
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.checkpoints import file_format, staging_buffer
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import CheckpointError, SettingsError
+from ml_factory.storage import atomic_files
+
+
+class Clock:
+    def __init__(self):
+        self.minutes = 0.0
+
+    def __call__(self) -> float:
+        return float(self.minutes) * 60
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with written(tmp_path) as manager:
+        yield manager
+
+
+def written(folder, run="r", **settings):
+    """A manager whose saves are on the disk when they return."""
+    return CheckpointManager(folder, run=run, background=False, **settings)
+
+
+def save(manager, value, phase="p"):
+    return manager.save_checkpoint(phase, {"value": value, "a": np.full(500, value)}, force=True)
+
+
+def newest(manager, phase="p"):
+    """The value that loads, after checking that it is whole; None without one."""
+    checkpoint = manager.load_latest_checkpoint(phase)
+    if checkpoint is None:
+        return None
+    state = checkpoint["state"]
+    assert (state["a"] == state["value"]).all() and len(state["a"]) == 500
+    return state["value"]
+
+
+def slot_of(manager, which=-1):
+    """Path of one of the checkpoints, the newest unless said otherwise."""
+    return atomic_files.Path(manager.list_checkpoints("p")[which]["path"])
+
+
+# ---------------------------------------------------------------- the contract
+
+
+def test_nothing_is_there_at_first(manager):
+    assert manager.load_latest_checkpoint("p") is None
+    assert manager.list_checkpoints() == [] == manager.list_checkpoints("p")
+    manager.wait()
+
+
+def test_save_and_load(manager, tmp_path):
+    info = manager.save_checkpoint(
+        "train_xgboost", {"epoch": 3}, metrics={"loss": np.float32(0.5), "t": torch.tensor(2)}
+    )
+    got = written(tmp_path).load_latest_checkpoint("train_xgboost")
+    assert got["state"] == {"epoch": 3} and got["skipped"] == []
+    assert got["metrics"] == {"loss": 0.5, "t": 2}
+    for key in ("sequence", "saved_at", "hash", "path", "bytes"):
+        assert got[key] == info[key]
+    assert os.path.getsize(info["path"]) == info["bytes"]
+
+
+def test_the_values_are_those_of_the_call(tmp_path):
+    array, tensor, inner = np.ones(4), torch.ones(4), [1]
+    for background in (False, True):
+        with CheckpointManager(tmp_path, run=f"r{background}", background=background) as manager:
+            manager.save_checkpoint("p", {"a": array, "t": tensor, "l": inner}, force=True)
+            array[:], inner[0] = 7, 7
+            tensor.fill_(7)
+            state = manager.load_latest_checkpoint("p")["state"]
+            assert state["a"].tolist() == [1] * 4 and state["t"].tolist() == [1] * 4 and state["l"] == [1]
+            array[:], inner[0] = 1, 1
+            tensor.fill_(1)
+
+
+def test_the_timer(tmp_path):
+    clock = Clock()
+    manager = CheckpointManager(tmp_path, clock=clock)
+    saved = []
+    for clock.minutes in np.arange(0, 100, 0.5):
+        assert manager.phase("p").due() is (manager.save_checkpoint("p", {"minutes": clock.minutes}) is not None)
+        saved.append(manager.load_latest_checkpoint("p")["state"]["minutes"])
+    assert sorted(set(saved)) == [*range(0, 30, 2), 58, 88]
+    assert manager.save_checkpoint("p", {}) is None and not manager.phase("p").due()
+    assert manager.save_checkpoint("p", {}, force=True) is not None
+    assert manager.save_checkpoint("other", {}) is not None  # each phase has its own timer
+    manager.close()
+
+
+def test_short_and_absent_intervals(tmp_path):
+    clock = Clock()
+    with CheckpointManager(tmp_path, auto_save_minutes=0, clock=clock) as manager:
+        assert all(manager.save_checkpoint("p", {}) for _ in range(3))
+    with CheckpointManager(tmp_path, auto_save_minutes=1, clock=clock) as manager:
+        assert [manager.save_checkpoint("p", {}) is not None for clock.minutes in (0, 0.5, 1, 1.5, 2)] == [
+            1,
+            0,
+            1,
+            0,
+            1,
+        ]
+    for wrong in ({"auto_save_minutes": -1}, {"keep_last": 0}, {"run": "../up"}, {"first_save_minutes": float("nan")}):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            CheckpointManager(tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5])
+def test_the_last_are_kept_in_slots_that_are_never_deleted(tmp_path, keep):
+    """One slot more than is kept, at least two of them; made once, written in turn."""
+    with written(tmp_path, keep_last=keep) as manager:
+        inodes = set()
+        for value in range(3 * keep + 4):
+            save(manager, value)
+            assert [one["sequence"] for one in manager.list_checkpoints("p")] == list(range(1, value + 2))[-keep:]
+            inodes |= {path.stat().st_ino for path in tmp_path.glob("slot-*.ckpt")}
+        assert len(inodes) == max(keep, 2) + 1 == len(list(tmp_path.glob("slot-*.ckpt")))
+
+
+def test_phases_and_runs_do_not_see_each_other(tmp_path):
+    with CheckpointManager(tmp_path, run="one") as one, CheckpointManager(tmp_path, run="two") as two:
+        save(one, 1)
+        save(one, 2, "q")
+        assert newest(two) is None and newest(one) == 1 and newest(one, "q") == 2
+        save(two, 3)
+        assert newest(one) == 1 and newest(two) == 3
+        assert [info["phase"] for info in one.list_checkpoints()] == ["p", "q"]
+
+
+def test_a_slot_carried_over_from_other_work_is_never_loaded_nor_overwritten(tmp_path):
+    with written(tmp_path, "one") as one, written(tmp_path, "two") as two:
+        foreign = atomic_files.Path(save(one, 1)["path"]).read_bytes()
+        for _ in range(3):
+            save(two, 2)
+        slot = atomic_files.Path(two.list_checkpoints("p")[-1]["path"])
+        slot.write_bytes(foreign)  # its manifest still says that it is of two
+        assert newest(two) == 2 and newest(one) == 1
+        for value in range(5):
+            save(two, value)
+        assert slot.read_bytes() == foreign
+
+
+def test_states_and_metrics_that_cannot_be_kept_are_refused_before_anything_is_written(manager, tmp_path):
+    with pytest.raises(CheckpointError, match=r"state\['f'\]"):
+        manager.save_checkpoint("p", {"f": print})
+    with pytest.raises(CheckpointError, match="metric"):
+        manager.save_checkpoint("p", {}, metrics={"m": [1]})
+    assert not list(tmp_path.glob("slot-*"))
+    with pytest.raises(SettingsError, match="'fold-1-of-5'"):
+        manager.save_checkpoint("fold 1/of 5", {})
+
+
+def test_a_new_session_goes_on_counting(tmp_path):
+    for value in range(6):
+        with written(tmp_path) as manager:
+            assert save(manager, value)["sequence"] == value + 1
+            assert newest(manager) == value
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def test_cut_off_anywhere_falls_back(manager):
+    save(manager, 1)
+    info = save(manager, 2)
+    slot = atomic_files.Path(info["path"])
+    whole = slot.read_bytes()
+    for size in [*range(0, len(whole), 97), *range(len(whole) - 60, len(whole))]:
+        slot.write_bytes(whole[:size])
+        assert newest(manager) == 1
+    checkpoint = manager.load_latest_checkpoint("p")
+    assert checkpoint["sequence"] == 1 and len(checkpoint["skipped"]) == 1 and slot.name in checkpoint["skipped"][0]
+
+
+def test_torn_between_two_saves_falls_back(manager):
+    """A slot overwritten in place and killed there holds the new beginning and the old end."""
+    for value in range(4):
+        save(manager, value)
+    before = {path: path.read_bytes() for path in slot_of(manager).parent.glob("slot-*.ckpt")}
+    slot = atomic_files.Path(save(manager, 4)["path"])
+    old, new = before[slot], slot.read_bytes()
+    assert len(old) == len(new)
+    for cut in range(0, len(new) - 1, 101):
+        slot.write_bytes(new[:cut] + old[cut:])
+        assert newest(manager) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 10**6), flip=st.integers(1, 255))
+def test_any_changed_byte_is_seen(tmp_path_factory, at, flip):
+    manager = written(tmp_path_factory.mktemp("flip"))
+    save(manager, 1)
+    slot = atomic_files.Path(save(manager, 2)["path"])
+    data = bytearray(slot.read_bytes())
+    data[at % len(data)] ^= flip
+    slot.write_bytes(data)
+    assert newest(manager) == 1
+    manager.close()
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+def _torch_zip(path):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data.pkl", pickle.dumps(_Bomb()))
+
+
+def _sparse(path):
+    with open(path, "wb") as file:
+        file.write(struct.pack("<8sIIQ", b"mlfckpt\n", file_format.VERSION, 40, 1 << 40))
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda path: path.write_bytes(pickle.dumps(_Bomb())), "pickle"),
+        (_torch_zip, "zip archive"),
+        (lambda path: path.write_bytes(b"\x1f\x8bxxxx"), "gzip"),
+        (lambda path: path.write_bytes(b""), "empty"),
+        (lambda path: path.write_bytes(b"hello"), "does not start"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0" * 5000), "end mark"),
+        (lambda path: path.write_bytes(path.read_bytes() + path.read_bytes()), "sizes disagree"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "end mark"),
+        (lambda path: path.write_bytes(b"mlfckpt\n" + struct.pack("<IIQ", 9, 5, 5) + b"?" * 80), "later version"),
+        (_sparse, "not whole"),
+        (lambda path: (path.unlink(), path.mkdir()), "refused"),
+    ],
+)
+def test_refused_with_a_reason(manager, caplog, spoil, reason):
+    save(manager, 1)
+    spoil(atomic_files.Path(save(manager, 2)["path"]))
+    checkpoint = manager.load_latest_checkpoint("p")
+    assert checkpoint["state"]["value"] == 1
+    assert len(checkpoint["skipped"]) == 1 and reason in checkpoint["skipped"][0]
+    assert [info["sequence"] for info in manager.list_checkpoints("p")] == [1]
+    assert not caplog.records
+
+
+def test_a_sound_container_with_a_pickle_inside_is_refused(manager):
+    save(manager, 1)
+    kept = ("run", "phase", "saved_at", "metrics", "lease")
+    info = {key: value for key, value in save(manager, 2).items() if key in kept}
+    file_format.write_container(atomic_files.Disk(), slot_of(manager), {**info, "sequence": 9}, pickle.dumps(_Bomb()))
+    checkpoint = manager.load_latest_checkpoint("p")
+    assert checkpoint["state"]["value"] == 1 and "not a whole state" in checkpoint["skipped"][0]
+
+
+def test_when_none_is_good_one_line_says_why(manager, caplog):
+    slot = atomic_files.Path(save(manager, 1)["path"])
+    slot.write_bytes(b"hello")
+    assert newest(manager) is None
+    assert len(caplog.records) == 1 and "does not start" in caplog.text
+    assert save(manager, 5)["sequence"] == 2  # a number never comes twice
+    assert newest(manager) == 5
+
+
+@pytest.mark.parametrize("damage", ["delete", "torn", "older", "list"])
+def test_a_manifest_that_is_missing_or_stale_is_written_anew_from_the_container(manager, damage):
+    for value in range(5):
+        save(manager, value)
+    info = manager.list_checkpoints("p")[-2]
+    file = atomic_files.Path(info["path"]).with_suffix(".json")
+    told = json.loads(file.read_text())
+    assert {name: told[name] for name in ("sequence", "bytes", "hash", "status")} == {
+        "sequence": 4, "bytes": info["bytes"], "hash": info["hash"], "status": "held",
+    }  # fmt: skip
+    {
+        "delete": file.unlink,
+        "torn": lambda: file.write_text('{"sequence": 4'),
+        "older": lambda: file.write_text(json.dumps({**told, "sequence": 1, "hash": "0" * 64})),
+        "list": lambda: file.write_text("[]"),
+    }[damage]()
+    assert newest(manager) == 4 and len(manager.list_checkpoints("p")) == 3
+    assert save(manager, 9)["sequence"] == 6 and newest(manager) == 9
+    assert json.loads(file.read_text()) == told
+
+
+def test_time_stamps_decide_nothing(manager, tmp_path):
+    for value in range(4):
+        save(manager, value)
+    for number, path in enumerate(tmp_path.glob("slot-*")):
+        os.utime(path, (number * 1000, random.Random(number).random() * 1e9))
+    assert newest(manager) == 3
+    save(manager, 4)
+    assert newest(manager) == 4 and [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5]
+
+
+# ---------------------------------------------------------------- disks that refuse
+
+
+def test_a_full_disk_costs_one_line_and_no_checkpoint(manager, caplog, disk_full_beyond):
+    save(manager, 1)
+    with disk_full_beyond(1500):
+        for value in (2, 3, 4):
+            assert save(manager, value) is None
+    assert newest(manager) == 1
+    assert len(caplog.records) == 1 and caplog.records[0].levelno == logging.WARNING
+    assert "No space left" in caplog.text and "the run goes on" in caplog.text
+    assert save(manager, 5) is not None and newest(manager) == 5
+
+
+def test_a_full_disk_is_not_asked_again_before_the_timer_says_so(tmp_path, disk_full_beyond):
+    clock = Clock()
+    with CheckpointManager(tmp_path, clock=clock, background=False) as manager:
+        with disk_full_beyond(100):
+            assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
+        assert manager.save_checkpoint("p", {"a": np.ones(100)}) is None
+        clock.minutes = 2
+        assert manager.save_checkpoint("p", {"a": np.ones(100)}) is not None
+
+
+def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, monkeypatch):
+    with CheckpointManager(tmp_path, deadline_seconds=0.1) as manager:
+        phase, gate, write = manager.phase("p"), threading.Event(), manager.home.write
+        monkeypatch.setattr(manager.home, "write", lambda *given: gate.wait(60) and write(*given))
+        assert not phase.kept()
+        assert phase.save({"fold": 1}, force=True)
+        assert phase.save({"fold": 2}, force=True) is None  # the first is still being written
+        gate.set()
+        assert not phase.kept()
+        assert phase.latest()["state"] == {"fold": 1}
+        assert phase.save({"fold": 2}, force=True) and phase.kept()
+
+
+class Quota(atomic_files.Disk):
+    """Refuses to let all files together grow past `bytes`, as a full Drive does in the middle of a write."""
+
+    def __init__(self, folder):
+        self.folder, self.bytes = folder, 1 << 40
+
+    def write(self, descriptor, data, offset):
+        others = sum(file.stat().st_size for file in self.folder.glob("slot-*.ckpt"))
+        if others - self.size(descriptor) + max(self.size(descriptor), offset + len(data)) > self.bytes:
+            raise OSError(errno.EDQUOT, "quota")
+        return super().write(descriptor, data, offset)
+
+
+def test_a_drive_with_room_for_three_goes_on_saving(tmp_path):
+    """The fourth slot does not fit: the oldest good one, whose space is ours, is taken instead."""
+    disk = Quota(tmp_path)
+    with written(tmp_path, disk=disk) as manager:
+        size = save(manager, 0)["bytes"]
+        disk.bytes = size * 3.5
+        for value in range(1, 10):
+            assert save(manager, value) is not None
+            assert newest(manager) == value
+            assert len(manager.list_checkpoints("p")) == min(value + 1, 3)
+        disk.bytes = size * 0.5  # now not even one: the two newest stay
+        for value in range(10, 20):
+            assert save(manager, value) is None
+        assert newest(manager) == 9 and len(manager.list_checkpoints("p")) == 2
+
+
+def test_a_save_that_cannot_fit_touches_nothing(tmp_path, caplog):
+    with written(tmp_path) as manager:
+        size = save(manager, 0)["bytes"]
+        save(manager, 1)
+    before = {path: path.read_bytes() for path in tmp_path.glob("slot-*")}
+    with written(tmp_path, quota_bytes=2 * size + 100) as manager:
+        assert save(manager, 2) is None and "No room" in caplog.text
+        assert {path: path.read_bytes() for path in tmp_path.glob("slot-*")} == before
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize("operation", ["open", "fsync", "ftruncate", "pwrite", "preadv"])
+def test_faults_of_a_mount_lose_nothing(manager, monkeypatch, caplog, code, operation):
+    for value in range(5):
+        save(manager, value)
+
+    def fail(*arguments, **named):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files.os, operation, fail)
+        got = [save(manager, value) for value in (5, 6)]
+    # One that is whole on the disk counts, even if the disk took back its word.
+    assert newest(manager) in (4, 5, 6) and (newest(manager) == 6 or got[1] is None)
+    assert len(manager.list_checkpoints("p")) >= 2
+    assert save(manager, 7) is not None and newest(manager) == 7
+
+
+def test_a_write_that_was_silently_dropped_is_noticed(manager, monkeypatch, caplog):
+    save(manager, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic_files.Disk, "write", lambda disk, file, data, offset: len(data))
+        assert save(manager, 2) is None
+    assert "not saved" in caplog.text and newest(manager) == 1
+
+
+# ---------------------------------------------------------------- killed in the middle
+
+SAVER = """
+import sys, numpy as np
+from ml_factory.checkpoints import file_format
+from ml_factory.checkpoints.manager import CheckpointManager
+containers._CHUNK = 1024  # many small writes, so that a kill at a random moment often falls between two
+manager = CheckpointManager(sys.argv[1], run="r", background=False)
+checkpoint = manager.load_latest_checkpoint("p")
+value = checkpoint["state"]["value"] if checkpoint else 0
+while True:
+    value += 1
+    manager.save_checkpoint("p", {"value": value, "a": np.full(300_000, value)}, force=True)
+    print(value, flush=True)
+"""
+
+
+def test_sigkill_in_the_middle_of_saves_loses_nothing_acknowledged(tmp_path, spawn):
+    chance, kills, torn, value = random.Random(11), 0, 0, 0
+    while kills < 4 or (torn < 1 and kills < 40):
+        process = spawn(SAVER, tmp_path)
+        first = process.stdout.readline()
+        time.sleep(chance.uniform(0, 0.08))
+        process.send_signal(signal.SIGKILL)
+        lines = (first + process.stdout.read()).splitlines(keepends=True)
+        acknowledged = max(int(line) for line in lines if line.endswith("\n"))
+        with written(tmp_path) as manager:
+            checkpoint = manager.load_latest_checkpoint("p")
+            state = checkpoint["state"]
+            assert (state["a"] == state["value"]).all() and len(state["a"]) == 300_000
+            assert state["value"] >= acknowledged > value
+            assert len(manager.list_checkpoints("p")) == min(3, state["value"])
+        kills, torn, value = kills + 1, torn + len(checkpoint["skipped"]), state["value"]
+    assert torn, "no kill fell into a write: the test proves nothing"
+
+
+KILLED_AT_CALL = """
+import os, signal, sys, numpy as np
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.storage.atomic_files import Disk
+class Deadly(Disk):
+    left = 1 << 30
+for name in [name for name in vars(Disk) if not name.startswith("_")]:
+    def call(self, *arguments, method=getattr(Disk, name)):
+        Deadly.left -= 1
+        if not Deadly.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(self, *arguments)
+    setattr(Deadly, name, call)
+manager = CheckpointManager(sys.argv[1], run="r", background=False, disk=Deadly())
+for value in range(1, 6):
+    manager.save_checkpoint("p", {"value": value, "a": np.full(500, value)}, force=True)
+Deadly.left = int(sys.argv[2])
+manager.save_checkpoint("p", {"value": 6, "a": np.full(500, 6)}, force=True)
+print(int(sys.argv[2]) - Deadly.left, flush=True)
+"""
+
+
+def test_sigkill_at_every_operation_of_a_save(tmp_path, spawn):
+    count = int(spawn(KILLED_AT_CALL, tmp_path / "whole", 1 << 29).stdout.read())
+    assert count > 60
+    found = set()
+    for call in sorted({*range(1, count + 1, 23), *range(count - 16, count + 1, 4)}):
+        folder = tmp_path / str(call)
+        process = spawn(KILLED_AT_CALL, folder, call)
+        assert process.wait(60) == -signal.SIGKILL and process.stdout.read() == ""
+        with written(folder) as manager:
+            value = newest(manager)
+            found.add(value)
+            assert value in (5, 6) and len(manager.list_checkpoints("p")) == 3
+            assert save(manager, 7)["sequence"] in (6, 7) and newest(manager) == 7
+        assert len(list(folder.glob("slot-*.ckpt"))) <= 5
+    assert found == {5, 6}
+
+
+# ---------------------------------------------------------------- one owner
+
+OWNER = """
+import sys, time
+from ml_factory.checkpoints.manager import CheckpointManager
+manager = CheckpointManager(sys.argv[1], run="r")
+manager.phase("p").load()
+print("owned", flush=True)
+time.sleep(60)
+"""
+FORKING_OWNER = OWNER.replace('print("owned"', 'import os\nif os.fork() == 0: time.sleep(60)\nprint("owned"')
+
+
+@pytest.mark.parametrize("code", [OWNER, FORKING_OWNER])
+def test_two_living_processes_never_own_one_phase(tmp_path, spawn, code):
+    process = spawn(code, tmp_path)
+    assert process.stdout.readline() == "owned\n"
+    with CheckpointManager(tmp_path, run="r") as manager:
+        for attempt in (lambda: manager.phase("p").load(), lambda: save(manager, 1)):
+            with pytest.raises(CheckpointError, match=rf"Another process.*process {process.pid}"):
+                attempt()
+        assert newest(manager) is None  # looking is free
+        save(manager, 2, "q")
+        process.kill()  # nothing is released properly, and a forked child may still hold the lock
+        process.wait()
+        assert manager.phase("p").load() is None
+        save(manager, 1)
+
+
+def test_managers_of_one_process_share_and_the_last_lets_go(tmp_path, spawn):
+    first, second = written(tmp_path), written(tmp_path)
+    save(first, 1)
+    save(second, 2)
+    save(first, 3)
+    assert newest(second) == 3 and [one["sequence"] for one in first.list_checkpoints()] == [1, 2, 3]
+    first.close()
+    other = spawn(OWNER, tmp_path)
+    assert other.stdout.readline() == "" and other.wait() == 1
+    second.close()
+    assert spawn(OWNER, tmp_path).stdout.readline() == "owned\n"
+
+
+def test_a_child_made_by_fork_does_not_inherit_the_ownership(tmp_path, spawn):
+    code = """
+import os, sys
+from ml_factory.errors import CheckpointError
+from ml_factory.checkpoints.manager import CheckpointManager
+manager = CheckpointManager(sys.argv[1], run="r", background=False)
+manager.save_checkpoint("p", {})
+child = os.fork()
+if child == 0:
+    try:
+        CheckpointManager(sys.argv[1], run="r").save_checkpoint("p", {}, force=True)
+    except CheckpointError:
+        os._exit(5)
+    os._exit(6)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), manager.save_checkpoint("p", {}, force=True)["sequence"])
+"""
+    assert spawn(code, tmp_path).stdout.read() == "5 2\n"
+
+
+# ---------------------------------------------------------------- threads, forks and pages
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monkeypatch, background):
+    """Each waits for the copy in memory until the other's was written."""
+    between = threading.Barrier(2)
+    copy = staging_buffer.Staging.copy
+
+    def slow(stage, layout):
+        payload = copy(stage, layout)
+        with suppress(threading.BrokenBarrierError):
+            between.wait(0.2)  # both are here at once only if nothing keeps them apart
+        return payload
+
+    monkeypatch.setattr(staging_buffer.Staging, "copy", slow)
+    with CheckpointManager(tmp_path, run="r", background=background) as manager:
+        threads = [threading.Thread(target=save, args=(manager, value, f"p{value}")) for value in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [newest(manager, f"p{value}") for value in (1, 2)] == [1, 2]
+
+
+def test_a_manager_opened_before_a_fork_is_refused_in_the_child_and_stays_the_parents(tmp_path, spawn):
+    code = """
+import os, sys
+from ml_factory.errors import CheckpointError
+from ml_factory.checkpoints.manager import CheckpointManager
+with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
+    phase = manager.phase("p")
+    phase.load()
+    phase.save({"value": 1}, force=True)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for attempt in (lambda: phase.save({"value": 2}, force=True), phase.load, phase.latest, phase.claim,
+                        phase.finish, manager.list_checkpoints, phase.glance):
+            try:
+                attempt()
+            except CheckpointError as error:
+                refused += "made by fork" in str(error) and "open a CheckpointManager" in str(error)
+        phase.done()
+        manager.close()
+        os._exit(refused)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), phase.save({"value": 3}, force=True) is not None)
+    print(manager.home.lease_of(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
+"""
+    assert spawn(code, tmp_path).stdout.read() == "7 True\nFalse {'value': 3}\n"
+
+
+def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging_buffer, "_AT_ONCE", 1000)
+    made, grow = [], staging_buffer.Staging._grow
+    monkeypatch.setattr(
+        staging_buffer.Staging,
+        "_grow",
+        lambda stage, size: made.append(threading.current_thread().name) or grow(stage, size),
+    )
+    state = {"a": np.arange(100_000)}
+    with CheckpointManager(tmp_path, run="r") as manager:
+        phase, steps = manager.phase("p"), 0
+        while phase.save(state) is None:
+            manager.staging._grower.join()
+            steps += 1
+        assert steps <= 1 and made == ["staging"]  # a step later, and no page is waited for
+    with CheckpointManager(tmp_path, run="r") as manager:
+        assert (manager.phase("p").load()["state"]["a"] == state["a"]).all()
+        manager.staging._grower.join()
+        assert manager.phase("p").due() and manager.save_checkpoint("p", state) is not None  # the size was known
+    assert made == ["staging", "staging"]
+    with CheckpointManager(tmp_path, run="other") as manager:
+        assert manager.save_checkpoint("p", state, force=True) is not None  # who asks for it now has it now
+    assert made[2:] == ["MainThread"]

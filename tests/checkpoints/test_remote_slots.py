@@ -1,0 +1,456 @@
+"""A mount that hangs, dies or lies costs the training nothing: a child process does its file operations.
+
+A mount that hangs is a folder with a named pipe in it: to open one blocks until somebody writes to it, as a call into
+a dead mount does. `tests/faults` has real mounts.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ml_factory.checkpoints import manager as manager_module
+from ml_factory.checkpoints.file_format import look_at
+from ml_factory.checkpoints.leases import TakenOverError
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.remote_slots import ChildSlots
+from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slots import Slots
+from ml_factory.checkpoints.uploader import COPIED, LOCAL
+from ml_factory.errors import WorkspaceError
+from ml_factory.storage import mount_table, worker_process
+from ml_factory.storage.atomic_files import Disk
+from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.mount_table import on_mount
+
+UNIT = Unit("r", "p")
+LONG = 90.0  # seconds no test waits
+
+
+@pytest.fixture
+def drive(tmp_path):
+    (tmp_path / "drive").mkdir()
+    return tmp_path / "drive"
+
+
+def manager_of(drive, deadline=LONG, **settings):
+    return CheckpointManager(drive, run="r", local=drive.parent / "local", deadline_seconds=deadline, **settings)
+
+
+def hang(drive):
+    os.mkfifo(drive / "slot-aaaaaa.ckpt")
+
+
+def heal(drive):
+    (drive / "slot-aaaaaa.ckpt").unlink()
+
+
+def save(manager, value):
+    return manager.save_checkpoint("p", {"value": value}, force=True)
+
+
+def value_of(manager):
+    return manager.load_latest_checkpoint("p")["state"]["value"]
+
+
+def forget_local(drive):
+    for path in (drive.parent / "local").glob("slot-*"):
+        path.unlink()
+
+
+def test_a_checkpoint_lands_here_and_is_carried_over(drive):
+    with manager_of(drive) as manager:
+        saved = [save(manager, value) for value in range(6)]
+        assert manager.wait(LONG)
+        assert saved[-1]["status"] == COPIED == manager.status()[0].where
+        assert "upload unconfirmed" in str(manager.status()[0])
+    forget_local(drive)  # an empty machine
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 5
+        assert [info["sequence"] for info in manager.list_checkpoints("p")][-1] == 6
+        save(manager, 7)
+    forget_local(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 7
+    assert len(list(drive.glob("slot-*.ckpt"))) <= 5
+
+
+def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
+    with manager_of(drive, deadline=2) as manager:
+        save(manager, 1)
+        assert manager.wait(LONG)
+        hang(drive)
+        for value in range(2, 6):
+            saved = save(manager, value)
+            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+        assert not manager.wait(LONG)  # gives up after its deadline
+        assert value_of(manager) == 5
+        assert caplog.text.count("stay on the local disk for now") == 1 and "does not answer" in caplog.text
+        stopped = manager.safe_stop(2)
+        assert not stopped.safe and "Not confirmed" in stopped.text and "saved locally" in stopped.text
+        heal(drive)
+        assert manager.wait(LONG) and saved["status"] == COPIED
+        assert "holds every newest checkpoint" in caplog.text
+        assert manager.mount.told(UNIT)[0]["sequence"] == 5
+
+
+def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
+    with manager_of(drive, deadline=2) as manager:
+        hang(drive)
+        save(manager, 1)
+        while not manager.courier._told:
+            time.sleep(0.01)
+        heal(drive)
+        manager.courier._next_try = 0
+        assert not manager.phase("p").due()
+        assert manager.courier._clerk.wait(LONG) and not manager.courier.behind
+
+
+def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
+    hang(drive)
+    with manager_of(drive, deadline=2, lease=Lease("earlier")) as manager:
+        save(manager, 1)
+    heal(drive)
+    with manager_of(drive, lease=Lease("later")) as manager:
+        assert manager.phase("p").load()["state"] == {"value": 1}
+        assert manager.wait(LONG) and manager.mount.lease_of(UNIT)["fence"] == 2
+        assert manager.mount.told(UNIT)[0]["sequence"] == 1
+
+
+def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
+    """Whatever its number: the other session went on from an older checkpoint, and this machine's never went up."""
+    with manager_of(drive, lease=Lease("here")) as manager:
+        save(manager, "common")
+        assert manager.wait(LONG)
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("there"))
+    with manager_of(drive, lease=Lease("here")) as manager:
+        drive.rename(drive.parent / "gone")
+        drive.write_text("a mount that is away")
+        saved = [save(manager, f"left behind {number}") for number in range(3)]
+    drive.unlink()
+    (drive.parent / "gone").rename(drive)
+    with other:
+        assert other.phase("p").load()["state"] == {"value": "common"}
+        assert save(other, "later") and other.wait(LONG)
+        assert other.mount.told(UNIT)[0]["sequence"] < saved[-1]["sequence"]
+    with manager_of(drive, lease=Lease("back here")) as manager:
+        assert manager.phase("p").load()["state"] == {"value": "later"}
+        assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
+
+
+@pytest.mark.parametrize("torn", ["the newest", "all"])
+def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
+    with manager_of(drive) as manager:
+        for value in (1, 2, 3):
+            save(manager, value)
+            assert manager.wait(LONG)
+    here = sorted((drive.parent / "local").glob("slot-*.ckpt"), key=lambda path: look_at(Disk(), path).info["sequence"])
+    for path in here[-1:] if torn == "the newest" else here:
+        content = bytearray(path.read_bytes())
+        content[-100] ^= 1  # of the payload: its two ends still say that all is well
+        path.write_bytes(content)
+    with manager_of(drive) as manager:
+        found = manager.load_latest_checkpoint("p")
+        assert found["state"]["value"] == 3
+        assert any(here[-1].name in reason and "hash" in reason for reason in found["skipped"])
+
+
+def test_who_was_taken_over_gives_nothing_back(drive):
+    """One machine's session hears only from the mount that another one's has gone on."""
+    with manager_of(drive) as ours, CheckpointManager(drive, run="r", local=drive.parent / "other") as other:
+        ours.phase("p").load()
+        save(ours, 1)
+        assert ours.wait(LONG)
+        other.phase("p").tenure.lease = Lease("zzz", fence=9)
+        other.phase("p").tenure.taken = True
+        save(other, 2)
+        assert other.wait(LONG)
+        save(ours, 3)
+        with pytest.raises(TakenOverError):
+            ours.phase("p").finish()
+        again = Slots(Pool(drive))
+        assert [info["sequence"] for info in again.told(UNIT) if info["lease"]["fence"] == 9]
+        assert not [slot.path for slot in again.pool.scan() if slot.returned]
+
+
+def test_beginning_anew_while_the_mount_is_silent_is_refused(drive):
+    with manager_of(drive) as manager:
+        save(manager, 1)
+    forget_local(drive)
+    hang(drive)
+    silent = pytest.raises(WorkspaceError, match=r"does not answer.*mount it again")
+    with manager_of(drive, deadline=2) as manager, silent:
+        manager.phase("p").load()
+    heal(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 1
+
+
+LEAVES = """
+import sys
+from ml_factory.checkpoints.manager import CheckpointManager
+manager = CheckpointManager(sys.argv[1], run="r", local=sys.argv[2], deadline_seconds=600)
+manager.save_checkpoint("p", {"value": 1}, force=True)
+manager._wait_home()
+print("end", flush=True)
+"""
+
+
+def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
+    hang(drive)
+    process = spawn(LEAVES, drive, drive.parent / "local")
+    assert process.stdout.readline() == "end\n"
+    assert process.wait(30) == 0
+    heal(drive)
+    with manager_of(drive) as manager:
+        assert value_of(manager) == 1
+
+
+def test_a_child_that_dies_is_told_and_replaced(drive):
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    hang(drive)
+    caught = []
+
+    def ask():
+        try:
+            slots.told(UNIT)
+        except WorkspaceError as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while slots._process is None:
+        time.sleep(0.01)
+    os.kill(slots._process.pid, signal.SIGKILL)
+    thread.join(LONG)
+    assert len(caught) == 1 and "the child process died" in caught[0]
+    heal(drive)
+    assert slots.told(UNIT) == []
+    slots.close()
+
+
+def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
+    """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    assert slots.told(UNIT) == []
+    child = slots._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getsid(child) == os.getsid(0) and os.getpgid(child) != os.getpgid(0)
+    slots.close()
+
+
+ORPHANED = """
+import sys, time
+from ml_factory.checkpoints.manager import CheckpointManager
+manager = CheckpointManager(sys.argv[1], run="r", local=sys.argv[2], deadline_seconds=600)
+manager.save_checkpoint("p", {"value": 1}, force=True)
+while manager.mount._process is None:
+    time.sleep(0.01)
+time.sleep(1)  # it is inside the pipe by now
+print(manager.mount._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
+    hang(drive)
+    process = spawn(ORPHANED, drive, drive.parent / "local")
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    for _ in range(3000):
+        try:
+            with open(f"/proc/{child}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    break
+        except FileNotFoundError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("the child lives on")
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
+    """Also of a state that a child process reads out of shared memory while the caller goes on."""
+    monkeypatch.setattr(manager_module, "_SMALL", 1000)
+    array = np.ones(1_500_000)
+    with CheckpointManager(tmp_path, run="r", background=background) as manager:
+        for value in range(1, 5):
+            array[:] = value
+            manager.save_checkpoint("p", {"a": array}, force=True)
+            array[:] = -1
+        assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
+        assert isinstance(manager.writer, ChildSlots) is background
+        assert (manager.writer._process is not None) if background else True
+        assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
+
+
+def test_where_a_file_may_not_grow_a_thread_writes_what_the_child_cannot_see(tmp_path, disk_full_beyond, caplog):
+    state = {"a": np.arange(1_000_000)}
+    with CheckpointManager(tmp_path, run="r") as manager:
+        with disk_full_beyond(1_000_000):
+            manager.save_checkpoint("p", state, force=True)
+            manager.wait()
+        assert "No space left" in caplog.text
+        manager.save_checkpoint("p", state, force=True)
+        assert (manager.load_latest_checkpoint("p")["state"]["a"] == state["a"]).all()
+
+
+def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
+    done = []
+    with manager_of(drive) as manager:
+        save(manager, 1)
+        assert "nobody told" in manager.safe_stop(LONG).text
+        steps = {"logs": [lambda: done.append("log")], "flush": lambda: done.append("flush")}
+        assert manager.safe_stop(LONG, **steps).safe and done == ["log", "flush"]
+        stopped = manager.safe_stop(0.3, flush=lambda: time.sleep(5))
+        assert not stopped.safe and "took too long" in stopped.text
+
+        def fails():
+            raise OSError("gone")
+
+        stopped = manager.safe_stop(LONG, flush=fails)
+        assert not stopped.safe and "gone" in stopped.text
+    with CheckpointManager(drive.parent / "disk", run="r") as manager:
+        save(manager, 1)
+        assert manager.safe_stop(LONG).safe
+
+
+def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(drive, capsys):
+    with manager_of(drive, deadline=2) as manager:
+        save(manager, 1)
+        manager.safe_stop(LONG, flush=lambda: None)
+        said = capsys.readouterr().out.splitlines()
+        assert said[-2].startswith("  p #1 copied to the mount, upload unconfirmed") and said[-1].startswith("Safe")
+        hang(drive)
+        save(manager, 2)
+        manager.safe_stop(3)
+        said = capsys.readouterr().out.splitlines()
+        assert said[0] == "Stopping safely: waiting up to 3 s for the checkpoints"
+        assert said[1].startswith("  p #2 saved locally") and said[-1].startswith("Not confirmed")
+        assert not any(line.startswith("Safe") for line in said)
+        told = []
+        manager_module.safe_stop(0.1, tell=told.append)
+        assert told[-1].startswith("Not confirmed") and not capsys.readouterr().out
+
+
+def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
+    first = manager_of(drive, lease=Lease("first"))
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("second"))
+    with first, other:
+        save(first, 1)
+        assert first.wait(LONG)
+        other.phase("p").tenure.take()
+        save(other, 2)
+        assert other.wait(LONG)
+        save(first, 3)
+        first.wait(LONG)
+        assert caplog.text.count("A later session has taken this work over") == 1
+        with pytest.raises(TakenOverError):
+            save(first, 4)
+
+
+def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkeypatch):
+    with manager_of(drive) as manager:
+        for value in range(5):
+            save(manager, value)
+        assert manager.wait(LONG)
+        asked = []
+        whole = ChildSlots.check
+        monkeypatch.setattr(ChildSlots, "check", lambda mount, path: asked.append(path) or whole(mount, path))
+        assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not asked
+    forget_local(drive)
+    with manager_of(drive) as manager:
+        assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not asked
+        assert manager.phase("p").glance()["sequence"] == 5 and not asked
+        there = len(manager.list_checkpoints())
+        assert there == len(asked) >= 1
+        newest = manager.list_checkpoints()[-1]["path"]
+        with open(newest, "r+b") as file:
+            file.seek(os.path.getsize(newest) - 100)
+            file.write(b"?")
+        assert manager.list_checkpoints(verify=False)[-1]["path"] == newest
+        assert newest not in [one["path"] for one in manager.list_checkpoints()]
+
+
+def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
+    with manager_of(drive) as manager:
+        save(manager, 1)
+    hang(drive)
+    with manager_of(drive, deadline=2) as manager:
+        assert manager.phase("p").glance()["sequence"] == 1  # what is here is told
+        assert [one["sequence"] for one in manager.list_checkpoints()] == [1]
+    forget_local(drive)
+    with manager_of(drive, deadline=2) as manager, pytest.raises(SilentMountError, match="no answer for 2 s"):
+        manager.phase("p").glance()
+
+
+def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
+    monkeypatch.setattr(manager_module, "_SMALL", 1000)
+    stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
+    monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
+    try:
+        with manager_of(drive) as manager:
+            saved = manager.save_checkpoint("p", {"a": np.zeros(1000)}, force=True)
+            assert manager._wait_home(LONG) and saved["status"] == LOCAL
+    finally:
+        for process in stuck:
+            process.kill()
+            process.wait()
+
+
+def test_what_counts_as_a_mount(tmp_path, monkeypatch):
+    assert not on_mount(tmp_path)
+    table = tmp_path / "mounts"
+    table.write_text("/dev/sda / ext4 rw 0 0\ndrive /content/drive fuse.drive rw 0 0\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(mount_table, "MOUNTS", table)
+        assert on_mount("/content/drive/MyDrive/ml_factory/checkpoints") and not on_mount("/content/ml_factory")
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with CheckpointManager(tmp_path / "drive", run="r") as manager:
+        assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.courier is not None
+        save(manager, 1)
+    assert list((tmp_path / "drive").glob("slot-*.ckpt"))
+
+
+def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(drive, caplog):
+    """With what fits for two checkpoints on the drive: the newest two there stand, all newer ones lie here."""
+    state = {"a": np.zeros(2000)}
+    with manager_of(drive, disk=Disk(), background=False) as manager:
+        size = manager.save_checkpoint("p", state, force=True)["bytes"]
+        manager.save_checkpoint("p", state, force=True)
+        assert manager.wait(LONG)
+        before = {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")}
+    with manager_of(drive, disk=Disk(), quota_bytes=2 * size + 500) as manager:
+        saved = [manager.save_checkpoint("p", state, force=True) for _ in range(3)]
+        assert not manager.wait(LONG)
+        assert [one["status"] for one in saved] == [LOCAL] * 3 and caplog.text.count("No room") == 1
+        assert {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")} == before
+        manager.mount.pool.quota = None  # somebody emptied the Trash
+        assert manager.wait(LONG) and saved[-1]["status"] == COPIED
+        assert manager.mount.told(UNIT)[0]["sequence"] == 5
+
+
+def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):
+    """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
+    stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
+    monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
+    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    try:
+        with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
+            slots.told(UNIT)
+        stuck[0].kill()
+        os.waitid(os.P_PID, stuck[0].pid, os.WEXITED | os.WNOWAIT)
+        assert slots.told(UNIT) == []
+    finally:
+        slots.close()
+        for process in stuck:
+            process.kill()
+            process.wait()

@@ -1,0 +1,90 @@
+"""Saves come at once, soon while young, and then at Young's interval for what they cost here."""
+
+import math
+
+import numpy as np
+import pytest
+
+from ml_factory.checkpoints.schedule import SaveTimer, cadence
+from ml_factory.errors import SettingsError
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def saves(timer: SaveTimer, clock: Clock, seconds: int) -> list[int]:
+    """When a loop that asks every second saves."""
+    began, moments = clock.now, []
+    for second in range(seconds):
+        clock.now = began + second
+        if timer.due():
+            timer.saved()
+            moments.append(second)
+    return moments
+
+
+def test_first_at_once_then_every_two_minutes_then_every_thirty():
+    clock = Clock()
+    moments = saves(SaveTimer(1800, 120, clock=clock), clock, 6000)
+    assert moments == [*range(0, 1800, 120), 3480, 5280]
+
+
+def test_it_tells_how_long_until_the_next_save():
+    """At every second the answer is the one a loop that asks each second then finds, also where the run grows old."""
+    clock, told = Clock(), {}
+    timer, began = SaveTimer(1800, 120, clock=clock), clock.now
+    for second in range(5300):
+        clock.now = began + second
+        if timer.due():
+            assert timer.due_in() == 0
+            assert {at + left for at, left in told.items()} <= {second}
+            told = {}
+            timer.saved()
+        told[second] = timer.due_in()
+
+
+@pytest.mark.parametrize(("cost", "life"), [(10.0, 1800.0), (2.0, 28800.0)])
+def test_what_a_save_costs_decides_where_sessions_are_taken_away(cost, life):
+    clock = Clock()
+    timer = SaveTimer(1800, 120, clock=clock, mean_life=life)
+    saves(timer, clock, 4000)
+    timer.measured(cost, 0.0)
+    moments = saves(timer, clock, 8000)
+    assert moments[-1] - moments[-2] == math.ceil(cadence(cost, life))
+    assert timer.interval == cadence(cost, life) < 1800
+
+
+def test_cheap_saves_do_not_keep_a_mount_busy_and_dear_ones_come_within_the_promise():
+    timer = SaveTimer(1800, 120, clock=Clock(), mean_life=7200.0)
+    timer.measured(0.001, 0.001)
+    assert timer.interval == 30
+    timer.measured(100, 6000)
+    assert timer.interval == 1800
+
+
+def test_where_nobody_takes_the_machine_away_the_promise_stands():
+    clock = Clock()
+    timer = SaveTimer(1800, 120, clock=clock)
+    timer.saved()
+    timer.measured(1.0, 1.0)
+    assert timer.interval == 120
+    clock.now += 1800
+    assert timer.interval == 1800
+
+
+def test_cadence_is_where_waste_is_least():
+    """Waste of a cadence T: a share C / T for saving and half a cadence lost at each end, T / 2M."""
+    for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
+        candidates = np.geomspace(1, 1800, 20_000)
+        best = candidates[np.argmin(cost / candidates + candidates / (2 * life))]
+        assert cadence(cost, life) == pytest.approx(best, rel=2e-3)
+    assert cadence(500.0, 28800.0) == 1800.0  # never longer than promised
+    assert cadence(20.0, math.inf) == 1800.0
+    assert cadence(0.0, 7200.0) == 1800.0
+    with pytest.raises(SettingsError, match="cadence"):
+        cadence(1.0, 0.0)

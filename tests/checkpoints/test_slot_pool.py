@@ -1,0 +1,287 @@
+"""One pool of slots for everything in a workspace: bounded, shared, never deleted from."""
+
+import errno
+import random
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from xxhash import xxh3_128
+
+from ml_factory.checkpoints import file_format, slot_pool
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slots import Slots
+from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage.atomic_files import Disk
+
+MODELS = ("xgboost", "lightgbm", "catboost", "linear", "lstm", "tcn", "patchtst", "itransformer", "tft")
+
+
+def state(value: int, size: int = 4_000) -> dict:
+    return {"value": value, "a": np.full(size, value % 251, np.uint8)}
+
+
+def written(folder, run="r", **settings):
+    return CheckpointManager(folder, run=run, background=False, **settings)
+
+
+def test_a_container_that_a_full_disk_refuses_keeps_its_file_and_gives_the_space_back(tmp_path, disk_full_beyond):
+    path = tmp_path / "slot"
+    file_format.write_container(Disk(), path, {"sequence": 1}, b"old")
+    inode = path.stat().st_ino
+    with disk_full_beyond(1000), pytest.raises(WorkspaceError, match="No space left"):
+        file_format.write_container(Disk(), path, {"sequence": 2}, bytes(2000))
+    assert path.stat().st_size == 0
+    file_format.write_container(Disk(), path, {"sequence": 3}, bytes(5000))
+    short = file_format.write_container(Disk(), path, {"sequence": 4}, b"new")
+    assert path.stat().st_ino == inode and path.stat().st_size == short["bytes"] < 1000
+
+
+class Reading(Disk):
+    """Counts the bytes that were read."""
+
+    count = 0
+
+    def read(self, descriptor, buffer, offset) -> int:
+        came = super().read(descriptor, buffer, offset)
+        self.count += came
+        return came
+
+
+def test_a_glance_at_what_is_there_reads_no_checkpoint_through(tmp_path):
+    disk, size = Reading(), 1_000_000
+    for local in (None, tmp_path / "local"):
+        with written(tmp_path / "drive", disk=disk, local=local) as manager:
+            assert manager.phase("p").glance() is None
+            for value in range(3):
+                manager.save_checkpoint("p", state(value, size), force=True, metrics={"reached": value, "loss": np.nan})
+            disk.count = 0
+            told = manager.phase("p").glance()
+            assert told["metrics"]["reached"] == 2 and np.isnan(told["metrics"]["loss"])
+            assert disk.count < size / 10
+            assert manager.list_checkpoints("p")[-1]["hash"] == told["hash"]
+            assert (disk.count > size) is (local is None)  # what lies here too is read here
+        shutil.rmtree(tmp_path / "drive")
+
+
+class Drive(Disk):
+    """A folder with Drive's quota: what is deleted, or replaced by a rename, stays in the Trash and counts."""
+
+    def __init__(self, folder, quota: int):
+        self.folder, self.quota, self.trash, self.peak = folder, quota, 0, 0
+        self.sizes: dict[int, int] = {}
+
+    def used(self) -> int:
+        return self.trash + sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    def free(self, folder) -> int:
+        return self.quota - self.used()
+
+    def delete(self, path) -> None:
+        self.trash += path.stat().st_size
+        path.unlink()
+
+    def write(self, descriptor, data, offset) -> int:
+        grows = max(0, offset + len(data) - self.size(descriptor))
+        if self.used() + grows > self.quota:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        count = super().write(descriptor, data, offset)
+        self.peak = max(self.peak, self.used())
+        return count
+
+
+def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
+    """A megabyte stands for a gigabyte: 45 units of work of 40 to 140 kB, eight saves each, one after the other.
+
+    Keep-last-3 by deletion is run beside it on the same sizes: it dies.
+    """
+    chance, quota = random.Random(4), 1_000_000
+    sizes = {name: chance.randrange(40_000, 140_000) for name in MODELS}
+    drive = Drive(tmp_path / "pool", quota)
+    for name in MODELS:
+        with written(tmp_path / "pool", f"cv-{name}", disk=drive) as manager:
+            for fold in range(5):
+                unit = manager.phase(f"fold_{fold}")
+                for step in range(8):
+                    loss = {"val_loss": 1 / (1 + min(step, 3))}  # the fourth is the best
+                    assert unit.save(state(step, sizes[name]), metrics=loss, force=True)
+                unit.finish()
+    slots = list((tmp_path / "pool").glob("slot-*.ckpt"))
+    assert len(slots) <= 6 and not drive.trash
+    print(f"\n{len(slots)} slots, 360 saves of up to {max(sizes.values()):,} bytes: peak {drive.peak / quota:.1%}")
+
+    naive, kept = Drive(tmp_path / "naive", quota), []
+    naive.folder.mkdir()
+    with pytest.raises(OSError, match="quota"):
+        for number in range(360):
+            path = naive.folder / f"{number}.ckpt"
+            descriptor = naive.open(path, write=True)
+            naive.write(descriptor, bytes(sizes[MODELS[number // 40]]), 0)
+            naive.close(descriptor)
+            kept.append(path)
+            if len(kept) > 3:
+                naive.delete(kept.pop(0))
+    assert number < 30
+
+
+def test_a_thousand_rotations_use_no_more_than_the_pool(tmp_path):
+    with written(tmp_path) as manager:
+        for value in range(1000):
+            manager.save_checkpoint("p", state(value, 50), force=True, metrics={"val_loss": abs(value - 400)})
+        paths = sorted(tmp_path.glob("slot-*.ckpt"))
+        assert len(paths) == 5  # three last, the best, the one being written
+        good = manager.home.survey(Unit("r", "p"))[0].values()
+        assert {401, 998, 999, 1000} <= {info["sequence"] for info in good}
+        assert manager.load_latest_checkpoint("p")["state"]["value"] == 999
+
+
+def test_the_best_is_kept_however_old_and_infinity_is_not_best(tmp_path):
+    losses = [float("inf"), 3.0, 1.0, None, float("nan"), 2.0, 1.0, 5.0, 4.0, 4.0]
+    with written(tmp_path) as manager:
+        for loss in losses:
+            manager.save_checkpoint("p", state(0), force=True, metrics={"val_loss": loss})
+        good = [info["sequence"] for info in manager.home.survey(Unit("r", "p"))[0].values()]
+        assert 3 in good and {8, 9, 10} <= set(good)
+        assert manager.list_checkpoints("p")[-1]["metrics"] == {"val_loss": 4.0}
+
+
+def test_metrics_that_are_not_finite_come_back_as_they_were(tmp_path):
+    with written(tmp_path) as manager:
+        given = {"a": float("inf"), "b": float("-inf"), "c": float("nan"), "d": None, "e": 1.5, "f": "x"}
+        manager.save_checkpoint("p", {}, force=True, metrics=given)
+        assert repr(manager.load_latest_checkpoint("p")["metrics"]) == repr(given)
+
+
+def test_returned_slots_keep_what_they_hold_until_another_unit_writes_over_them(tmp_path):
+    with written(tmp_path) as manager:
+        for value in range(4):
+            manager.save_checkpoint("one", state(value), force=True)
+        inodes = {path.stat().st_ino for path in tmp_path.glob("slot-*.ckpt")}
+        manager.phase("one").finish()
+        assert manager.load_latest_checkpoint("one")["state"]["value"] == 3  # an artifact that was lost after all
+        for value in range(10, 14):
+            manager.save_checkpoint("two", state(value), force=True)
+        assert {path.stat().st_ino for path in tmp_path.glob("slot-*.ckpt")} == inodes
+        assert manager.load_latest_checkpoint("one") is None
+        assert manager.load_latest_checkpoint("two")["state"]["value"] == 13
+
+
+def test_a_unit_that_goes_on_after_it_was_finished_takes_its_slots_back(tmp_path):
+    with written(tmp_path) as manager:
+        for value in range(3):
+            manager.save_checkpoint("one", state(value), force=True)
+        manager.phase("one").finish()
+        manager.save_checkpoint("one", state(3), force=True)
+        for value in range(8):
+            manager.save_checkpoint("two", state(value), force=True)
+        assert [info["sequence"] for info in manager.list_checkpoints("one")] == [2, 3, 4]
+
+
+def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
+    with written(tmp_path, quota_bytes=60_000) as manager:
+        for value in range(4):
+            manager.save_checkpoint("small", state(value, 8_000), force=True)
+        assert manager.save_checkpoint("large", state(1, 30_000), force=True) is None  # nothing to take: refused
+        manager.phase("small").finish()
+        assert manager.save_checkpoint("large", state(2, 30_000), force=True)
+        assert manager.load_latest_checkpoint("large")["state"]["value"] == 2
+
+
+def test_two_machines_that_see_the_same_pool_do_not_take_the_same_slots(tmp_path, monkeypatch):
+    """Each looks at a copy of its own, as two mounts of one Drive do until both have heard of everything."""
+    machine = ["one"]
+    monkeypatch.setattr(slot_pool, "this_machine", lambda: machine[0])
+    here = Slots(Pool(tmp_path / "one"))
+    for value in range(3):
+        here.write(Unit("r", "old"), 3, {"metrics": {}}, bytes([value]))
+    here.give_back(Unit("r", "old"))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    taken = {}
+    for machine[0] in ("one", "two"):
+        slots = Slots(Pool(tmp_path / machine[0]))
+        taken[machine[0]] = {
+            slots.write(Unit("r", machine[0]), 3, {"metrics": {}}, b"x")["path"][-16:] for _ in range(3)
+        }
+    assert len(taken["one"]) == len(taken["two"]) == 3 and not taken["one"] & taken["two"]
+    monkeypatch.setattr(slot_pool, "_REST_SECONDS", -1.0)  # long ago: by now everybody has seen what became of it
+    slots = Slots(Pool(tmp_path / "two"))
+    slots.write(Unit("r", "later"), 3, {"metrics": {}}, b"x")
+    assert len(list((tmp_path / "two").glob("slot-*.ckpt"))) == 6
+
+
+def test_room_is_made_by_slots_that_are_still_returned(tmp_path):
+    """Another machine took one between the look and the deed."""
+    there = Slots(Pool(tmp_path))
+    for value in "123":
+        there.write(Unit("r", "old"), 3, {"metrics": {}, "saved_at": value}, bytes(5000))
+    there.give_back(Unit("r", "old"))
+    stale = there.pool.scan()
+    first = there.pool.free_slots(stale)[0].path
+    taken = there.write(Unit("r", "new"), 3, {"metrics": {}}, bytes(5000))
+    assert Path(taken["path"]) == first
+    Pool(tmp_path, quota=16_000).make_room(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
+    assert there.check(taken["path"])["hash"] == taken["hash"]
+
+
+def test_sessions_on_different_models_share_the_pool(tmp_path):
+    """Three sessions at once, each with its own unit, while others return their slots."""
+    failures = []
+
+    def session(name):
+        with written(tmp_path, name) as manager:
+            for fold in range(3):
+                unit = manager.phase(f"fold_{fold}")
+                for value in range(12):
+                    if unit.save(state(value), force=True) is None or unit.latest()["state"]["value"] != value:
+                        failures.append((name, fold, value))
+                unit.finish()
+
+    threads = [threading.Thread(target=session, args=(name,)) for name in ("a", "b", "c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(list(tmp_path.glob("slot-*.ckpt"))) <= 15
+
+
+def test_who_was_taken_over_writes_no_more(tmp_path):
+    old, new = (Slots(Pool(tmp_path), Lease(name, fence)) for name, fence in (("old", 1), ("new", 2)))
+    unit, info = Unit("r", "p"), {"metrics": {}}
+    assert old.write(unit, 3, info, b"1")["lease"] == {"session": "old", "fence": 1}
+    new.write(unit, 3, info, b"2")
+    before = {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")}
+    with pytest.raises(CheckpointError, match="taken"):
+        old.write(unit, 3, info, b"3")
+    assert {path: path.read_bytes() for path in tmp_path.glob("slot-*.ckpt")} == before
+    old.write(Unit("r", "q"), 3, info, b"4")  # other work is its own
+
+
+def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
+    here, there = Slots(Pool(tmp_path / "here")), Slots(Pool(tmp_path / "there"))
+    unit = Unit("r", "p")
+    saved = here.write(unit, 3, {"metrics": {}}, b"x" * 10_000)
+    copied = there.copy_in(unit, 3, saved["path"])
+    paths = [next((tmp_path / name).glob("slot-*.ckpt")) for name in ("here", "there")]
+    assert copied["hash"] == saved["hash"] and paths[0].read_bytes() == paths[1].read_bytes()
+    paths[0].write_bytes(paths[0].read_bytes()[:5000] + b"?" + paths[0].read_bytes()[5001:])
+    with pytest.raises(CheckpointError, match="hash"):
+        there.copy_in(unit, 3, saved["path"])
+    assert [one["sequence"] for one in there.survey(unit)[0].values()] == [1]
+
+
+def test_content_is_hashed_alike_in_pieces_and_whole(tmp_path, monkeypatch):
+    """By hand: XXH3 of everything before the footer."""
+    monkeypatch.setattr(file_format, "_CHUNK", 300)
+    disk, info = Disk(), {"sequence": 1}
+    for size in (0, 1, 235, 236, 237, 936, 20_000):  # the header and its info take 64 bytes
+        payload = random.Random(size).randbytes(size)
+        saved = file_format.write_container(disk, tmp_path / "a", info, payload)
+        content = (tmp_path / "a").read_bytes()[:-40]
+        by_hand = xxh3_128(content).hexdigest()
+        into = bytearray()
+        assert saved["hash"] == by_hand == file_format.read_container(disk, tmp_path / "a", into)["hash"]
+        assert into == payload and content.endswith(payload)
+        assert file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand

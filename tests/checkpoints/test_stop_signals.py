@@ -1,0 +1,152 @@
+"""SIGTERM and SIGINT: saved at the next step, then the process ends as the signal asks."""
+
+import signal
+import threading
+
+import pytest
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.stop_signals import StopFlag
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """A shell's background jobs are born ignoring them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+TRAINING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
+from ml_factory.checkpoints import phase
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.storage.atomic_files import Disk
+
+class Slow(Disk):  # a mount
+    seconds = 0.0
+    def write(self, descriptor, data, offset):
+        time.sleep(self.seconds)
+        return super().write(descriptor, data, offset)
+
+folder, local, slow = sys.argv[1], sys.argv[2] or None, float(sys.argv[3])
+phases._LAST_COPY = 60.0 if slow < 60 else 0.5
+disk = Slow() if local else None
+often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
+with CheckpointManager(folder, run="r", **often) as manager:
+    with manager.phase("p").claimed() as checkpoints:
+        checkpoints.save({"step": 0}, force=True)
+        manager.wait()
+        Slow.seconds = slow
+        print("ready", flush=True)
+        for step in range(1, 10**9):
+            time.sleep(0.01)
+            if checkpoints.due():
+                print(step, flush=True)
+                checkpoints.save({"step": step})
+                raise SystemExit("the signal did nothing")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("slow", [None, 0.3], ids=["one disk", "slow mount"])
+def test_a_signal_is_honoured_at_the_next_step_and_then_acts(tmp_path, spawn, number, slow):
+    process = spawn(TRAINING, tmp_path / "there", tmp_path / "here" if slow else "", slow or 0)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    step = int(process.stdout.readline())
+    assert process.wait(90) == -number
+    # the machine and its local disk are gone
+    with CheckpointManager(tmp_path / "there", run="r") as manager:
+        assert manager.load_latest_checkpoint("p")["state"] == {"step": step}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_far_the_save_came(
+    tmp_path, spawn, number
+):
+    process = spawn(TRAINING.replace("import signal,", "import logging, signal,").replace(
+        "folder, local", "logging.basicConfig(stream=sys.stdout, format='%(message)s')\nfolder, local", 1
+    ), tmp_path / "there", tmp_path / "here", 600)  # fmt: skip
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.wait(30) == -number
+    told = process.stdout.read()
+    assert "on this machine's disk alone" in told and "saved locally" in told
+
+
+def test_a_second_signal_acts_at_once():
+    acted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
+    try:
+        flag = StopFlag()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked == signal.SIGTERM and not acted
+        signal.raise_signal(signal.SIGTERM)
+        assert acted == [signal.SIGTERM]
+        flag.asked = None
+        flag.unlisten()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_handlers_come_back_and_only_listeners_have_them(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", {}, force=True)
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        with manager.phase("p").claimed(), manager.phase("q").claimed():
+            assert signal.getsignal(signal.SIGTERM) != before[1]
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_nobody_honoured_acts_when_the_last_listener_leaves():
+    flag = StopFlag()
+    flag.listen()
+    flag.listen()
+    signal.raise_signal(signal.SIGINT)
+    assert flag.asked == signal.SIGINT
+    flag.unlisten()
+    with pytest.raises(KeyboardInterrupt):
+        flag.unlisten()
+    assert flag.asked is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        flag = StopFlag()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked is None
+        flag.unlisten()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handlers():
+    acted = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: acted.append(number))
+    try:
+        flag = StopFlag()
+        thread = threading.Thread(target=flag.listen)
+        thread.start()
+        thread.join()
+        flag.listen()
+        signal.raise_signal(signal.SIGTERM)
+        assert flag.asked == signal.SIGTERM and not acted
+        flag.asked = None
+        flag.unlisten()
+        flag.listen()
+        flag.unlisten()
+        thread = threading.Thread(target=flag.unlisten)  # the last to leave cannot put the handlers back
+        thread.start()
+        thread.join()
+        signal.raise_signal(signal.SIGTERM)
+        assert acted == [signal.SIGTERM] and flag.asked is None
+        assert signal.getsignal(signal.SIGTERM) != flag._heard
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,301 @@
+"""Files in every state: other delimiters, gone, empty, cut short; and what is written is whole."""
+
+import gzip
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import ml_factory.data.io as sources
+from ml_factory.data.io import import_bars, load_bars, read_table, write_bars
+from ml_factory.data.rolls import RollSpec, unadjusted
+from ml_factory.data.validation import BarSpec
+from ml_factory.errors import BarsError, NotPreparedError, SettingsError
+from ml_factory.storage.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Workspace:
+    return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture
+def reference(make_raw, workspace) -> str:
+    return import_bars(make_raw(), workspace, "MES").fingerprint
+
+
+def test_import_then_load_gives_the_same_bars(make_raw, workspace):
+    report = import_bars(make_raw(), workspace, "MES")
+    bars, again = load_bars(workspace, "MES")
+    assert again.fingerprint == report.fingerprint and len(bars) == 600
+    stored = pd.read_parquet(workspace.raw_bars("MES"))
+    assert list(stored.columns) == ["timestamp", "open", "high", "low", "close", "volume"]
+    assert str(stored["timestamp"].dt.tz) == "UTC"
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("ending", [".csv", ".txt", ".csv.gz"])
+def test_csv_with_any_delimiter(make_raw, workspace, tmp_path, reference, delimiter, ending):
+    path = tmp_path / f"bars{ending}"
+    make_raw().to_csv(path, sep=delimiter, index=False)
+    assert import_bars(path, workspace, "MES").fingerprint == reference
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_csv_of_other_encodings(make_raw, workspace, tmp_path, reference, encoding):
+    path = tmp_path / "bars.csv"
+    make_raw().to_csv(path, index=False, encoding=encoding)
+    assert import_bars(path, workspace, "MES").fingerprint == reference
+
+
+def test_csv_with_decimal_commas_and_thousands(make_raw, workspace, tmp_path, reference):
+    raw = make_raw().astype({"timestamp": str})
+    for name in ("open", "high", "low", "close"):
+        raw[name] = raw[name].map("{:,.2f}".format).str.translate(str.maketrans(",.", ".,"))
+    for delimiter in (";", ","):  # with commas to_csv puts the prices in quotes
+        raw.to_csv(tmp_path / "bars.csv", sep=delimiter, index=False)
+        assert import_bars(tmp_path / "bars.csv", workspace, "MES").fingerprint == reference
+
+
+def test_unquoted_decimal_commas_are_refused(make_raw, tmp_path):
+    lines = make_raw(50).to_csv(index=False).splitlines()
+    path = tmp_path / "bars.csv"
+    path.write_text("\n".join([lines[0], *(line.replace(".", ",") for line in lines[1:])]) + "\n")
+    with pytest.raises(BarsError, match=r"11 fields in line 2, wanted 6.*semicolons"):
+        read_table(path)
+
+
+def test_absent_file_proposes_a_near_name(tmp_path):
+    (tmp_path / "MES_1m.parquet").write_bytes(b"x")
+    with pytest.raises(BarsError, match=r"No such file \[.*MES_1min.parquet\].*did you mean 'MES_1m.parquet'"):
+        read_table(tmp_path / "MES_1min.parquet")
+    with pytest.raises(BarsError, match="Not a file"):
+        read_table(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n  \n"])
+@pytest.mark.parametrize("name", ["bars.csv", "bars.parquet"])
+def test_empty_file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BarsError, match="The file is empty"):
+        read_table(tmp_path / name)
+
+
+def test_header_and_nothing_else(tmp_path):
+    (tmp_path / "bars.csv").write_text("timestamp,open,high,low,close\n")
+    with pytest.raises(BarsError, match="a header and no rows"):
+        read_table(tmp_path / "bars.csv")
+
+
+def test_truncated_parquet(make_raw, tmp_path):
+    path = tmp_path / "bars.parquet"
+    make_raw().to_parquet(path)
+    whole = path.read_bytes()
+    for size in (2, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(BarsError, match="cut short"):
+            read_table(path)
+    path.write_bytes(b"timestamp,open\n")  # the right name, the wrong format
+    with pytest.raises(BarsError, match="another format"):
+        read_table(path)
+
+
+def test_truncated_csv(make_raw, tmp_path):
+    path = tmp_path / "bars.csv"
+    text = make_raw().to_csv(index=False)
+    path.write_text(text[: text.rindex(",") - 8])
+    with pytest.raises(BarsError, match="The last line is incomplete"):
+        read_table(path)
+    path.write_text(text[:-1])
+    assert "cut short" in read_table(path).attrs["notes"][0]
+    packed = gzip.compress(text.encode())
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(BarsError, match="cut short"):
+        read_table(path)
+
+
+def test_longer_line_far_down(make_raw, tmp_path):
+    lines = make_raw(5000).to_csv(index=False).splitlines()
+    lines[4000] += ",7"
+    (tmp_path / "bars.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(BarsError, match=r"line 4001: '.*,7'\..* 6 fields"):
+        read_table(tmp_path / "bars.csv")
+
+
+def test_no_header_and_no_columns(make_raw, tmp_path):
+    path = tmp_path / "bars.csv"
+    make_raw(50).to_csv(path, index=False, header=False)
+    with pytest.raises(BarsError, match="The first line is no header"):
+        read_table(path)
+    path.write_text("hello world\nthis is a letter\n")
+    with pytest.raises(BarsError, match="No columns found"):
+        read_table(path)
+    path.write_bytes(bytes(range(128, 256)) * 20)
+    with pytest.raises(BarsError, match="neither Parquet nor text"):
+        read_table(path)
+
+
+def test_csv_numbers_are_exact(make_raw, tmp_path):
+    raw = make_raw()
+    raw["volume"] = raw["volume"] / 7 * 1e-3
+    raw.to_csv(tmp_path / "bars.csv", index=False)
+    assert (read_table(tmp_path / "bars.csv")["volume"] == raw["volume"]).all()
+
+
+def test_refused_bars_leave_what_was_there(make_raw, workspace, reference):
+    before = workspace.raw_bars("MES").read_bytes()
+    broken = make_raw()
+    broken.loc[3, "high"] = 1.0
+    with pytest.raises(BarsError, match="row 3"):
+        import_bars(broken, workspace, "MES")
+    assert workspace.raw_bars("MES").read_bytes() == before
+    assert [path.name for path in workspace.raw.iterdir()] == ["MES_1m.parquet"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(make_raw, workspace, reference, monkeypatch):
+    before = workspace.raw_bars("MES").read_bytes()
+
+    def fail(self, path, **_):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sources.pd.DataFrame, "to_parquet", fail)
+    with pytest.raises(ValueError, match=r"[Nn]o space left"):
+        import_bars(make_raw(700), workspace, "MES")
+    assert workspace.raw_bars("MES").read_bytes() == before
+    assert not list(workspace.raw.glob(".*"))
+
+
+def test_replaced_bars_are_kept_once(make_raw, workspace, reference):
+    import_bars(make_raw(700), workspace, "MES")
+    import_bars(make_raw(700), workspace, "MES")  # once more: the bars before these are still the previous ones
+    kept = workspace.raw / "MES_1m.previous.parquet"
+    assert len(pd.read_parquet(kept)) == 600 and load_bars(workspace, "MES")[1].rows == 700
+
+
+def test_importing_the_workspaces_own_file_changes_nothing(workspace, reference):
+    path = workspace.raw_bars("MES")
+    before = path.read_bytes()
+    assert import_bars(path, workspace, "MES").fingerprint == reference and path.read_bytes() == before
+
+
+def test_no_raw_bars_yet(workspace):
+    with pytest.raises(NotPreparedError, match=r"no raw bars.*NQ_1m.parquet.*prepare --data YOUR_FILE --symbol NQ"):
+        load_bars(workspace, "NQ")
+
+
+@pytest.mark.parametrize("symbol", ["../../etc", "mes", "BTC/USDT"])
+def test_symbols_that_are_no_file_names(make_raw, workspace, symbol):
+    with pytest.raises(SettingsError):
+        import_bars(make_raw(), workspace, symbol)
+
+
+def test_raw_file_put_there_by_hand_in_another_spelling(make_raw, workspace, reference):
+    raw = make_raw().rename(columns=str.upper).set_index("TIMESTAMP")
+    raw.to_parquet(workspace.raw_bars("MES"))
+    assert load_bars(workspace, "MES")[1].fingerprint == reference
+
+
+def test_half_a_million_rows_load_in_time(shared_data, workspace):
+    began = time.perf_counter()
+    report = import_bars(shared_data / "bars" / "BTCUSD_1m.parquet", workspace, "BTCUSD")
+    load_bars(workspace, "BTCUSD")
+    assert report.rows == 505_209 and time.perf_counter() - began < 6
+
+
+def test_write_bars_takes_any_folder(make_raw, tmp_path, workspace):
+    import_bars(make_raw(), workspace, "MES")
+    bars, _ = load_bars(workspace, "MES")
+    write_bars(tmp_path / "deep" / "copy.parquet", bars)
+    assert read_table(tmp_path / "deep" / "copy.parquet").equals(bars.reset_index())
+
+
+def test_a_workbook_is_told_to_be_saved_as_csv(tmp_path):
+    (tmp_path / "bars.xlsx").write_bytes(b"PK\x03\x04" + bytes(200))
+    with pytest.raises(BarsError, match="save the sheet"):
+        read_table(tmp_path / "bars.xlsx")
+
+
+@pytest.fixture
+def two_contracts(make_raw) -> pd.DataFrame:
+    """ESH4 and the same prices 5 % higher as ESM4, naive local times; ESM4 leads from the second day on."""
+    near = make_raw(3000, "2024-03-05 00:00").assign(expiry="ESH4")
+    far = near.assign(expiry="ESM4", volume=np.where(np.arange(3000) < 1320, 1.0, 999.0))
+    far[["open", "high", "low", "close"]] *= 1.05
+    both = pd.concat([far, near, near.iloc[:5]])  # out of order, a few rows twice
+    return both.assign(timestamp=both["timestamp"].dt.tz_convert("America/Chicago").dt.tz_localize(None))
+
+
+def test_contracts_are_joined_when_asked(two_contracts, workspace, tmp_path):
+    two_contracts.to_csv(tmp_path / "es.csv", index=False)
+    spec = BarSpec(zone="America/Chicago")
+    with pytest.raises(BarsError, match=r"several values of 'expiry'.*--roll volume"):
+        import_bars(tmp_path / "es.csv", workspace, "ES", spec)
+    assert not workspace.raw_bars("ES").exists()
+    report = import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
+    kinds = [finding.kind for finding in report.findings]
+    assert kinds.count("rolled") == 2 and "unjoined_roll" not in kinds and "text_time" in kinds
+    bars, again = load_bars(workspace, "ES")
+    assert again.fingerprint == report.fingerprint and again.rows == 3000
+    assert bars["contract"].unique().tolist() == [202403, 202406] and bars["contract"].dtype == np.int32
+    near = two_contracts.iloc[3000:6000]
+    assert np.allclose(bars["close"], near["close"], rtol=1e-12)
+    stored = pd.read_parquet(workspace.raw_bars("ES")).set_index("timestamp")
+    later = stored["contract"] == 202406
+    assert np.allclose(unadjusted(stored)["close"][later], 1.05 * near["close"][later.to_numpy()], rtol=1e-12)
+    before = workspace.raw_bars("ES").read_bytes()
+    import_bars(tmp_path / "es.csv", workspace, "ES", spec, roll=RollSpec(first="ESH4"))
+    assert workspace.raw_bars("ES").read_bytes() == before and len(list(workspace.raw.iterdir())) == 1
+
+
+def test_a_join_that_cannot_be(two_contracts, make_raw, workspace):
+    spec = BarSpec(zone="America/Chicago")
+    with pytest.raises(BarsError, match=r"name no contract.*leave --roll out"):
+        import_bars(make_raw(), workspace, "ES", roll=RollSpec())
+    with pytest.raises(BarsError, match="first session decides"):
+        import_bars(
+            two_contracts[two_contracts["timestamp"] < "2024-03-05 12:00"], workspace, "ES", spec, roll=RollSpec()
+        )
+    broken = two_contracts.reset_index(drop=True)
+    broken.loc[7, "high"] = 1.0
+    with pytest.raises(BarsError, match="row 7"):
+        import_bars(broken, workspace, "ES", spec, roll=RollSpec())
+    with pytest.raises(SettingsError, match="did you mean"):
+        import_bars(two_contracts, workspace, "ES", spec, roll=RollSpec(), calendar="cmee")
+    assert not list(workspace.raw.iterdir())
+
+
+def test_contracts_that_never_met_are_named(two_contracts, workspace):
+    early = two_contracts["timestamp"] < "2024-03-05 17:00"
+    apart = two_contracts[early == (two_contracts["expiry"] == "ESH4")]
+    report = import_bars(apart, workspace, "ES", BarSpec(zone="America/Chicago"), roll=RollSpec(first="ESH4"))
+    told = [finding for finding in report.findings if finding.kind == "unjoined_roll"]
+    assert len(told) == 1 and told[0].severity == "reported" and "ESH4 and ESM4 never traded" in told[0].message
+
+
+@pytest.mark.parametrize(("symbol", "contracts"), [("ES", [201312, 201403, 202003]), ("GC", [201312, 202004])])
+def test_real_contract_files_become_one_series(shared_data, workspace, symbol, contracts):
+    path = shared_data / "bars" / f"{symbol}_contracts_lean_1m.parquet"
+    with pytest.raises(BarsError, match="--roll volume"):
+        import_bars(path, workspace, symbol)
+    for adjust in ("ratio", "difference", "none"):
+        report = import_bars(path, workspace, symbol, roll=RollSpec(adjust=adjust))
+        bars, _ = load_bars(workspace, symbol)
+        assert bars["contract"].unique().tolist() == contracts and len(bars) == report.rows > 5000
+        assert [finding.kind for finding in report.findings].count("unjoined_roll") == 1  # the hole of six years
+
+
+def test_prepare_takes_a_roll_in_mid_session(shared_data, tmp_path):
+    from ml_factory import pipeline  # here, since no other test of this file needs it and it takes a second
+
+    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
+    table[table["timestamp"] < "2014"].to_parquet(tmp_path / "es.parquet")
+    at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
+    rolled = RollSpec(forced=(("ES201403", str(at)),))
+    pipeline.prepare(tmp_path / "workspace", "ES", (20,), data=tmp_path / "es.parquet", roll=rolled)
+    labels = pipeline.load_labels(tmp_path / "workspace", "ES", 20)
+    before = labels[(labels.index <= at) & (labels.index > at - pd.Timedelta("100min"))]
+    assert len(before) > 15 and (before["label_end"] <= at + pd.Timedelta("5min")).all()
+    with pytest.raises(SettingsError, match="nothing to roll"):
+        pipeline.prepare(tmp_path / "workspace", "ES", (20,), roll=rolled)

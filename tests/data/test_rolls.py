@@ -1,0 +1,370 @@
+"""Rolls against a plain twin, hand-worked pairs and a real stretch with two expiries; the past never changes."""
+
+from datetime import date
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml_factory.data.contract_codes import read_contract
+from ml_factory.data.resample import base_frame
+from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, continuous, unadjusted
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
+from ml_factory.datasets.rows import rows_with_window
+from ml_factory.errors import BarsError, SettingsError
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+
+MARKET = MarketSpec("ES", "24h", None, True)
+CME = MarketSpec("ES", "cme", 0.25, True)
+MIDNIGHT = pd.Timestamp("2024-03-07", tz="UTC")  # the open of the session the pair below rolls into
+NOON = pd.Timestamp("2024-03-06 12:00", tz="UTC")
+FORCED = RollSpec(first="ESH4", forced=(("ESM4", str(NOON)),))
+
+
+def one_contract(name: str, close: np.ndarray, index: pd.DatetimeIndex, volume) -> pd.DataFrame:
+    opens = np.concatenate([close[:1], close[:-1]])
+    columns = {"contract": name, "open": opens, "high": np.maximum(opens, close), "low": np.minimum(opens, close)}
+    return pd.DataFrame(columns | {"close": close, "volume": volume}, index=index)
+
+
+def stacked(*parts: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(parts).sort_index(kind="stable").rename_axis("timestamp")
+
+
+def contract_returns(bars: pd.DataFrame) -> np.ndarray:
+    """Log return of the contract's own close since the bar before; NaN at the first bar of a contract."""
+    steps = np.diff(np.log(unadjusted(bars)["close"]), prepend=np.nan)
+    return np.where(bars["contract"].diff() == 0, steps, np.nan)
+
+
+@pytest.fixture(scope="module")
+def walk() -> pd.Series:
+    """Closes of 4, 5, 6 and 7 March 2024, every minute of the 24 hours: neither rule can hide behind a gap."""
+    index = pd.date_range("2024-03-04", periods=4 * 1440, freq="1min", tz="UTC")
+    steps = np.random.default_rng(7).normal(0, 3e-4, len(index))
+    return pd.Series(5000 * np.exp(np.cumsum(steps)), index=index)
+
+
+def pair(walk: pd.Series, times: float = 1.0, plus: float = 0.0) -> pd.DataFrame:
+    """ESH4, and ESM4 = ESH4 * times + plus, which trades more from 6 March on."""
+    day = walk.index.day
+    near = one_contract("ESH4", walk.to_numpy(), walk.index, np.where(day < 6, 90.0, 10.0))
+    far = one_contract("ESM4", walk.to_numpy() * times + plus, walk.index, np.where(day < 6, 20.0, 80.0))
+    return stacked(near, far)
+
+
+@pytest.mark.parametrize("name", ["ratio", "difference", "none"])
+@pytest.mark.parametrize("forced", [False, True])
+def test_returns_across_the_roll(walk, name, forced):
+    table = pair(walk, plus=75.0) if name == "difference" else pair(walk, times=1.05)
+    spec = RollSpec(adjust=name, first="ESH4", forced=FORCED.forced if forced else ())
+    bars, rolls = continuous(table, spec, MARKET)
+    at = NOON if forced else MIDNIGHT
+    assert rolls["at"].tolist() == [walk.index[0], at] and rolls["why"].tolist() == [
+        "first",
+        "forced" if forced else "volume",
+    ]
+    assert rolls["common"][1] == at - pd.Timedelta("1min") and bars.index.equals(walk.index)
+    assert np.flatnonzero(np.diff(bars["contract"])).tolist() == [bars.index.get_loc(at) - 1]
+    own = table[table["contract"] == "ESH4"]
+    before = bars.index < at
+    for column in (*PRICES, "volume"):  # what stands before the roll is the first contract as it was
+        assert (bars.loc[before, column] == own.loc[before, column]).all()
+    if name == "none":
+        row = bars.index.get_loc(at)
+        jump = np.diff(np.log(bars["close"]))[row - 1] - np.diff(np.log(walk))[row - 1]
+        assert jump == pytest.approx(np.log(1.05), abs=1e-9)
+    else:
+        assert np.allclose(bars["close"], walk, rtol=1e-12)
+    again = unadjusted(bars)
+    later = table[table["contract"] == "ESM4"]
+    assert np.allclose(again[~before], later.loc[~before, list(PRICES)], rtol=1e-13)
+    assert np.allclose(again[before], own.loc[before, list(PRICES)], rtol=1e-13)
+    returns = contract_returns(bars)  # of what was held, whatever the series was shifted by
+    assert np.isnan(returns[[0, bars.index.get_loc(at)]]).all() and np.isnan(returns).sum() == 2
+    assert np.allclose(returns[~before][1:], np.diff(np.log(later.loc[~before, "close"])), rtol=0, atol=1e-12)
+
+
+def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Timestamp, horizon: int) -> None:
+    """Around a roll with no gap and no session edge: only the contract can stop a label there."""
+    stamps = bars.index.as_unit("ns").asi8
+    row = int(np.searchsorted(stamps, at.value))
+    assert stamps[row] - stamps[row - 1] == MINUTE_NS
+    assert (np.diff(sessions_of(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
+    base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+    labels = triple_barrier(base, fine, LabelSpec(horizon=horizon), market)
+    crossing = (base.start[labels["entry_bar"]] < at.value) & (base.start[labels["exit_bar"]] >= at.value)
+    assert not crossing.any()
+    near = labels[labels.index.isin(at - pd.to_timedelta(np.arange(1, horizon) * 5, unit="min"))]
+    assert len(near) and (near["label_end"] <= at + pd.Timedelta("5min")).all()  # the next bar proves the end
+    after = int(np.searchsorted(base.start, at.value))
+    rows = np.arange(after - 10, after + 20)
+    whole = rows_with_window(base.segment, rows, 10)
+    assert whole.tolist() == [not after <= one < after + 9 for one in rows]
+    plain = base_frame(bars.drop(columns="contract"), market, 5)  # and without the contract it would cross
+    assert plain.segment[after - 1] == plain.segment[after] and base.segment[after - 1] < base.segment[after]
+
+
+def test_labels_and_windows_stop_at_a_roll_in_mid_session(walk):
+    bars, _ = continuous(pair(walk, times=1.02), FORCED, MARKET)
+    check_labels_and_windows(bars, MARKET, NOON, 20)
+
+
+@pytest.mark.parametrize("adjust", ["ratio", "difference", "none"])
+def test_a_real_stretch_with_both_expiries(shared_data, adjust):
+    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet")
+    table = table[table["timestamp"].dt.date.astype(str) == "2013-12-18"].set_index("timestamp")
+    at = pd.Timestamp("2013-12-18 15:00", tz="UTC")
+    spec = RollSpec(adjust=adjust, first="ES201312", forced=(("ES201403", str(at)),))
+    bars, rolls = continuous(table.sort_index(kind="stable"), spec, CME)
+    assert bars.loc[at, "contract"] == 201403 and bars.loc[at - pd.Timedelta("1min"), "contract"] == 201312
+    # 14:59: ES201312 closed at 1783.25, ES201403 at 1777.00
+    assert rolls[["close_previous", "close"]].iloc[1].tolist() == [1783.25, 1777.0]
+    row = bars.index.get_loc(at)
+    step = float(np.diff(np.log(bars["close"]))[row - 1])
+    assert (abs(step) < 0.001) == (adjust != "none")  # 6.25 points are 0.35 %, a quiet minute is 0.02 %
+    usual = np.nanmax(np.abs(contract_returns(bars)[row - 60 : row + 60]))
+    assert (abs(step) <= usual) == (adjust != "none")
+    check_labels_and_windows(bars, CME, at, 12)
+
+
+def test_the_real_roll_by_volume_is_found(shared_data):
+    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
+    bars, rolls = continuous(table.sort_index(kind="stable"), RollSpec(), CME)
+    assert rolls["contract"].tolist() == ["ES201312", "ES201403", "ES202003"]
+    assert rolls["at"][1] == pd.Timestamp("2013-12-18 23:00", tz="UTC")  # 18 December is the first day March leads
+    assert pd.isna(rolls["common"][2])  # six years without a minute in common
+    assert not bars.index.has_duplicates and bars.index.is_monotonic_increasing
+
+
+# ---- the rule, against a plain twin ----------------------------------------------------------------------------------
+
+NAMES = ["ESH4", "ESM4", "ESU4", "ESZ4", "ESH5"]
+
+
+def random_table(seed: int) -> pd.DataFrame:
+    """Twelve days, a few minutes each, five contracts that come and go, volumes without any order."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for k, name in enumerate(NAMES):
+        days = [day for day in range(12) if rng.random() < 0.8 and day >= k - 1]
+        minutes = [day * 1440 + m for day in days for m in sorted(rng.choice(1440, 4, replace=False))]
+        minutes = [m // 10 * 10 for m in minutes]  # so that contracts meet in some minutes
+        index = pd.Timestamp("2024-03-04", tz="UTC") + pd.to_timedelta(sorted(set(minutes)), unit="min")
+        if len(index):
+            close = 100.0 + 3 * k + rng.normal(0, 1, len(index)).cumsum().round(2)
+            parts.append(one_contract(name, close, index, rng.integers(0, 9, len(index)).astype(float)))
+    return stacked(*parts)
+
+
+def twin_rolls(table: pd.DataFrame, by: str, days_before: int = 6) -> list[tuple[pd.Timestamp, str]]:
+    """The rule in words, one session after the other."""
+    last_day = {name: read_contract(name, table.index[0]).last_day() for name in NAMES}
+    present, rolls, earlier = None, [], None
+    for day, bars in table.groupby(table.index.date):
+        if earlier is not None:
+            later = [n for n in NAMES if present is None or NAMES.index(n) > NAMES.index(present)]
+            if by == "volume":
+                traded = {n: float(earlier.loc[earlier["contract"] == n, "volume"].sum()) for n in NAMES}
+                best = max(later, key=lambda n: (traded[n], -NAMES.index(n)), default=None)
+                wins = best is not None and traded[best] > (traded[present] if present else 0.0)
+            else:
+                before = set(table.loc[table.index.date < day, "contract"])
+                weekdays = {n: len(pd.bdate_range(day, last_day[n])) - 1 for n in NAMES}  # all third Fridays
+                best = next((n for n in later if n in before and weekdays[n] > days_before), None)
+                wins = best is not None and (present is None or weekdays[present] <= days_before)
+            if wins:
+                present = best
+                rolls.append((pd.Timestamp(day, tz="UTC"), best))
+        earlier = bars
+    return rolls
+
+
+@pytest.mark.parametrize("by", ["volume", "date"])
+def test_the_rule_equals_its_plain_twin(by):
+    changes = 0
+    for seed in range(60):
+        table = random_table(seed)
+        bars, rolls = continuous(table, RollSpec(by=by, adjust="none"), MARKET)
+        expected = twin_rolls(table, by)
+        assert list(zip(rolls["at"], rolls["contract"], strict=True)) == expected, seed
+        changes += len(expected) - 1
+        held = pd.Series([name for _, name in expected], [at for at, _ in expected])
+        due = held.reindex(table.index.normalize(), method="ffill").to_numpy()
+        kept = table[table["contract"].to_numpy() == due]
+        assert bars.index.equals(kept.index) and (bars["close"] == kept["close"]).all()
+    assert changes > 40
+
+
+def test_joined_by_the_last_minute_both_traded():
+    for seed in range(30):
+        table = random_table(seed)
+        own = {name: part["close"] for name, part in table.groupby("contract")}
+        _, ratio = continuous(table, RollSpec(), MARKET)
+        _, step = continuous(table, RollSpec(adjust="difference"), MARKET)
+        factor, shift = 1.0, 0.0
+        for k in range(1, len(ratio)):
+            old, new = own[ratio["previous"][k]], own[ratio["contract"][k]]
+            common = [at for at in old.index.intersection(new.index) if at < ratio["at"][k]]
+            if common:
+                factor *= old[common[-1]] / new[common[-1]]
+                shift += old[common[-1]] - new[common[-1]]
+            assert ratio["common"][k] == common[-1] if common else pd.isna(ratio["common"][k])
+            assert ratio["factor"][k] == pytest.approx(factor, rel=1e-13)
+            assert step["shift"][k] == pytest.approx(shift, abs=1e-9)
+
+
+# ---- whatever comes after --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    share=st.floats(0.02, 1.0),
+    by=st.sampled_from(["volume", "date"]),
+    adjust=st.sampled_from(["ratio", "difference", "none"]),
+    absurd=st.booleans(),
+)
+def test_more_bars_never_change_a_row(seed, share, by, adjust, absurd):
+    table = random_table(seed)
+    cut = max(1, int(share * len(table)))
+    while cut < len(table) and table.index[cut] == table.index[cut - 1]:
+        cut += 1  # what is known is known for whole minutes
+    part = table.iloc[:cut]
+    if absurd:
+        later = table.iloc[cut:].copy()
+        later[[*PRICES, "volume"]] *= 7.3
+        part = pd.concat([part, later])
+    spec = RollSpec(by=by, adjust=adjust)
+    whole, rolls = continuous(table, spec, MARKET)
+    cut_bars, cut_rolls = continuous(part, spec, MARKET)
+    until = table.index[cut - 1]
+    known, cut_known = whole[whole.index <= until], cut_bars[cut_bars.index <= until]
+    pd.testing.assert_frame_equal(known, cut_known, check_exact=True)
+    rolls, cut_rolls = (one[one["at"] <= until].reset_index(drop=True) for one in (rolls, cut_rolls))
+    pd.testing.assert_frame_equal(rolls, cut_rolls, check_exact=True)
+
+
+def test_differences_give_way_to_returns_before_zero(walk):
+    cheap = walk / 50  # about 100
+    far = one_contract("ESM4", cheap.to_numpy() + 80, walk.index, np.where(walk.index.day < 6, 20.0, 80.0))
+    later = walk.index > MIDNIGHT + pd.Timedelta("10h")
+    falling = np.cumsum(np.where(later, 0.6, 0.0))
+    for column in PRICES:
+        far[column] = np.maximum(far[column].to_numpy() - falling, 2.0 + 0.001 * cheap.to_numpy())
+    near = one_contract("ESH4", cheap.to_numpy(), walk.index, np.where(walk.index.day < 6, 90.0, 10.0))
+    table = stacked(near, far)
+    bars, rolls = continuous(table, RollSpec(adjust="difference", first="ESH4"), MARKET)
+    assert rolls["why"].tolist() == ["first", "volume", "floor"]
+    own = table[table["contract"] == "ESM4"]
+    assert (own["low"] - 80 < 0).any() and (bars[list(PRICES)] > 0).all().all()  # plain differences would be negative
+    at = rolls["at"][2]
+    first_under = own.index[(own["low"] - 80 < LEAST_SHARE * own["low"]) & (own.index >= MIDNIGHT)][0]
+    assert at == first_under and rolls["at"][1] == MIDNIGHT < at
+    before, after = bars.index < at, bars.index >= at
+    assert np.allclose(bars.loc[before, "close"].diff()[1:], cheap[before].diff()[1:] - np.diff(falling[before]))
+    returns = np.diff(np.log(bars["close"]), prepend=np.nan)
+    assert np.allclose(returns[after], contract_returns(bars)[after], atol=1e-12)
+    assert np.isnan(contract_returns(bars)[bars.index.get_loc(MIDNIGHT)])
+    shorter, _ = continuous(table[table.index < at], RollSpec(adjust="difference", first="ESH4"), MARKET)
+    pd.testing.assert_frame_equal(shorter, bars[before], check_exact=True)
+
+
+def test_differences_keep_the_tick(shared_data):
+    table = pd.read_parquet(shared_data / "bars" / "ES_contracts_lean_1m.parquet").set_index("timestamp")
+    bars, _ = continuous(table.sort_index(kind="stable"), RollSpec(adjust="difference"), CME)
+    assert (bars[list(PRICES)] % 0.25 == 0).all().all()
+
+
+# ---- codes and mistakes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "first_bar", "number", "last_day"),
+    [
+        ("ESZ3", "2013-10-06", 201312, date(2013, 12, 20)),  # the file's own ES201312 ends that morning
+        ("ESH3", "2013-12-18", 202303, date(2023, 3, 17)),  # March 2013 was over
+        ("ES201403", "2013-10-06", 201403, date(2014, 3, 21)),
+        ("NQ-202406", "2024-03-01", 202406, date(2024, 6, 21)),
+        ("MESM24", "2024-03-01", 202406, date(2024, 6, 21)),
+        ("GC201402", "2013-10-07", 201402, date(2014, 1, 31)),
+        ("MGCG2020", "2019-11-01", 202002, date(2020, 1, 31)),
+        ("SIZ99", "1999-05-01", 199912, None),  # from a code of two digits
+        ("20131220", "2013-10-06", 20131220, date(2013, 12, 20)),
+    ],
+)
+def test_what_a_code_says(code, first_bar, number, last_day):
+    contract = read_contract(code, pd.Timestamp(first_bar, tz="UTC"))
+    assert contract.number == number and (last_day is None or contract.last_day() == last_day)
+
+
+def test_days_can_be_given_where_a_code_does_not_tell(walk):
+    table = pair(walk, times=1.05).replace({"ESH4": "front", "ESM4": "next"})
+    with pytest.raises(BarsError, match=r"expiry cannot be read.*front.*expiries="):
+        continuous(table, RollSpec(), MARKET)
+    given_days = (("front", "2024-03-15"), ("next", "2024-06-21"))
+    bars, rolls = continuous(table, RollSpec(by="date", expiries=given_days), MARKET)
+    # six weekdays before Friday 15 March is Thursday 7 March
+    assert rolls["at"].tolist() == [pd.Timestamp("2024-03-05", tz="UTC"), MIDNIGHT]
+    assert set(bars["contract"]) == {20240315, 20240621}
+    with pytest.raises(BarsError, match=r"last day .* not known.*ZZH4.*expiries="):
+        continuous(table.replace({"front": "ZZH4", "next": "ZZM4"}), RollSpec(by="date"), MARKET)
+
+
+def test_metals_roll_through_the_months_that_trade(walk):
+    parts = [one_contract(name, walk.to_numpy(), walk.index, 1.0) for name in ("GCH4", "GCJ4", "GCK4", "GCM4")]
+    _, rolls = continuous(stacked(*parts), RollSpec(by="date"), MARKET)
+    assert rolls["contract"].tolist() == ["GCJ4"]
+    _, rolls = continuous(stacked(*parts), RollSpec(by="date", months=(3, 5), days_before=0), MARKET)
+    assert rolls["contract"].tolist() == ["GCK4"]  # March is left before 29 February
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"by": "open_interest"}, "volume"),
+        ({"adjust": "back"}, "ratio"),
+        ({"days_before": -1}, ">= 0"),
+        ({"forced": (("ESM4", "2024-03-06 12:00"),)}, "zone"),
+    ],
+)
+def test_settings_check_themselves(spec, message):
+    with pytest.raises(SettingsError, match=message):
+        RollSpec(**spec)
+
+
+def test_mistakes_are_named(walk):
+    table = pair(walk)
+    with pytest.raises(SettingsError, match=r"No such contract \[first\].*ESH4"):
+        continuous(table, RollSpec(first="ESH5"), MARKET)
+    with pytest.raises(SettingsError, match="earlier contract"):
+        continuous(table, RollSpec(first="ESM4", forced=(("ESH4", str(NOON)),)), MARKET)
+    with pytest.raises(BarsError, match="roll by date"):
+        continuous(table.drop(columns="volume"), RollSpec(), MARKET)
+    with pytest.raises(BarsError, match="twice for ESH4"):
+        continuous(table.replace("ESM4", "ESH4"), RollSpec(), MARKET)
+    with pytest.raises(BarsError, match="several markets"):
+        continuous(table.replace("ESM4", "NQM4"), RollSpec(), MARKET)
+    with pytest.raises(BarsError, match="name no contract"):
+        continuous(table.drop(columns="contract"), RollSpec(), MARKET)
+
+
+def test_one_session_decides_nothing(walk):
+    table = pair(walk)
+    bars, rolls = continuous(table[table.index < walk.index[0] + pd.Timedelta(DAY_NS)], RollSpec(), MARKET)
+    assert len(bars) == len(rolls) == 0 and list(bars.columns)[-4:] == ["contract", "factor", "shift", "chain"]
+
+
+def test_a_shift_with_nothing_to_join_to_begins_anew(walk):
+    # ESM4 is 4,000 points above ESH4 at the roll; ESU4 never trades beside ESM4 and lies under half of that shift
+    day = walk.index.day
+    near = one_contract("ESH4", walk.to_numpy(), walk.index, 9.0)[day < 6]
+    far = one_contract("ESM4", walk.to_numpy() + 4000, walk.index, 5.0)[day < 7]
+    last = one_contract("ESU4", walk.to_numpy() / 10, walk.index, 5.0)[day == 7]
+    spec = RollSpec(adjust="difference", first="ESH4", forced=(("ESM4", str(NOON)), ("ESU4", str(MIDNIGHT))))
+    bars, rolls = continuous(stacked(near, far, last), spec, MARKET)
+    assert rolls["why"].tolist() == ["first", "forced", "forced", "floor"] and pd.isna(rolls["common"][2])
+    assert (bars.loc[bars.index >= MIDNIGHT, "close"] == last["close"]).all()
+    assert (bars[list(PRICES)] > 0).all().all()

@@ -1,0 +1,106 @@
+"""Other futures are lawful feeds, leave the past alone, and are other ones; cuts go where leaks live."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory.data.sessions import MINUTE_NS
+from ml_factory.data.validation import check_bars
+from ml_factory.leakage.cut_points import choose_cuts
+from ml_factory.leakage.perturbations import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
+from ml_factory.leakage.tables import COLUMNS, ROWS, Table, differences
+from tests.leakage.leaks import bars_with_events
+
+FIRST = 20_000
+
+
+@pytest.fixture(scope="module")
+def bars() -> pd.DataFrame:
+    return bars_with_events()
+
+
+@pytest.mark.parametrize("way", [*WAYS, TRUNCATE])
+@pytest.mark.parametrize("first", [FIRST, 30_001])
+def test_the_past_keeps_every_bit_and_the_future_changes(way, first, bars):
+    other = disturb(bars, first, way)
+    assert other.index[:first].equals(bars.index[:first])
+    assert other[bars.columns].iloc[:first].to_numpy().tobytes() == bars.iloc[:first].to_numpy().tobytes()
+    if way == TRUNCATE:
+        assert len(other) == first
+        return
+    assert not other[bars.columns].iloc[first:].equals(bars.iloc[first:])
+    if way in KEEP_THEIR_TIMES:
+        assert other.index.equals(bars.index)
+    # Lawful: the contract of bars takes it as it is.
+    checked, _ = check_bars(other.reset_index(), symbol="DEMO")
+    assert checked.index.equals(other.index) and (other.index.asi8 % MINUTE_NS == 0).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_volume_and_with_contracts_too(way, bars):
+    contracts = bars.drop(columns="volume").assign(contract=np.arange(len(bars), dtype=np.int32) // 10_000)
+    other = disturb(contracts, FIRST, way)
+    assert other["contract"].iloc[:FIRST].equals(contracts["contract"].iloc[:FIRST])
+    assert other.index.is_monotonic_increasing and other.index.is_unique
+    assert ("volume" in other) == (way == "volume")
+    assert other["contract"].is_monotonic_increasing  # an inserted bar is of the contract of its day
+    assert np.isfinite(other[["open", "high", "low", "close"]].to_numpy()).all()
+
+
+def test_deleting_and_inserting_does_both(bars):
+    other = disturb(bars, FIRST, "delete and insert")
+    assert len(bars.index[FIRST:].difference(other.index)) > 1_000
+    assert len(other.index[FIRST:].difference(bars.index)) > 100
+
+
+def test_disturbances_are_the_same_each_time_and_differ_by_seed(bars):
+    one, again, other = (disturb(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
+    assert one.equals(again) and not one.equals(other)
+
+
+def test_the_last_bar_can_be_cut_too(bars):
+    for way in WAYS:
+        assert len(disturb(bars, len(bars) - 1, way)) >= len(bars) - 1
+
+
+def test_cuts_are_at_the_moments_they_name(bars):
+    cuts = choose_cuts(bars, "cme", 60, earliest=9_000)
+    assert len(cuts) == 60 == len({cut.first for cut in cuts})
+    assert cuts == choose_cuts(bars, "cme", 60, earliest=9_000) != choose_cuts(bars, "cme", 60, seed=1, earliest=9_000)
+    start = bars.index.as_unit("ns").asi8
+    for cut in cuts:
+        assert cut.first >= 9_000
+        assert cut.at == start[cut.first - 1] + MINUTE_NS and cut.quiet == start[cut.first]
+        silent = (cut.quiet - cut.at) // MINUTE_NS
+        if cut.why == "session end":
+            assert silent >= 60
+        if cut.why == "gap":
+            assert silent > 0
+        if cut.why == "frame edge":
+            assert pd.Timestamp(cut.quiet).minute % 15 == 0
+    clocks = [pd.Timestamp(cut.quiet, tz="UTC") for cut in cuts if cut.why == "daylight saving"]
+    assert clocks and clocks[0].date() == pd.Timestamp("2024-03-10").date()
+
+
+def table(values, proven=None, names=("a", "b")) -> Table:
+    values = np.asarray(values, np.float32)
+    at = np.arange(len(values), dtype=np.int64)
+    return Table(at, at if proven is None else np.asarray(proven), names=tuple(names), matrix=values)
+
+
+def test_differences_are_of_bits_up_to_the_cut():
+    clean = table([[1, 2], [3, np.nan], [5, 6], [7, 8]])
+    assert differences(clean, table([[1, 2], [3, np.nan], [9, 9]]), 1) == (2, [])
+    rows, (found,) = differences(clean, table([[1, 2], [3, np.nan], [5, np.nextafter(np.float32(6), 9)]]), 2)
+    assert rows == 3 and (found.column, found.rows, found.first) == ("b", 1, 2)
+    (zero,) = differences(table([[0.0, 1]]), table([[-0.0, 1]]), 0)[1]
+    assert zero.column == "a"
+
+
+def test_rows_and_columns_that_come_and_go_are_differences():
+    clean = table([[1, 2], [3, 4], [5, 6]])
+    assert differences(clean, table([[1, 2], [3, 4]]), 2)[1][0].column == ROWS
+    assert differences(clean, table([[1, 2], [3, 4], [5, 6]], names=("a", "c")), 2)[1][0].column == COLUMNS
+    # Rows that are proven later than others may stand anywhere.
+    late = table([[1, 2], [3, 4], [5, 6]], proven=[0, 9, 2])
+    assert differences(late, table([[1, 2], [0, 0], [5, 6]], proven=[0, 8, 2]), 2) == (2, [])

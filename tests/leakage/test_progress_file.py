@@ -1,0 +1,161 @@
+"""A proof that was killed goes on with what it had tried, and ends as if nothing had happened."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ml_factory.leakage import proof as proving
+from ml_factory.leakage.prefix_builds import FirstSight
+from ml_factory.leakage.progress_file import Tried, horizons_tried
+from ml_factory.leakage.proof import prove
+from ml_factory.leakage.spec import ProofSpec
+from ml_factory.leakage.tables import RAISED
+from tests.leakage.catalogue import Learning, remade
+from tests.leakage.leaks import CATALOGUE, bars_with_events, clean_pipeline
+
+SPEC = ProofSpec(cuts=3, whole_cuts=2, ways_a_cut=1, ahead=1_500, fit_rows=400, fit_splits=3, feed_rows=50)
+FITS = 11  # of a split: as it is, and in five ways for each set of rows that may be read
+
+
+class Killed(BaseException):
+    """Not an Exception: a proof takes those for leaks."""
+
+
+class Dying(Tried):
+    """Keeps so many steps, and dies."""
+
+    left = 0
+
+    def save(self, told):
+        super().save(told)
+        Dying.left -= 1
+        if not Dying.left:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return bars_with_events()
+
+
+def outcome(found) -> dict:
+    kept = ("form", "cuts", "disturbances", "compared", "leaks", "history")
+    return {name: getattr(found, name) for name in kept} | {"builds": found.builds}
+
+
+@pytest.fixture(scope="module")
+def whole(bars):
+    return outcome(prove(clean_pipeline(), bars, SPEC))
+
+
+@pytest.mark.parametrize("kept", [1, 3, 6, 7, 8, 9, 11, 13])
+def test_what_was_tried_is_not_tried_again(bars, tmp_path, monkeypatch, whole, kept):
+    Dying.left = kept
+    with pytest.raises(Killed):
+        prove(clean_pipeline(), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
+    steps = json.loads((tmp_path / "kept.json").read_text())["told"]["did"]
+    assert len(steps) == kept
+    built, fitted = [], []
+    monkeypatch.setattr(proving, "disturb", lambda *a, real=proving.disturb: built.append(a[1]) or real(*a))
+    monkeypatch.setattr(Learning, "fit", lambda *a, real=Learning.fit: fitted.append(a) or real(*a))
+    again = prove(clean_pipeline(), bars, SPEC, tried=Tried(tmp_path / "kept.json", "this"))
+    assert outcome(again) == whole
+    done = {"facts": 0, "window 0": 2, "window 1": 2, "window 2": 2, "whole file 0": 1, "whole file 1": 1}
+    facts = 4 * ("facts" not in steps)
+    assert len(built) == facts + sum(builds for name, builds in done.items() if name not in steps)
+    # One split has no validation rows: what is fitted on it reads one set of rows.
+    fits = {"fitted h10 0": FITS, "fitted h10 1": 6, "fitted h10 2": 6}
+    assert len(fitted) == sum(count for name, count in fits.items() if name not in steps)
+
+
+def test_a_leak_that_was_found_is_not_forgotten(bars, tmp_path):
+    leak = next(leak for leak in CATALOGUE if leak.part == "features" and leak.column)
+    wanted = outcome(prove(leak.spoil(clean_pipeline()), bars, SPEC))
+    assert wanted["leaks"]
+    Dying.left = 4
+    with pytest.raises(Killed):
+        prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
+    assert (
+        outcome(prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=Tried(tmp_path / "kept.json", "this"))) == wanted
+    )
+
+
+@pytest.mark.parametrize("harm", ["another proof", "torn", "edited", "other cuts"])
+def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tmp_path, whole, harm):
+    kept = Tried(tmp_path / "kept.json", "this", (5, 20))
+    Dying.left = 3
+    with pytest.raises(Killed):
+        prove(clean_pipeline(), bars, SPEC, tried=Dying(kept.path, "this", (5, 20)))
+    assert kept.load() and horizons_tried(kept.path) == (5, 20)
+    text = kept.path.read_text()
+    if harm == "torn":
+        kept.path.write_text(text[:-30])
+    elif harm == "edited":
+        kept.path.write_text(text.replace('"window 0"', '"window 7"'))
+    elif harm == "other cuts":
+        kept.save(kept.load() | {"cuts": [1, 2, 3], "compared": {"features": 1}})
+    else:
+        kept = Tried(kept.path, "that")
+    assert (kept.load() is None) == (harm != "other cuts")
+    assert outcome(prove(clean_pipeline(), bars, SPEC, tried=kept)) == whole
+    kept.forget()
+    assert kept.load() is None and horizons_tried(kept.path) == ()
+
+
+def test_a_leak_of_fits_is_found_once_however_often_the_proof_dies(bars, tmp_path):
+    """Also where what fails is what the fits stand on: built again, and told once."""
+
+    class Fails(Learning):
+        def splits(self, labels):
+            if len(labels) <= SPEC.fit_rows:
+                raise RuntimeError("no such split")
+            return super().splits(labels)
+
+    leak = next(leak for leak in CATALOGUE if leak.name == "ScalerOfAll")
+    for pipeline in (leak.spoil(clean_pipeline()), remade(Fails)(clean_pipeline())):
+        spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+        wanted = outcome(prove(pipeline, bars, spec))
+        assert wanted["leaks"]
+        kept = tmp_path / f"{type(pipeline).__name__}.json"
+        for _ in range(20):
+            Dying.left = 1
+            try:
+                found = prove(pipeline, bars, spec, tried=Dying(kept, "this"))
+            except Killed:
+                continue
+            break
+        assert outcome(found) == wanted
+
+
+@pytest.mark.parametrize("step", ["labels", "splits"])
+def test_what_could_be_built_before_and_no_more_is_a_failure(bars, tmp_path, monkeypatch, step):
+    """Killed by a lack of memory, it may lack it again: fits that cannot be tried are not passed."""
+    pipeline = next(leak for leak in CATALOGUE if leak.name == "ScalerOfAll").spoil(clean_pipeline())
+    spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+    steps = ["facts", "window 0", "feed", "labels", "rule h10", "parts h10"]
+    Dying.left = steps.index("labels" if step == "labels" else "parts h10") + 1
+    with pytest.raises(Killed):
+        prove(pipeline, bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+
+    def lacks_memory(self, *asked):
+        raise MemoryError("no room")
+
+    def try_fitted(attempt, *asked, real=proving._Attempt.try_fitted):
+        monkeypatch.setattr(type(pipeline), step, lacks_memory)  # what stands before the fits needs it too
+        real(attempt, *asked)
+
+    monkeypatch.setattr(proving._Attempt, "try_fitted", try_fitted)
+    found = prove(pipeline, bars, spec, tried=Tried(tmp_path / "kept.json", "this"))
+    assert any("MemoryError" in leak.column for leak in found.leaks), found.leaks
+
+
+def test_what_goes_on_finds_is_kept_beside_what_was_found_before(bars, tmp_path):
+    """A feature that remembers what it has met is caught by a first sight, perhaps only the second time."""
+    spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
+    Dying.left = 2
+    with pytest.raises(Killed):
+        prove(clean_pipeline(), bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+    sight = FirstSight(2_000, None, "it has met these bars")
+    found = prove(clean_pipeline(), bars, spec, seen=[sight], tried=Tried(tmp_path / "kept.json", "this"))
+    assert [leak.column for leak in found.leaks] == [f"{RAISED} it has met these bars"]

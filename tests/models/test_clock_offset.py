@@ -1,0 +1,162 @@
+"""The clock's offset: counted by hand, and the models that start from it."""
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import SettingsError
+from ml_factory.models.clock_offset import PSEUDO_COUNT, ClockOffset
+from ml_factory.models.registry import build_model, load_model
+from ml_factory.models.tabular_data import BinnedData
+from ml_factory.seeding import generator
+from tests.interrupting_phase import InterruptingPhase
+
+MODELS = ("xgboost", "lightgbm", "catboost", "linear")
+SMALL = {"rounds": 30, "block": 5, "threads": 1}
+
+
+def sessions(count: int = 40, bars: int = 96, seed: int = 0):
+    """x (N, 4) whose column 1 is the session's progress, scaled, and labels that the progress alone decides."""
+    rng = generator(seed, "offset")
+    progress = np.tile(np.arange(1, bars + 1) / bars, count)
+    x = rng.normal(size=(len(progress), 4)).astype(np.float32)
+    x[:, 1] = 3 * progress - 1
+    neutral = np.where(progress > 0.9, 0.95, 0.2 + 0.3 * (progress > 0.5))
+    y = np.where(rng.random(len(progress)) < neutral, 0, rng.choice([-1, 1], len(progress)))
+    return x, y
+
+
+def test_clock_offset_on_given_rows_has_shares_counted_by_hand():
+    x, y = sessions(count=5)
+    offset = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
+    prior = np.bincount(y + 1, minlength=3) + 0.5
+    prior = prior / prior.sum()
+    last = y.reshape(5, 96)[:, -1]  # a cell of its own, since it is among the last 4
+    wanted = (np.bincount(last + 1, minlength=3) + PSEUDO_COUNT * prior) / (5 + PSEUDO_COUNT)
+    np.testing.assert_allclose(np.exp(offset.scores(x[95:96, 1])[0]), wanted, rtol=1e-12)
+    # 95 steps between first and last bar, 48 cells: the first holds the steps 0 and 1.
+    first = y.reshape(5, 96)[:, :2].ravel()
+    wanted = (np.bincount(first + 1, minlength=3) + PSEUDO_COUNT * prior) / (10 + PSEUDO_COUNT)
+    np.testing.assert_allclose(np.exp(offset.scores(x[:2, 1])), [wanted, wanted], rtol=1e-12)
+    assert offset.scores(np.array([np.nan, -1e9, 1e9])).shape == (3, 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_with_useless_features_stops_at_the_clock(name):
+    x, y = sessions(24)
+    noise = generator(1, "offset").normal(size=x.shape).astype(np.float32)
+    noise[:, 1] = x[:, 1]
+    cut = len(x) // 2
+    model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
+    parts = (noise[:cut], y[:cut]), (noise[cut:], y[cut:])
+    model.fit(*parts[0], validation=parts[1])
+    clock = ClockOffset.fit(noise[:cut, 1], y[:cut] + 1, column=1, ending=4).scores(noise[:, 1])
+
+    def loss(p):
+        return -np.log(p[np.arange(cut, len(y)), y[cut:] + 1]).mean()
+
+    assert loss(model.predict_proba(noise)) <= loss(np.exp(clock)) + 1e-9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_whose_first_round_is_worse_is_the_clock_itself(name):
+    x, y = sessions()
+    signal = x.copy()
+    signal[:, 0] = y  # training rows give the label away, validation rows name another class
+    lie = x.copy()
+    lie[:, 0] = (y + 2) % 3 - 1
+    model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
+    result = model.fit(signal, y, validation=(lie, y))
+    assert result.best_round == result.best_epoch == 0
+    clock = ClockOffset.fit(x[:, 1], y + 1, column=1, ending=4)
+    np.testing.assert_allclose(model.predict_proba(lie), np.exp(clock.scores(x[:, 1])), rtol=1e-9)
+    again = load_model(model.get_state())
+    np.testing.assert_array_equal(again.predict_proba(lie), model.predict_proba(lie))
+    assert model.importances().sum() == 0
+    np.testing.assert_allclose(model.contributions(lie[:9])[:, :, -1], clock.scores(x[:9, 1]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_with_an_offset_learns_what_is_beyond_it(name):
+    x, y = sessions()
+    x[:, 0] += y
+    cut = len(x) // 2
+    model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
+    model.fit(x[:cut], y[:cut], validation=(x[cut:], y[cut:]))
+    assert model.best_round > 1
+    scores = model.contributions(x[cut:]).sum(axis=2)
+    p = np.exp(scores - scores.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(p / p.sum(axis=1, keepdims=True), model.predict_proba(x[cut:]), atol=1e-5)
+    loss = -np.log(model.predict_proba(x[cut:])[np.arange(cut), y[cut:] + 1]).mean()
+    clock = ClockOffset.fit(x[:cut, 1], y[:cut] + 1, column=1, ending=4).scores(x[cut:, 1])
+    assert loss < -clock[np.arange(cut), y[cut:] + 1].mean() - 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_interrupted_fit_with_an_offset_goes_on_to_the_same_bits(name):
+    x, y = sessions()
+    x[:, 0] += y
+    cut = len(x) // 2
+    parts = (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+    def make():
+        return build_model(name, offset_column=1, offset_bars=4, **SMALL)
+
+    whole, box = make(), InterruptingPhase(2)
+    whole.fit(*parts[0], validation=parts[1])
+    with pytest.raises(KeyboardInterrupt):
+        make().fit(*parts[0], validation=parts[1], checkpoints=box)
+    again = make()
+    assert again.fit(*parts[0], validation=parts[1], checkpoints=box).resumed_from == 2
+    np.testing.assert_array_equal(again.predict_proba(x), whole.predict_proba(x))
+
+
+def test_state_without_an_offset_of_an_older_version_loads():
+    x, y = sessions(10)
+    model = build_model("linear", **SMALL)
+    model.fit(x, y)
+    state = model.get_state()
+    state.pop("offset")
+    state["settings"] = {k: v for k, v in state["settings"].items() if not k.startswith("offset")}
+    np.testing.assert_array_equal(load_model(state).predict_proba(x), model.predict_proba(x))
+
+
+def test_offset_column_that_is_not_there_is_refused():
+    x, y = sessions(5)
+    with pytest.raises(SettingsError, match="no such input"):
+        build_model("linear", offset_column=4, **SMALL).fit(x, y)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loss_that_chose_the_round_is_that_of_the_forecasts(name):
+    x, y = sessions()
+    x[:, 0] += y
+    cut = len(x) // 2
+    model = build_model(name, offset_column=1, offset_bars=4, **{**SMALL, "rounds": 6, "block": 1})
+    result = model.fit(x[:cut], y[:cut], validation=(x[cut:], y[cut:]))
+    loss = -np.log(model.predict_proba(x[cut:])[np.arange(cut), y[cut:] + 1]).mean()
+    assert loss == pytest.approx(result.history[model.best_round - 1]["val_loss"], abs=1e-5)
+
+
+def test_offset_of_one_fit_is_not_that_of_the_next_one_on_the_same_bins():
+    x, y = sessions(10)
+    for name in ("catboost", "lightgbm", "xgboost"):
+        binned = BinnedData()
+        with_offset = build_model(name, offset_column=1, offset_bars=4, **SMALL)
+        with_offset.fit(x, y, binned=binned)
+        after, alone = build_model(name, **SMALL), build_model(name, **SMALL)
+        after.fit(x, y, binned=binned)
+        alone.fit(x, y)
+        assert binned.builds == 1
+        np.testing.assert_array_equal(after.predict_proba(x), alone.predict_proba(x))
+
+
+def test_training_rows_that_lack_a_class_leave_catboost_without_an_offset(caplog):
+    x, y = sessions(10)
+    two, told = np.abs(y), "starts from no offset"
+    for name in MODELS:
+        model = build_model(name, offset_column=1, offset_bars=4, **SMALL)
+        model.fit(x, two, validation=(x, y))
+        p = model.predict_proba(x)
+        assert np.isfinite(p).all() and p[:, 0].max() < 0.1
+        assert (model.get_state()["offset"] is None) == (name == "catboost") == (told in caplog.text)
+        caplog.clear()

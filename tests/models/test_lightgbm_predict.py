@@ -1,0 +1,122 @@
+"""The compiled walk through LightGBM's trees against the library, to the bit."""
+
+import lightgbm as lgb
+import numpy as np
+import pytest
+
+from ml_factory.models.lightgbm_predict import SHARE, compile_trees
+from ml_factory.models.registry import build_model
+from ml_factory.models.tabular_lightgbm import LightGBM, ModelText
+
+PLAIN = {"objective": "multiclass", "num_class": 3, "num_threads": 1, "verbosity": -1, "min_data_in_leaf": 3}
+
+
+def rows(n: int = 700, seed: int = 0, missing: bool = True):
+    """Features on many scales, with zeros, ties, values smaller than LightGBM's zero, and missing ones."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 7)).astype(np.float32) * np.float32(10.0) ** rng.integers(-3, 4, 7).astype(np.float32)
+    x[:, 2] = np.round(rng.normal(size=n))
+    x[rng.random(x.shape) < 0.1] = 0
+    x[rng.random(x.shape) < 0.03] = np.float32(1e-36)
+    x[rng.random(x.shape) < 0.03] = -np.float32(1e-35)
+    if missing:
+        x[rng.random(x.shape) < 0.1] = np.nan
+    y = np.digitize(np.nan_to_num(x[:, 3] * np.sign(x[:, 2])) + rng.normal(size=n), [-0.5, 0.5])
+    return x, y
+
+
+def trained(x, y, rounds: int = 12, **params) -> lgb.Booster:
+    return lgb.train({**PLAIN, **params}, lgb.Dataset(x, y, params={"verbosity": -1}), rounds)
+
+
+def compiled(booster: lgb.Booster):
+    return compile_trees(ModelText.split(booster.model_to_string()).trees, classes=3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"max_depth": 5},
+        {"num_leaves": 63},  # deep on one side
+        {"max_depth": 1},
+        {"use_missing": False},
+        {"extra_trees": True, "num_leaves": 40},
+        {"min_data_in_leaf": 400},  # no split: single leaves
+    ],
+    ids=lambda params: next(iter(params)),
+)
+def test_scores_are_the_librarys_to_the_bit(params, seed):
+    x, y = rows(seed=seed, missing=seed != 3)
+    booster = trained(x, y, **params)
+    asked, _ = rows(500, seed + 100)  # with missing values also where none were seen in training
+    score = np.zeros((len(asked), 3))
+    compiled(booster).add_to(score, asked)
+    np.testing.assert_array_equal(score, booster.predict(asked, raw_score=True))
+    np.testing.assert_allclose(compiled(booster).probabilities(asked), booster.predict(asked), rtol=1e-12)
+
+
+def test_rows_on_a_threshold_go_where_the_library_sends_them():
+    """The thresholds themselves, and the float32 on either side of each."""
+    x, y = rows()
+    booster = trained(x, y, max_depth=4)
+    text = ModelText.split(booster.model_to_string()).trees
+    thresholds = np.array(
+        [
+            float(t)
+            for tree in text
+            for line in tree.splitlines()
+            if line.startswith("threshold=")
+            for t in line[10:].split()
+        ]
+    )
+    near = thresholds.astype(np.float32)
+    near = near[np.isfinite(near)]  # the last may be no bound at all, and infinite features are refused
+    near = np.concatenate([near, np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))])
+    asked = np.random.default_rng(1).choice(near, size=(2_000, 7))
+    score = np.zeros((len(asked), 3))
+    compiled(booster).add_to(score, asked)
+    np.testing.assert_array_equal(score, booster.predict(asked, raw_score=True))
+
+
+def test_blocks_added_one_after_another_are_the_whole():
+    x, y = rows()
+    booster = trained(x, y)
+    trees = ModelText.split(booster.model_to_string()).trees
+    parts, whole = np.zeros((len(x), 3)), np.zeros((len(x), 3))
+    for first in range(0, len(trees), 6):
+        compile_trees(trees[first : first + 6], classes=3).add_to(parts, x)
+    compile_trees(trees, classes=3).add_to(whole, x)
+    np.testing.assert_array_equal(parts, whole)
+
+
+def test_two_threads_say_the_same():
+    x, y = rows()
+    trees = compiled(trained(x, y))
+    many = np.tile(x, (2 * SHARE // len(x) + 1, 1))
+    np.testing.assert_array_equal(trees.probabilities(many, threads=2), trees.probabilities(many, threads=1))
+
+
+def test_what_is_not_known_is_left_to_the_library():
+    x, y = rows()
+    assert compiled(trained(x, y, zero_as_missing=True)) is None
+    x = np.nan_to_num(x)
+    categorical = lgb.Dataset(np.abs(np.round(x)) % 5, y, categorical_feature=[0, 1, 2, 3], params={"verbosity": -1})
+    booster = lgb.train({**PLAIN, "cat_smooth": 1, "min_data_per_group": 1}, categorical, 5)
+    assert compiled(booster) is None
+    model = build_model("lightgbm", threads=1)
+    state = {**model.get_state(), "fitted": booster.model_to_string().encode(), "n_features": 7}
+    asked = (np.abs(np.round(x)) % 5).astype(np.float32)
+    np.testing.assert_allclose(LightGBM().load_state(state).predict_proba(asked), booster.predict(asked), rtol=1e-12)
+
+
+def test_a_models_text_is_taken_apart_and_put_together():
+    x, y = rows()
+    text = trained(x, y).model_to_string()
+    assert ModelText.split(text).join() == text
+    parts = ModelText.split(text)
+    less = lgb.Booster(model_str=ModelText(parts.head, parts.trees[3:], parts.tail).join())
+    whole = lgb.Booster(model_str=text)
+    np.testing.assert_allclose(
+        less.predict(x, raw_score=True), whole.predict(x, raw_score=True, start_iteration=1), rtol=1e-12
+    )

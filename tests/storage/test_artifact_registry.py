@@ -1,0 +1,211 @@
+"""Artifacts by content: the newest by sequence, verified when loaded."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
+from ml_factory.storage import artifact_registry as registry_module
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.state import encode_state
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Registry(tmp_path / "models")
+
+
+def put(registry, value, horizon=20, name="xgboost", symbol="ES", kind="model"):
+    return registry.register(symbol, kind, name, {"value": np.full(3, value)}, {"horizon": horizon, "value": value})
+
+
+def test_register_find_load(registry, tmp_path):
+    artifact = put(registry, 1)
+    assert artifact.path == tmp_path / "models/ES" / f"model-xgboost-{artifact.hash[:12]}"
+    found = registry.find("ES", 20, "xgboost")
+    assert found == artifact and found.load_state()["value"].tolist() == [1, 1, 1]
+    for question in (("NQ", 20, "xgboost"), ("ES", 10, "xgboost"), ("ES", 20, "lstm")):
+        assert registry.find(*question) is None
+    assert registry.find("ES", kind="stack") is None and registry.find("ES", colour="red") is None
+    assert registry.find("ES") == registry.find("ES", value=1, kind="model") == artifact
+
+
+def test_the_newest_is_the_highest_sequence_whatever_the_clock_says(registry):
+    artifacts = [put(registry, value) for value in (3, 1, 2)]
+    assert [one.sequence for one in artifacts] == [1, 2, 3]
+    for number, artifact in enumerate(artifacts):
+        os.utime(artifact.path / "artifact.json", (10**9 - number,) * 2)
+    assert registry.find("ES", 20, "xgboost") == artifacts[2]
+    again = put(registry, 3)  # the same content: no new space, but the newest now
+    assert again.path == artifacts[0].path and again.sequence == 4
+    assert registry.find("ES", 20) == again and len(registry.list("ES")) == 3
+
+
+def test_facts_come_back_as_json_holds_them(registry):
+    registry.register("ES", "model", "lstm", {}, {"loss": np.float64("nan"), "rows": np.int64(5), "frames": (15, 30)})
+    assert registry.find("ES").facts == {"loss": None, "rows": 5, "frames": [15, 30]}
+
+
+def test_an_interrupted_registration_does_not_exist(registry):
+    whole = put(registry, 1)
+    half = whole.path.with_name("model-xgboost-0123456789ab")
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(encode_state({}))
+    assert registry.find("ES") == whole
+
+
+def test_damage_is_named(registry, caplog):
+    old, new = put(registry, 1), put(registry, 2)
+    assert new.whole()
+    (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
+    assert old.whole() and not new.whole()
+    with pytest.raises(CheckpointError, match=r"state\.safetensors.*another hash"):
+        registry.find("ES").load_state()
+    (new.path / "state.safetensors").unlink()
+    assert not new.whole()
+    with pytest.raises(WorkspaceError, match=r"state\.safetensors"):
+        registry.find("ES").load_state()
+    record = json.loads((new.path / "artifact.json").read_text())
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        json.dumps({**record, "version": 3}),
+        json.dumps({**record, "sequence": "9"}),
+        json.dumps({**record, "made_from": []}),
+    ):
+        (new.path / "artifact.json").write_text(text)
+        caplog.clear()
+        assert registry.find("ES") == old
+        assert len(caplog.records) == 1 and new.path.name in caplog.text
+
+
+def test_names_that_cannot_be_folders(registry):
+    for kind, name in (("../model", "x"), ("model", "a/b"), ("model", ""), ("mo-del", "x")):
+        with pytest.raises(SettingsError, match="folder"):
+            registry.register("ES", kind, name, {})
+    with pytest.raises(SettingsError, match="'ES'"):
+        registry.register("es", "model", "x", {})
+
+
+def test_processes_that_register_at_once_get_different_sequences(registry, tmp_path, spawn):
+    code = """
+import sys
+from ml_factory.storage import artifact_registry as registry_module
+from ml_factory.storage.artifact_registry import Registry
+for i in range(8):
+    Registry(sys.argv[1]).register("ES", "model", "m" + sys.argv[2], {"i": i})
+"""
+    processes = [spawn(code, tmp_path / "models", number) for number in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert [one.sequence for one in registry.list("ES")] == list(range(1, 25))
+
+
+# ---------------------------------------------------------------- lineage
+
+
+def told(registry, artifact):
+    return [(one.depth, one.kind, one.name, one.hash[:8], one.here) for one in registry.lineage(artifact)]
+
+
+def test_the_lineage_of_a_stack_of_a_stack(registry):
+    """By hand: a pool on (a, b), b itself on a; a is registered twice with other content, and only one is meant."""
+    a = registry.register("ES", "model", "lstm", {"v": 1}, {}, {"run": "train-1", "data": "d" * 64})
+    registry.register("ES", "model", "lstm", {"v": 2}, {}, {"run": "train-9", "data": "e" * 64})
+    b = registry.register("ES", "model", "gru", {"v": 3}, {}, {"run": "train-2", "models": {"lstm": a.hash}})
+    top = registry.register(
+        "ES", "stack", "stack", {"v": 4}, {}, {"data": "d" * 64, "models": {"lstm": a.hash, "gru": b.hash}}
+    )
+    below_a = [("run", "", "train-1", None), ("data", "", "dddddddd", None)]
+    assert told(registry, top) == [
+        (0, "stack", "stack", top.hash[:8], True),
+        (1, "data", "", "dddddddd", None),
+        (1, "model", "lstm", a.hash[:8], True),
+        *((2, *line) for line in below_a),
+        (1, "model", "gru", b.hash[:8], True),
+        (2, "run", "", "train-2", None),
+        (2, "model", "lstm", a.hash[:8], True),
+        *((3, *line) for line in below_a),
+    ]
+    assert registry.lineage(registry.find("ES", kind="stack")) == registry.lineage(top)  # as read from the disk
+
+
+def test_a_lineage_says_what_is_gone_or_torn_and_never_goes_round(registry):
+    base = registry.register("ES", "model", "lstm", {"v": 1})
+    top = registry.register("ES", "stack", "stack", {"v": 2}, {}, {"models": {"lstm": base.hash, "gru": "f" * 64}})
+    (base.path / "state.safetensors").write_bytes(b"torn")
+    assert [line[-1] for line in told(registry, top)] == [True, False, False]
+    record = json.loads((base.path / "artifact.json").read_text())
+    (base.path / "artifact.json").write_text(json.dumps({**record, "made_from": {"models": {"stack": top.hash}}}))
+    assert [line[0] for line in told(registry, top)] == [0, 1, 2, 1]
+
+
+def test_an_artifact_of_the_first_version_has_the_lineage_its_facts_tell(registry):
+    base = put(registry, 1)
+    run = {"settings": {"base_models": ["xgboost"], "bases": [base.hash]}}
+    top = registry.register("ES", "stack", "stack", {}, {"run_id": "stack-1", "data": "d" * 64, "run": run})
+    record = json.loads((top.path / "artifact.json").read_text())
+    del record["made_from"]
+    (top.path / "artifact.json").write_text(json.dumps({**record, "version": 1}))
+    found = registry.find("ES", kind="stack")
+    assert found.made_from == {"run": "stack-1", "data": "d" * 64, "models": {"xgboost": base.hash}}
+    assert [one.kind for one in registry.lineage(found)] == ["stack", "run", "data", "model"]
+
+
+def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
+    there = Registry(tmp_path / "elsewhere").register(
+        "ES", "model", "gru", {"v": 1}, {"horizon": 5}, {"data": "d" * 64}
+    )
+    put(registry, 1)
+    taken = registry.adopt(there.path)
+    assert taken.sequence == 2 and registry.find("ES", 5) == taken and taken.path.parent == registry.folder / "ES"
+    assert (taken.hash, taken.facts, taken.made_from) == (there.hash, there.facts, there.made_from)
+    record = json.loads((there.path / "artifact.json").read_text())
+    for broken in ({"name": "../../x"}, {"hash": "0" * 64}, {"symbol": "../x"}, {"sequence": None}):
+        (there.path / "artifact.json").write_text(json.dumps({**record, **broken}))
+        with pytest.raises(FactoryError):
+            registry.adopt(there.path)
+    assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()
+
+
+def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
+    """A write that says yes and does nothing: the checkpoints behind the artifact must not be given up for it."""
+    registry, dropped = Registry(tmp_path), [2]
+    write = registry_module.write_bytes_atomic
+
+    def forgetful(path, data):
+        if dropped[0]:
+            dropped[0] -= 1
+            data = data[:-1]
+        write(path, data)
+
+    monkeypatch.setattr(registry_module, "write_bytes_atomic", forgetful)
+    with pytest.raises(WorkspaceError, match="did not keep"):
+        registry.register("DEMO", "model", "toy", {"weights": np.ones(3)})
+    assert registry.list("DEMO") == []
+    dropped[0] = 1  # once: written again
+    assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).whole()
+
+
+def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    now, offered = [1000.0], []
+    monkeypatch.setattr(registry_module.time, "monotonic", lambda: now[0])
+
+    def full(registry, folder):
+        offered.append(folder)
+        raise WorkspaceError("No space left")
+
+    registry = Registry(tmp_path / "drive" / "models")
+    kept = put(registry.aside, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "adopt", full)
+        for moment in (1000.0, 1001.0, 1059.0, 1060.5):
+            now[0] = moment
+            assert registry.find("ES").hash == kept.hash and not registry.outlives(registry.find("ES"))
+    assert len(offered) == 2 == caplog.text.count("stays on this machine's disk")
+    now[0] = 1200.0
+    assert registry.outlives(registry.find("ES")) and not registry.aside.list("ES")

@@ -1,0 +1,231 @@
+"""A bucket's mirror against a real server of the GCS protocol: two machines, deaths in between, damage on the way."""
+
+import json
+import threading
+
+import pytest
+
+from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.storage.buckets import BucketMirror
+from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
+
+
+def write(mirror: BucketMirror, name: str, data: bytes) -> None:
+    path = mirror.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def machines(gcs_bucket, tmp_path):  # noqa: F811
+    return BucketMirror(gcs_bucket, tmp_path / "one"), BucketMirror(gcs_bucket, tmp_path / "two")
+
+
+def test_what_one_machine_pushes_another_pulls_once(machines):
+    one, two = machines
+    write(one, "models/MES/a/state.safetensors", bytes(range(256)) * 20_000)
+    write(one, "models/MES/a/artifact.json", b'{"hash": "x"}')
+    write(one, "raw/MES_1m.parquet", b"bars")
+    names = ("models/MES/a/state.safetensors", "raw/MES_1m.parquet", "models/MES/a/artifact.json")
+    assert one.push().pushed == names
+    assert two.pull().pulled == names
+    for name in names:
+        assert (two.folder / name).read_bytes() == (one.folder / name).read_bytes()
+    again = two.pull(), two.push(), one.push(), one.pull()
+    assert not any(step.pulled or step.pushed or step.removed for step in again)
+
+
+def test_only_the_places_asked_for_move(machines):
+    one, two = machines
+    for symbol in ("MES", "MGC"):
+        write(one, f"data/processed/{symbol}/part.npy", symbol.encode())
+    one.push("data/processed/MES/")
+    assert two.pull().pulled == ("data/processed/MES/part.npy",)
+    one.push()
+    assert two.pull("data/processed/MES/").pulled == ()
+    assert two.pull("data/processed/MGC/").pulled == ("data/processed/MGC/part.npy",)
+
+
+def test_a_change_on_either_side_reaches_the_other_and_a_removal_too(machines):
+    one, two = machines
+    write(one, "results/a.json", b"1")
+    write(one, "results/b.npy", b"2")
+    one.push()
+    two.pull()
+    write(two, "results/a.json", b"changed")
+    (two.folder / "results/b.npy").unlink()
+    moved = two.push()
+    assert (moved.pushed, moved.removed) == (("results/a.json",), ("results/b.npy",))
+    moved = one.pull()
+    assert (moved.pulled, moved.removed) == (("results/a.json",), ("results/b.npy",))
+    assert (one.folder / "results/a.json").read_bytes() == b"changed"
+    assert not (one.folder / "results/b.npy").exists()
+
+
+def test_what_was_changed_here_is_not_overwritten_by_what_came_from_elsewhere(machines):
+    one, two = machines
+    write(one, "results/a.json", b"first")
+    one.push()
+    two.pull()
+    write(one, "results/a.json", b"theirs")
+    one.push()
+    write(two, "results/a.json", b"mine, not pushed yet")
+    assert two.pull().pulled == ()
+    assert (two.folder / "results/a.json").read_bytes() == b"mine, not pushed yet"
+
+
+def test_a_machine_that_dies_while_pushing_names_nothing_that_is_not_there(machines, monkeypatch):
+    one, two = machines
+    for part in range(3):
+        write(one, f"set/part-{part}.npy", bytes(1000 + part))
+    write(one, "set/manifest.json", json.dumps([f"set/part-{part}.npy" for part in range(3)]).encode())
+    for deaths in range(4):
+        sent = []
+
+        def send(name, original=one._send, sent=sent, deaths=deaths):
+            if len(sent) == deaths:
+                raise WorkspaceError("the machine is gone")
+            sent.append(name)
+            return original(name)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(one, "_send", send)
+            with pytest.raises(WorkspaceError, match="gone"):
+                one.push()
+        two.pull()
+        manifest = two.folder / "set/manifest.json"
+        assert not manifest.exists() or all((two.folder / name).exists() for name in json.loads(manifest.read_bytes()))
+        assert manifest.exists() is False
+    assert len(one.push().pushed) == 4  # nothing is known to be level before the pass is over
+    two.pull()
+    assert (two.folder / "set/part-2.npy").read_bytes() == bytes(1002)
+
+
+def test_a_copy_that_arrives_damaged_replaces_nothing(machines, monkeypatch):
+    one, two = machines
+    write(one, "results/a.npy", b"good" * 100)
+    one.push()
+    two.pull()
+    write(one, "results/a.npy", b"new!" * 100)
+    one.push()
+
+    def torn(key, target):
+        with open(target, "wb") as file:
+            file.write(b"new!" * 50)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(two._files, "get_file", torn)
+        with pytest.raises(WorkspaceError, match="not what the bucket holds"):
+            two.pull()
+    assert (two.folder / "results/a.npy").read_bytes() == b"good" * 100
+    assert two.pull().pulled == ("results/a.npy",)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_is_written_over_while_it_is_fetched_comes_as_it_is_then(machines, monkeypatch, times):
+    """A lease beats while another machine pulls."""
+    one, two = machines
+    beats = iter(range(times))
+
+    def beat():
+        if next(beats, None) is not None:
+            write(one, "checkpoints/leases/a.json", (one.folder / "checkpoints/leases/a.json").read_bytes() + b".")
+            one.push()
+
+    write(one, "checkpoints/leases/a.json", b"beat")
+    one.push()
+    copied = two._copy
+    monkeypatch.setattr(two, "_copy", lambda name, facts: (beat(), copied(name, facts)))
+    assert two.pull().pulled == ("checkpoints/leases/a.json",)
+    assert (two.folder / "checkpoints/leases/a.json").read_bytes() == b"beat" + b"." * times
+    assert two.pull().pulled == ()
+
+
+def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path, monkeypatch):
+    """GCS allows any name; the emulator does not, so its listing is made to tell what the real one might."""
+    one, two = machines
+    write(one, "kept.npy", b"1")
+    one.push()
+    found = two._files.find(two._prefix, detail=True)
+    facts = found[f"{two._prefix}/kept.npy"]
+    evil = {f"{two._prefix}/{name}": facts for name in ("../outside", "a/../../outside", "/etc/x", "results/.hidden")}
+    monkeypatch.setattr(two._files, "find", lambda prefix, detail: evil | found)
+    assert two.pull().pulled == ("kept.npy",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machines, monkeypatch, caplog):
+    one, two = machines
+    write(one, "checkpoints/slot-1.ckpt", b"first")
+    began, may_go_on, send = threading.Event(), threading.Event(), one._send
+
+    def slow(name):
+        began.set()
+        assert may_go_on.wait(30)
+        return send(name)
+
+    monkeypatch.setattr(one, "_send", slow)
+    one.push_later("checkpoints/")
+    assert began.wait(30)
+    write(one, "checkpoints/slot-2.ckpt", b"second")
+    one.push_later("checkpoints/")  # returns at once
+    thread = one._thread
+    may_go_on.set()
+    thread.join(30)
+    assert one._thread is None
+    assert two.pull().pulled == ("checkpoints/slot-1.ckpt", "checkpoints/slot-2.ckpt")
+    began.clear()
+    monkeypatch.setattr(one, "_send", lambda name: slow(name) and _refuse())
+    may_go_on.clear()
+    write(one, "checkpoints/slot-3.ckpt", b"third")
+    one.push_later("checkpoints/")
+    thread = one._thread
+    may_go_on.set()
+    thread.join(30)
+    assert "the run goes on" in caplog.text
+
+
+def _refuse():
+    raise WorkspaceError("no right to write")
+
+
+def test_a_slot_written_over_on_its_way_up_does_not_hold_up_the_others(machines, monkeypatch):
+    one, two = machines
+    for name in ("a", "b", "c"):
+        write(one, f"checkpoints/slot-{name}.ckpt", name.encode())
+    send = one._send
+
+    def overwritten(name):
+        if name.endswith("b.ckpt"):
+            write(one, name, b"longer than before")
+            _refuse()
+        return send(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_send", overwritten)
+        assert one.push().pushed == ("checkpoints/slot-a.ckpt", "checkpoints/slot-c.ckpt")
+    assert one.push().pushed == ("checkpoints/slot-b.ckpt",)
+    two.pull()
+    assert (two.folder / "checkpoints/slot-b.ckpt").read_bytes() == b"longer than before"
+
+
+def test_locks_and_half_written_files_stay_here(machines):
+    one, _ = machines
+    for name in ("models/MES/.registry.lock", "checkpoints/r/p/owner.lock", "raw/.MES.parquet.12-3.tmp"):
+        write(one, name, b"x")
+    assert one.push().pushed == ()
+
+
+@pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x", "bucket/x"])
+def test_what_is_no_bucket_is_refused(url, tmp_path):
+    with pytest.raises(SettingsError, match="no address of a bucket"):
+        BucketMirror(url, tmp_path)
+
+
+def test_a_bucket_that_is_not_there_is_one_clear_line(machines, tmp_path):
+    mirror = BucketMirror("gs://absent/mine", tmp_path / "three")
+    write(mirror, "a.npy", b"1")
+    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine/a.npy\]"):
+        mirror.push()
+    with pytest.raises(WorkspaceError, match=r"refused or did not answer \[gs://absent/mine\]"):
+        mirror.pull()

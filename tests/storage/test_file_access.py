@@ -1,0 +1,212 @@
+"""Files on a mount that hangs: a child asks, and whoever waits hears within the deadline that nothing is known.
+
+A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a named pipe nobody writes to. Real mounts
+are in `tests/faults`.
+"""
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.errors import WorkspaceError
+from ml_factory.storage import atomic_files, file_access
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.file_access import SilentMount, SilentMountError
+from ml_factory.storage.locks import exclusive
+from ml_factory.storage.mount_table import mount_of
+from ml_factory.tracking.run_snapshot import Keepsake
+
+
+@pytest.fixture
+def drive(tmp_path, monkeypatch):
+    folder = tmp_path / "drive"
+    folder.mkdir()
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_access, "DEADLINE", 3.0)
+    monkeypatch.setattr(file_access, "AGAIN", 2.0)
+    file_access._mount_for.cache_clear()
+    yield folder
+    file_access._mount_for.cache_clear()
+
+
+@pytest.fixture
+def untouched(monkeypatch, drive):
+    """Fails whoever asks the operating system in this very process for something on the drive."""
+
+    def forbid(name):
+        whole = getattr(os, name)
+
+        def told(path, *args, **named):
+            if isinstance(path, str | os.PathLike) and str(path).startswith(f"{drive}/"):
+                raise AssertionError(f"this process asked {name} of {path}")
+            return whole(path, *args, **named)
+
+        monkeypatch.setattr(os, name, told)
+
+    for name in ("stat", "lstat", "listdir", "scandir", "open", "mkdir", "unlink", "replace", "readlink", "access"):
+        forbid(name)
+
+
+def test_every_operation_does_there_what_it_does_here(drive, tmp_path):
+    for folder in (tmp_path / "here", drive / "there"):
+        file, data = folder / "deep" / "a.bin", np.random.default_rng(0).bytes(1_000_000)
+        assert (file_access.kind(file), file_access.kind(folder), file_access.names(folder)) == ("", "", [])
+        for content in (b"", data):
+            atomic_files.write_bytes_atomic(file, content)
+            assert file_access.read(file) == content and file_access.size(file) == len(content)
+        assert file_access.names(file.parent) == ["a.bin"] and file_access.names(file) == []
+        assert (file_access.kind(file), file_access.kind(folder)) == ("file", "folder")
+        assert atomic_files.file_hash(file) == atomic_files.hashlib.sha256(data).hexdigest()
+        assert file_access.free_bytes(folder / "not" / "yet") > 0 and file_access.writable(folder)
+        atomic_files.replace_file(file, lambda aside: aside.write_bytes(b"new"))
+        assert file.read_bytes() == b"new" and os.listdir(file.parent) == ["a.bin"]
+        file_access.bring(file, str(tmp_path / "copy"))
+        assert (tmp_path / "copy").read_bytes() == b"new"
+        with pytest.raises(FileNotFoundError, match=r"No such file.*absent"):
+            file_access.read(folder / "absent")
+        with pytest.raises(WorkspaceError, match="The disk refused"):
+            atomic_files.write_bytes_atomic(file / "below a file", b"")
+
+
+def test_this_process_asks_nothing_of_a_mount_itself(drive, untouched):
+    atomic_files.write_json(drive / "a" / "b.json", {"x": 1})
+    assert atomic_files.read_json(drive / "a" / "b.json") == {"x": 1}
+    assert atomic_files.names_in(drive / "a") == ["b.json"] and atomic_files.is_folder(drive / "a")
+    registry = Registry(drive / "models")
+    artifact = registry.register("DEMO", "model", "toy", {"a": np.ones(3)}, {"horizon": 5})
+    assert registry.find("DEMO", 5).hash == artifact.hash and artifact.whole()
+    assert artifact.load_state()["a"].tolist() == [1, 1, 1]
+    with exclusive(drive / "some.lock"), CheckpointManager(drive / "checkpoints", run="r") as manager:
+        manager.save_checkpoint("p", {"value": 1}, force=True)
+        assert manager.wait(60) and len(manager.list_checkpoints()) == 1
+
+
+def test_links_lead_onto_a_mount_and_are_not_followed_inside(drive, tmp_path, untouched):
+    (tmp_path / "link").symlink_to(drive / "x" / "y")
+    (tmp_path / "here").symlink_to("link")
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    assert mount_of(tmp_path / "here" / "z") == str(drive)
+    assert mount_of(tmp_path / "drives") is None and mount_of(tmp_path / "round" / "x") is None
+    atomic_files.make_folder(drive / "x" / "y")
+    atomic_files.write_bytes_atomic(tmp_path / "here" / "z", b"1")
+    assert file_access.read(drive / "x" / "y" / "z") == b"1"
+
+
+def test_a_mount_that_hangs_is_said_to_be_silent_and_asked_briefly_until_it_answers(drive):
+    atomic_files.write_json(drive / "whole.json", [])
+    os.mkfifo(drive / "hangs")
+    with pytest.raises(SilentMount, match="no answer for 3 s"):
+        file_access.read(drive / "hangs")
+    with pytest.raises(SilentMountError, match=r"does not answer.*no answer for 2 s.*mount it again"):
+        atomic_files.read_json(drive / "hangs")
+    assert atomic_files.read_json(drive / "whole.json") == []
+    with pytest.raises(SilentMount, match="no answer for 3 s"):  # it had answered again
+        file_access.sha256(drive / "hangs")
+
+
+def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
+    registry = Registry(drive / "models")
+    artifact = registry.register("DEMO", "model", "toy", {"a": 1}, {"horizon": 5})
+    state = artifact.path / "state.safetensors"
+    state.unlink()
+    os.mkfifo(state)
+    for ask in (artifact.whole, artifact.load_state):
+        with pytest.raises(SilentMountError):
+            ask()
+    (artifact.path / "artifact.json").unlink()
+    os.mkfifo(artifact.path / "artifact.json")
+    for ask in (registry.list, registry.find):
+        with pytest.raises(SilentMountError, match="no answer for"):
+            ask("DEMO")
+
+
+def test_threads_ask_one_mount_at_once(drive):
+    os.mkfifo(drive / "hangs")
+    atomic_files.write_json(drive / "whole.json", [1])
+    heard = []
+
+    def ask():
+        with pytest.raises(SilentMount):
+            file_access.read(drive / "hangs")
+        heard.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert all(atomic_files.read_json(drive / "whole.json") == [1] for _ in range(20))
+    thread.join()
+    assert heard == [True]
+
+
+ENDS = """
+import sys
+from ml_factory.storage import file_access
+mounts.DEADLINE = 1.0
+try:
+    mounts.read(sys.argv[1])
+except mounts.SilentMount as error:
+    print(error.strerror, flush=True)
+"""
+
+
+def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        atomic_files.write_json(drive / "a.json", [1])
+        assert atomic_files.read_json(drive / "a.json") == [1]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_a_process_ends_while_its_question_hangs(drive, spawn):
+    os.mkfifo(drive / "hangs")
+    process = spawn(ENDS, drive / "hangs", ML_FACTORY_MOUNTS=str(drive))
+    assert process.stdout.readline() == "no answer for 1 s\n"
+    assert process.wait(60) == 0
+
+
+def test_a_child_made_by_fork_asks_by_a_child_of_its_own(drive, spawn):
+    code = """
+import os, sys
+from ml_factory.storage import atomic_files
+storage.write_json(sys.argv[1], [1])
+child = os.fork()
+if child == 0:
+    os._exit(7 if storage.read_json(sys.argv[1]) == [1] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), storage.read_json(sys.argv[1]))
+"""
+    process = spawn(code, drive / "a.json", ML_FACTORY_MOUNTS=str(drive))
+    assert process.stdout.read() == "7 [1]\n"
+
+
+def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_path):
+    for name in ("part-1.json", "part-0.json", "other.json"):
+        atomic_files.write_bytes_atomic(drive / "run" / name, b"four")
+    (tmp_path / "aside").mkdir()
+    keepsake = Keepsake("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
+    assert keepsake.content() == {"part-0.json": 4, "part-1.json": 4} and keepsake.size() == 8
+    assert list(keepsake.pack(tmp_path / "aside")) == ["run", "fences"]
+    assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]
+
+
+def test_a_file_still_being_written_is_taken_once_it_is_whole(drive, tmp_path):
+    here, there = tmp_path / "here" / "a" / "kernel.so", drive / "programs" / "a" / "kernel.so"
+    here.parent.mkdir(parents=True)
+
+    def taken(content: bytes, age: float) -> bytes | None:
+        here.write_bytes(content)
+        os.utime(here, (time.time() - age,) * 2)
+        file_access.take_new(drive / "programs", str(tmp_path / "here"))
+        return there.read_bytes() if there.exists() else None
+
+    assert taken(b"hal", 0) is None
+    assert taken(b"half", 60) == b"half"  # a compiler that made a long pause
+    assert taken(b"half and half", 60) == b"half and half"
+    there.write_bytes(b"torn")
+    file_access.bring_new(drive / "programs", str(tmp_path / "here"))
+    assert here.read_bytes() == b"half and half"  # a compiler may be reading it

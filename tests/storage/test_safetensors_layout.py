@@ -1,0 +1,89 @@
+"""States copied to their place: the safetensors format to the byte, and never a weight that is not finite."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.staging_buffer import Staging
+from ml_factory.storage.safetensors_layout import NonFiniteError
+from ml_factory.storage.state import decode_state, encode_state, lay_out
+
+NAN, INF = float("nan"), float("inf")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("bBhHiIqQefd?"), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
+def test_the_library_reads_what_was_laid_out(kinds):
+    state = {str(i): np.arange(np.prod(shape, dtype=int)).astype(kind).reshape(shape)
+             for i, (kind, shape) in enumerate(kinds)}  # fmt: skip
+    read = load(encode_state(state))
+    del read["tree"]
+    assert sorted(read) == sorted(state)
+    for name, array in state.items():
+        assert read[name].dtype == array.dtype and read[name].shape == array.shape
+        np.testing.assert_array_equal(read[name], array)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("at", [0, 131_071, 131_072, 299_999])
+def test_a_tensor_that_is_not_finite_is_refused_by_name(bad, dtype, at):
+    weights = torch.linspace(-3, 3, 300_000).to(dtype)
+    state = {"step": 3, "network": {"good": torch.ones(3), "w": weights}}
+    Staging().copy(lay_out(state, finite=True))
+    weights[at] = bad
+    with pytest.raises(NonFiniteError, match=r"\['network'\]\['w'\]"):
+        Staging().copy(lay_out(state, finite=True))
+    decode_state(encode_state(state))  # a finished artifact is not asked
+
+
+def test_numbers_whose_squares_overflow_are_finite_all_the_same():
+    huge = {"network": torch.full((1000,), 3e38), "optimizer": {"v": np.full(10, 1e300)}}
+    Staging().copy(lay_out(huge, finite=True))
+
+
+@pytest.mark.parametrize("name", ["weights", "optimizer", "ema"])
+def test_arrays_that_training_changes_are_looked_at_too(name):
+    with pytest.raises(NonFiniteError, match=name):
+        Staging().copy(lay_out({name: [{"m": np.array([1.0, NAN])}]}, finite=True))
+
+
+def test_nan_and_infinity_elsewhere_are_kept_as_they_are(tmp_path):
+    state = {
+        "memory": {"best_loss": INF, "history": [{"val_loss": NAN}]},
+        "p": [np.array([[NAN, 0.5], [INF, 1]])],
+        "network": {"attention_mask": torch.tensor([0.0, -INF])},
+    }
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", state, force=True)
+        found = manager.load_latest_checkpoint("p")["state"]
+    assert found["memory"]["best_loss"] == INF and np.isnan(found["memory"]["history"][0]["val_loss"])
+    np.testing.assert_array_equal(found["p"][0], state["p"][0])
+    assert torch.equal(found["network"]["attention_mask"], state["network"]["attention_mask"])
+
+
+def test_a_refused_state_leaves_the_checkpoint_before_it(tmp_path):
+    with CheckpointManager(tmp_path, run="r") as manager:
+        manager.save_checkpoint("p", {"network": torch.ones(3)}, force=True)
+        with pytest.raises(NonFiniteError, match="1 of"):
+            manager.save_checkpoint("p", {"network": torch.tensor([1, NAN, 2])}, force=True)
+        assert torch.equal(manager.load_latest_checkpoint("p")["state"]["network"], torch.ones(3))
+
+
+def test_the_buffer_is_reused_and_grows():
+    staging = Staging()
+    first = staging.copy(lay_out({"a": np.ones(1000)}))
+    place = np.frombuffer(first, np.uint8).ctypes.data
+    again = staging.copy(lay_out({"a": np.zeros(1000)}))
+    assert np.frombuffer(again, np.uint8).ctypes.data == place
+    assert not decode_state(bytes(again))["a"].any()
+    large = staging.copy(lay_out({"a": np.arange(100_000)}))
+    assert decode_state(bytes(large))["a"][-1] == 99_999
+    head = bytes(large[8 : 8 + int.from_bytes(large[:8], "little")])
+    assert (8 + len(head)) % 64 == 0 and set(json.loads(head)) == {"0", "tree"}

@@ -1,0 +1,232 @@
+"""A state comes back exactly, or is refused by name."""
+
+import math
+import pickle
+import struct
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import load, save
+
+from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage.state import decode_state, encode_state, load_state, save_state
+
+
+def same(a, b) -> bool:
+    """Equal types, shapes and bits."""
+    if isinstance(a, torch.Tensor):
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.contiguous().reshape(-1).view(torch.uint8).tolist() == b.reshape(-1).view(torch.uint8).tolist()
+        )
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return struct.pack("d", a) == struct.pack("d", b) if isinstance(a, float) else a == b
+
+
+numbers = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**200), 2**200), st.floats(), st.text(max_size=8), st.binary(max_size=8)
+)
+dtypes = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.unsigned_integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+    hnp.complex_number_dtypes(endianness="?", sizes=(64, 128)),
+    hnp.datetime64_dtypes(),
+    hnp.timedelta64_dtypes(),
+    hnp.unicode_string_dtypes(max_len=4),
+)
+arrays = dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+)
+trees = st.recursive(
+    numbers | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(-5, 2**70), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.text(max_size=3), trees, max_size=4))
+def test_round_trip_is_exact_and_bytes_are_canonical(state):
+    data = encode_state(state)
+    back = decode_state(data)
+    assert same(state, back)
+    assert encode_state(back) == data
+
+
+def test_tags_of_the_format_are_ordinary_keys_of_a_state():
+    state = {"dict": {"array": ["0", "<f4", []]}, "tree": 1, "0": {"int": "0x1"}, "": {"tensor": None}}
+    assert same(state, decode_state(encode_state(state)))
+
+
+def test_numpy_scalars_strides_and_order():
+    base = np.arange(24.0).reshape(4, 6)
+    state = {
+        "s": np.float32(2.5),
+        "d": np.datetime64("2026-01-02", "ns"),
+        "v": base[::2, ::-3],
+        "f": np.asfortranarray(base),
+    }
+    assert same({**state, "v": state["v"].copy(), "f": base}, decode_state(encode_state(state)))
+    decode_state(encode_state(state))["v"][0, 0] = 1.0  # what comes back is the caller's own
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint16",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "float8_e4m3fn",
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_tensors(dtype, shape):
+    tensor = torch.arange(math.prod(shape)).reshape(shape).to(getattr(torch, dtype))
+    back = decode_state(encode_state({"t": tensor}))["t"]
+    assert same(tensor, back)
+    back.zero_()
+
+
+def test_an_optimizer_and_a_model_come_back(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "parameter": model.weight}
+    assert isinstance(state["model"], OrderedDict)
+    save_state(tmp_path / "s", state)
+    back = load_state(tmp_path / "s")
+    assert same(dict(state["model"]), back["model"])
+    assert same(state["optimizer"], back["optimizer"])
+    other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
+    other.load_state_dict(back["optimizer"])
+    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert not back["parameter"].requires_grad
+
+
+@pytest.mark.parametrize("view", [lambda t: t.T, lambda t: t[:, 1:], lambda t: t.conj(), lambda t: t.imag])
+def test_views_of_tensors(view):
+    tensor = view(torch.arange(6).reshape(2, 3).to(torch.complex64) * (1 + 2j))
+    back = decode_state(encode_state({"t": tensor}))["t"]
+    assert torch.equal(tensor.resolve_conj().resolve_neg(), back)
+
+
+class _Text(str):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (print, "builtin"),
+        (object(), "object"),
+        ({1, 2}, "set"),
+        (_Text("a"), "_Text"),
+        (np.array([None]), "dtype object"),
+        (np.zeros(2, [("a", "i4")]), "dtype"),
+        (np.ma.masked_array([1.0], [True]), "MaskedArray"),
+        ({1.5: 0}, "float"),
+        (torch.eye(2).to_sparse(), "sparse"),
+    ],
+)
+def test_anything_else_is_refused_by_name_and_place(value, name):
+    with pytest.raises(CheckpointError) as caught:
+        encode_state({"ok": 1, "deep": [0, {"x": value}]})
+    assert name in str(caught.value) and "state['deep'][1]['x']" in str(caught.value)
+
+
+def test_a_state_that_holds_itself_and_one_that_is_no_dict():
+    loop = {}
+    loop["again"] = [loop]
+    with pytest.raises(CheckpointError, match="hold itself"):
+        encode_state(loop)
+    with pytest.raises(CheckpointError, match="dict"):
+        encode_state([1])
+
+
+def test_damaged_bytes_are_refused_at_every_cut():
+    data = encode_state({"a": np.arange(5), "b": "text", "t": torch.ones(3)})
+    for size in range(len(data)):
+        with pytest.raises(CheckpointError):
+            decode_state(data[:size])
+    with pytest.raises(CheckpointError):
+        decode_state(data + b"x")
+
+
+class _Bomb:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+def test_pickles_and_files_of_others_are_refused(tmp_path):
+    for data in (pickle.dumps(_Bomb()), b"", b"PK\x03\x04", save({"a": np.zeros(2)}), b"{}" * 100):
+        with pytest.raises(CheckpointError):
+            decode_state(data)
+    with pytest.raises(WorkspaceError, match="absent"):
+        load_state(tmp_path / "absent")
+    (tmp_path / "torn").write_bytes(encode_state({"a": 1})[:-1])
+    with pytest.raises(CheckpointError, match="torn"):
+        load_state(tmp_path / "torn")
+
+
+def with_tree(text: str) -> bytes:
+    return save({"0": np.zeros(4, np.uint8), "tree": np.frombuffer(text.encode(), np.uint8)})
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        '{"version":2,"state":{"dict":{}}}',
+        '{"version":1,"state":[]}',
+        '{"version":1}',
+        '{"version":1,"state":{"call":["os.system","true"]}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["0","|O",[4]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["0","|V4",[1]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["9","<f4",[1]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[2]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[-1]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"tensor":["0","nn",[4]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"tensor":["0","bfloat16",[100000000000]]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"dict":{},"tuple":[]}}}}',
+        '{"version":1,"state":{"dict":{"a":{"float":"zz"}}}}',
+        '{"version":1,"state":' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_hostile_trees_are_refused(tree):
+    assert set(load(with_tree(tree))) == {"0", "tree"}
+    with pytest.raises(CheckpointError):
+        decode_state(with_tree(tree))
+
+
+def test_a_later_version_is_named():
+    with pytest.raises(CheckpointError, match=r"later version.*version 2.*update"):
+        decode_state(with_tree('{"version":2,"state":{"dict":{}}}'))

@@ -1,0 +1,278 @@
+"""Forward returns, directions, trends and meta-labels against plain references; none sees past its proof."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import linregress
+
+from ml_factory.data.resample import Frame, base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.errors import SettingsError
+from ml_factory.targets.fixed_horizon import direction, forward_return
+from ml_factory.targets.label_table import SESSION_ENDS
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.meta_labels import meta_labels
+from ml_factory.targets.splits import purged_kfold
+from ml_factory.targets.trend_scanning import strongest_trend, trend_scanning
+from ml_factory.targets.weights import training_weights
+from tests.targets.markets import FAR, absurd, assert_same_bits, close_of, frame, gappy
+
+MES = MarketSpec("MES", "cme", 0.25, False)
+SPEC = LabelSpec(horizon=12, sigma_span=40)
+
+
+def momentum_sides(base: Frame) -> pd.Series:
+    """A primary model's sides: the sign of the last four bars, none when they cancel."""
+    move = np.zeros(len(base))
+    move[4:] = np.sign(base.close[4:] - base.close[:-4])
+    return pd.Series(move, index=pd.DatetimeIndex(base.known_at.view("M8[ns]"), tz="UTC"))
+
+
+ASKED = {
+    "forward_return": lambda base, fine, spec: forward_return(base, spec, MES),
+    "direction": lambda base, fine, spec: direction(base, spec, MES),
+    "trend_scanning": lambda base, fine, spec: trend_scanning(base, spec, MES, shortest=3),
+    "meta_labels": lambda base, fine, spec: meta_labels(base, fine, momentum_sides(base), spec, MES),
+}
+
+
+def ask(name: str, bars: pd.DataFrame, spec: LabelSpec = SPEC) -> pd.DataFrame:
+    return ASKED[name](base_frame(bars, MES, 5), base_frame(bars, MES, 1), spec)
+
+
+# ---- what they say -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("session_end", ["session", "drop"])
+def test_forward_returns_row_by_row(session_end):
+    base = base_frame(gappy(4, 0.25), MES, 5)
+    found = forward_return(base, replace(SPEC, session_end=session_end), MES)
+    wanted, close_at = [], close_of(base, MES)
+    for i in range(len(base)):
+        life = [j for j in range(i + 1, min(i + 13, len(base))) if base.segment[j] == base.segment[i]]
+        whole = len(life) == 12
+        if not life or (session_end == "drop" and not whole):
+            continue
+        end = life[-1]
+        if whole or base.known_at[end] >= close_at[end]:
+            proof = base.known_at[end]
+        elif end + 1 < len(base):
+            proof = base.known_at[end + 1]
+        else:
+            continue
+        ret, highs, lows = math.log(base.close[end] / base.close[i]), base.high[life], base.low[life]
+        best, worst = max(base.close[i], *highs), min(base.close[i], *lows)
+        excursions = (math.log(worst / base.close[i]), math.log(best / base.close[i]))
+        wanted.append((i, end, proof, ret, *excursions, "vertical" if whole else "session"))
+    columns = found.assign(label_end=pd.DatetimeIndex(found["label_end"]).asi8, barrier=found["barrier"].astype(str))
+    columns = columns[["entry_bar", "exit_bar", "label_end", "ret", "mae", "mfe", "barrier"]]
+    assert list(columns.itertuples(index=False, name=None)) == wanted
+    assert (found["label"] == found["ret"]).all()
+    assert session_end == "drop" or {"vertical", "session"} == set(found["barrier"])
+
+
+def test_a_direction_is_the_sign_outside_the_band():
+    base = base_frame(gappy(4, 0.25), MES, 5)
+    found, plain = direction(base, SPEC, MES, band=0.3), forward_return(base, SPEC, MES).set_index("entry_bar")
+    band = triple_barrier(base, None, replace(SPEC, k_up=0.3, k_down=0.3), MES).set_index("entry_bar")
+    assert (found["ret"].to_numpy() == plain.loc[found["entry_bar"], "ret"].to_numpy()).all()
+    both = np.intersect1d(found["entry_bar"], band.index)
+    kept = found.set_index("entry_bar").loc[both]
+    assert (kept[["up", "down"]] == band.loc[both, ["up", "down"]]).all(axis=None) and len(both) > 400
+    tiny = 1e-9  # of a return: a close on the edge is beyond it
+    wanted = np.where(found["ret"] > found["up"] - tiny, 1, np.where(found["ret"] < tiny - found["down"], -1, 0))
+    assert (found["label"] == wanted).all() and set(found["label"]) == {-1, 0, 1}
+    on_edge = np.isclose(found["ret"], found["up"], atol=1e-9, rtol=0)
+    assert on_edge.any() and (found.loc[on_edge, "label"] == 1).all()
+
+
+def test_a_band_of_043_leaves_a_third_of_normal_returns_neutral():
+    close = 100 * np.exp(np.cumsum(np.random.default_rng(0).standard_normal(60_000) * 1e-3))
+    base = frame(np.repeat(close[:, None], 4, axis=1).tolist())
+    found = direction(
+        base, LabelSpec(horizon=1), MarketSpec("X", "24h", None, False), session_close=np.full(60_000, FAR)
+    )
+    assert (found["label"] == 0).mean() == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_the_strongest_trend_is_that_of_a_plain_regression():
+    rng = np.random.default_rng(1)
+    close = 100 * np.exp(np.cumsum(rng.standard_normal(400) * 1e-3))
+    entry = np.arange(0, 370)
+    longest = entry + rng.integers(5, 30, len(entry))
+    chosen, t_value = strongest_trend(close, entry, longest, 4)
+    for r, i in enumerate(entry):
+        fits = [linregress(np.arange(k + 1), np.log(close[i : i + k + 1])) for k in range(4, longest[r] - i + 1)]
+        t_values = np.array([fit.slope / fit.stderr for fit in fits])
+        best = int(np.argmax(np.abs(t_values)))
+        assert chosen[r] == i + 4 + best
+        assert t_value[r] == pytest.approx(t_values[best], rel=1e-9)
+
+
+def test_a_nearly_perfect_line_keeps_its_digits():
+    """Residuals a millionth of the trend: differences of running sums would have lost them."""
+    from fractions import Fraction
+
+    y = [0.0] + [1e-3 * k + 1e-9 * (-1) ** k for k in range(1, 11)]
+    close = np.exp(np.array(y))
+    exact = [Fraction(float(np.log(value))) for value in close]
+    n, times = 11, range(11)
+    mean_y, mean_t = sum(exact) / n, Fraction(5)
+    spread = sum((t - mean_t) ** 2 for t in times)
+    slope = sum((t - mean_t) * (v - mean_y) for t, v in zip(times, exact, strict=True)) / spread
+    residual = sum((v - mean_y - slope * (t - mean_t)) ** 2 for t, v in zip(times, exact, strict=True))
+    wanted = float(slope) / math.sqrt(float(residual / (n - 2) / spread))
+    _, t_value = strongest_trend(close, np.array([0]), np.array([10]), 10)
+    assert t_value[0] == pytest.approx(wanted, rel=1e-6) and wanted > 1e5
+
+
+def test_trends_by_hand():
+    up = [100 * 1.001 ** max(k, 0) for k in range(-3, 30)]  # three bars that stand still, then a straight rise
+    base = frame([(price,) * 4 for price in up])
+    still = frame([(100.0,) * 4] * 33)
+    market, close = MarketSpec("X", "24h", None, False), np.full(33, FAR)
+    found = trend_scanning(base, LabelSpec(horizon=8), market, shortest=3, session_close=close)
+    assert found["entry_bar"].tolist() == list(range(25)) and (found["label"] == 1).all()
+    assert (pd.DatetimeIndex(found["label_end"]).asi8 == base.known_at[8:33]).all()
+    flat = trend_scanning(still, LabelSpec(horizon=8), market, shortest=3, session_close=close)
+    assert (flat["label"] == 0).all() and (flat["t_value"] == 0).all()
+    strict = trend_scanning(base, LabelSpec(horizon=8), market, shortest=3, least_t=1e300, session_close=close)
+    assert (strict.loc[np.isfinite(strict["t_value"]), "label"] == 0).all()
+
+
+def test_a_trend_is_proven_when_the_longest_is_known():
+    base = base_frame(gappy(4, 0.25), MES, 5)
+    found = trend_scanning(base, SPEC, MES, shortest=3)
+    plain = forward_return(base, SPEC, MES).set_index("entry_bar").loc[found["entry_bar"]]
+    for name in ("label_end", "exit_bar", "barrier"):
+        assert (found[name].to_numpy() == plain[name].to_numpy()).all(), name
+    end = found["entry_bar"] + found["trend_bars"]
+    assert (end <= found["exit_bar"]).all() and set(found["trend_bars"]) == set(range(3, 13))
+    np.testing.assert_allclose(found["ret"], np.log(base.close[end] / base.close[found["entry_bar"]]), atol=1e-15)
+    for row in found.sample(50, random_state=0).itertuples():
+        bars = slice(row.entry_bar + 1, row.entry_bar + row.trend_bars + 1)
+        best = max(base.high[bars].max(), base.close[row.entry_bar])
+        assert row.mfe == pytest.approx(math.log(best / base.close[row.entry_bar]), abs=1e-15)
+    assert (np.sign(found["t_value"]) == found["label"]).all()
+
+
+@pytest.mark.parametrize(("up", "down"), [(0.5, 0.5), (1.2, 0.4)])
+def test_meta_labels_are_bets_on_the_barriers_of_their_side(up, down):
+    bars = gappy(4, 0.25)
+    base, fine = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
+    spec = replace(SPEC, k_up=up, k_down=down)
+    side = momentum_sides(base)
+    found = meta_labels(base, fine, side, spec, MES)
+    long = triple_barrier(base, fine, spec, MES)
+    short = triple_barrier(base, fine, replace(spec, k_up=down, k_down=up), MES)
+    for sign, plain in ((1, long), (-1, short)):
+        bets = found[found["side"] == sign]
+        same = plain.loc[bets.index]
+        assert len(bets) > 200 and (bets.index == plain.index.intersection(side.index[side == sign])).all()
+        for name in ("barrier", "label_end", "exit_bar", "up", "down"):
+            assert (bets[name].to_numpy() == same[name].to_numpy()).all(), name
+        np.testing.assert_array_equal(bets["ret"], sign * same["ret"])
+        np.testing.assert_array_equal(bets["mfe"], same["mfe"] if sign > 0 else -same["mae"])
+    cost = np.log1p(spec.cost_ticks * MES.tick / base.close[found["entry_bar"]])
+    assert (found["label"] == (found["ret"] > cost * (1 + 1e-6))).all() and set(found["label"]) == {0, 1}
+    profit = np.where(found["side"] > 0, "upper", "lower")
+    taken, out = found[found["barrier"] == profit], found[found["barrier"].isin(["upper", "lower"])]
+    assert taken["label"].mean() > 0.9 and (out.drop(taken.index)["label"] == 0).all()
+
+
+def test_bets_do_not_crowd_with_rows_that_are_none():
+    bars = gappy(4, 0.25)
+    base, side = base_frame(bars, MES, 5), momentum_sides(base_frame(bars, MES, 5))
+    side.iloc[np.arange(len(side)) % 15 > 0] = 0
+    found = meta_labels(base, None, side, SPEC, MES)
+    assert (found["uniqueness"] == 1).mean() > 0.9 and len(found) > 20
+
+
+# ---- what holds for each -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_columns_that_splits_and_weights_ask_for(name):
+    found = ask(name, gappy(1, 0.25))
+    assert found.index.name == "known_at" and found.index.is_unique and found.index.is_monotonic_increasing
+    assert (found["label_end"] > found.index).all() and found["uniqueness"].between(0, 1).all()
+    assert found["mae"].le(0).all() and found["mfe"].ge(0).all()
+    assert (found["ret"].isna() == (found["barrier"] == "ambiguous")).all()
+    assert str(found["label_end"].dtype) == "datetime64[ns, UTC]" == str(found.index.dtype)
+    for train, test in purged_kfold(found, 3, 5):
+        weights = training_weights(found.iloc[train])
+        assert len(test) and np.isclose(weights.mean(), 1) and np.isfinite(weights).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=st.sampled_from(sorted(ASKED)), end=st.sampled_from(SESSION_ENDS))
+def test_nothing_that_follows_the_proof_changes_a_row(data, name, end):
+    bars = gappy(data.draw(st.integers(0, 2)), 0.25, days=3)
+    cut = data.draw(st.integers(700, len(bars) - 1))
+    spec = replace(SPEC, session_end=end, horizon=data.draw(st.integers(3, 30)))
+    known = bars.index.as_unit("ns").asi8[cut - 1] + 60_000_000_000
+    whole = ask(name, bars, spec)
+    assert_same_bits(whole, ask(name, bars.iloc[:cut], spec), known)
+    assert_same_bits(whole, ask(name, absurd(bars, cut, np.random.default_rng(cut)), spec), known)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_too_few_bars_make_an_empty_table(name):
+    assert ask(name, gappy(1, 0.25).iloc[:0]).empty
+
+
+def test_what_cannot_be_asked_is_refused():
+    base = base_frame(gappy(1, 0.25), MES, 5)
+    for shortest in (1, 13, 2.0, True):
+        with pytest.raises(SettingsError, match="shortest"):
+            trend_scanning(base, SPEC, MES, shortest=shortest)
+    for least_t in (-1, math.nan, "2"):
+        with pytest.raises(SettingsError, match="least_t"):
+            trend_scanning(base, SPEC, MES, least_t=least_t)
+    for band in (0.0, -1, math.inf, True):
+        with pytest.raises(SettingsError, match="band"):
+            direction(base, SPEC, MES, band=band)
+    side = momentum_sides(base)
+    with pytest.raises(SettingsError, match="A side is -1, 0 or 1"):
+        meta_labels(base, None, side * 0.5, SPEC, MES)
+    with pytest.raises(SettingsError, match="no bar for"):
+        meta_labels(base, None, side.shift(freq="1min"), SPEC, MES)
+    with pytest.raises(SettingsError, match="repeated rows"):
+        meta_labels(base, None, pd.concat([side, side]), SPEC, MES)
+
+
+def test_of_equal_trends_the_shortest_wins():
+    still = np.full(40, 100.0)
+    chosen, t_value = strongest_trend(still, np.arange(20), np.arange(20) + 12, 4)
+    assert (chosen == np.arange(20) + 4).all() and (t_value == 0).all()  # each horizon has t = 0
+    first = np.array([0])
+    ties = 0
+    for ratio in 1.0 + np.arange(-50, 51) / 128:  # some lines are straight to the last digit at both lengths: t = inf
+        line = ratio ** np.arange(4.0)
+        two, three = (strongest_trend(line, first, np.array([bar]), bar)[1][0] for bar in (2, 3))
+        if ratio != 1.0 and np.isinf(two) and two == three:
+            ties += 1
+            chosen, t_value = strongest_trend(line, first, np.array([3]), 2)
+            assert chosen[0] == 2 and t_value[0] == two
+    assert ties >= 5
+
+
+def test_a_trend_of_just_the_least_t_is_one_and_a_row_needs_the_shortest_ahead():
+    base = base_frame(gappy(4, 0.25), MES, 5)
+    found = trend_scanning(base, SPEC, MES, shortest=3)
+    least = float(np.abs(found["t_value"]).median())
+    edge = found[np.abs(found["t_value"]) == least]
+    if not len(edge):
+        least = float(np.abs(found["t_value"]).iloc[7])
+    again = trend_scanning(base, SPEC, MES, shortest=3, least_t=least)
+    strong = np.abs(found["t_value"]) >= least
+    assert (np.abs(found["t_value"]) == least).any()
+    assert (again["label"].to_numpy() == np.where(strong, found["label"], 0)).all()
+    ends = np.append(np.flatnonzero(np.diff(base.segment)), len(base) - 1)
+    left = ends[np.searchsorted(ends, found["entry_bar"])] - found["entry_bar"]
+    assert left.min() == 3

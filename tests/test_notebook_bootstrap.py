@@ -1,0 +1,190 @@
+"""The bootstrap cell alone: a fresh interpreter without any installed package, in an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ml_factory.notebook_bootstrap import bootstrap_text
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = bootstrap_text("OWNER/ml_factory", "v0.1.0")
+
+
+def git(*words: object, folder: Path) -> None:
+    who = ["-c", "user.name=tests", "-c", "user.email=tests@example.invalid", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *who, *map(str, words)], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory) -> Path:
+    """A bare repository of this checkout's code as it stands, with the pinned tag on its first commit."""
+    folder = tmp_path_factory.mktemp("origin")
+    work = folder / "work"
+    for name in (
+        "ml_factory/__init__.py",
+        "ml_factory/numba_cache.py",
+        "ml_factory/secrets.py",
+        "utils/colab_setup.py",
+    ):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, work / name)
+    git("init", "--quiet", "--initial-branch=main", folder=work)
+    git("add", ".", folder=work)
+    git("commit", "--quiet", "-m", "first", folder=work)
+    git("tag", "v0.1.0", folder=work)
+    (work / "later.txt").write_text("after the tag")
+    git("add", ".", folder=work)
+    git("commit", "--quiet", "-m", "second", folder=work)
+    git("clone", "--quiet", "--bare", work, folder / "origin.git", folder=folder)
+    return folder / "origin.git"
+
+
+@pytest.fixture
+def run(tmp_path, origin):
+    """Run the cell, then print where ml_factory comes from; (exit code, output)."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "empty").mkdir()
+
+    def call(folder: Path = tmp_path / "empty", **environment: str) -> tuple[int, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY", "COLAB"))}
+        settings = clean | {"HOME": str(tmp_path / "home"), "ML_FACTORY_REPOSITORY": str(origin)} | environment
+        text = TEXT + "\nimport ml_factory\nprint('from', Path(ml_factory.__file__).parents[1])"
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", text], cwd=folder, env=settings, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return call
+
+
+def kept(home: Path) -> list[Path]:
+    return sorted((home / ".cache" / "ml_factory").glob("*"))
+
+
+def test_a_checkout_above_is_used(run, tmp_path):
+    code, said = run(ROOT / "colab_notebooks")
+    assert code == 0 and f"from {ROOT}\n" in said
+    assert not kept(tmp_path / "home")
+
+
+def test_an_empty_folder_fetches_the_pinned_ref_once(run, tmp_path, origin):
+    code, said = run()
+    assert code == 0, said
+    (place,) = kept(tmp_path / "home")
+    assert f"Code: {place}" in said and f"from {place}\n" in said
+    assert not (place / "later.txt").exists()
+    assert list((tmp_path / "empty").iterdir()) == []
+    shutil.move(origin, origin.with_name("away"))  # the second run needs no network
+    try:
+        assert run()[1].count(str(place)) == 2
+    finally:
+        shutil.move(origin.with_name("away"), origin)
+
+
+def test_another_ref_has_a_place_of_its_own(run, tmp_path):
+    assert run()[0] == 0
+    assert run(ML_FACTORY_REF="main")[0] == 0
+    assert [(place / "later.txt").exists() for place in kept(tmp_path / "home")] == [True, False]
+
+
+def test_a_ref_that_is_not_there_yet_falls_back_aloud(run, tmp_path):
+    code, said = run(ML_FACTORY_REF="v9.9.9")
+    assert code == 0 and "has no v9.9.9 yet: took its default branch instead" in said
+    assert (kept(tmp_path / "home")[0] / "later.txt").exists()
+
+
+def test_no_repository_is_said_with_the_way_out_and_leaves_nothing_to_trip_over(run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY=str(tmp_path / "nowhere.git"))
+    assert code == 1
+    assert "Could not fetch v0.1.0 from" in said and "ML_FACTORY_REPOSITORY" in said
+    assert not kept(tmp_path / "home")
+    code, said = run()
+    assert code == 0, said
+
+
+def test_a_token_in_the_address_is_not_shown(run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY="https://someone:SECRET-TOKEN@127.0.0.1:9/x/y")
+    assert code != 0 and "127.0.0.1:9/x/y" in said
+    assert "SECRET-TOKEN" not in said
+    assert not any("SECRET" in path.name for path in (tmp_path / "home").rglob("*"))
+
+
+def test_without_git_it_says_so(run, tmp_path):
+    code, said = run(PATH=str(tmp_path))
+    assert code == 1 and "git is not installed" in said
+
+
+# ---- notebooks that were uploaded alone, with the wheel of `make colab` ---------------------------------------------
+
+PLACEHOLDER = "https://github.com/OWNER/ml_factory"
+
+
+@pytest.fixture(scope="module")
+def uploaded(tmp_path_factory) -> Path:
+    """What `make colab` writes, and nothing else of the checkout."""
+    folder = tmp_path_factory.mktemp("uploaded")
+    command = [sys.executable, "-S", str(ROOT / ".ci" / "colab.py"), str(folder)]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_make_colab_writes_eight_notebooks_and_one_wheel_that_pip_takes(uploaded, tmp_path):
+    assert len(list(uploaded.glob("0?_*.ipynb"))) == 8
+    (wheel,) = uploaded.glob("*.whl")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "-q",
+        "--target",
+        tmp_path / "site",
+        wheel,
+    ]
+    subprocess.run(pip, check=True, capture_output=True)
+    assert (tmp_path / "site" / "utils" / "colab_setup.py").read_bytes() == (ROOT / "utils/colab_setup.py").read_bytes()
+    wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ml_factory").rglob("*.py")}
+    assert wanted <= {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.py")}
+
+
+def test_a_notebook_beside_the_wheel_unpacks_it_without_git_or_network(run, uploaded, tmp_path):
+    where = {"ML_FACTORY_REPOSITORY": PLACEHOLDER, "PATH": str(tmp_path)}
+    code, said = run(uploaded, **where)
+    (place,) = kept(tmp_path / "home")
+    assert code == 0 and f"from {place}\n" in said and "ml_factory-0.1.0-py3-none-any.whl" in said, said
+    assert (place / "requirements" / "colab-gpu.txt").is_file()
+    assert run(uploaded, **where)[1].count(str(place)) == 2 and kept(tmp_path / "home") == [place]
+
+
+def test_on_colab_drive_is_mounted_for_the_wheel_when_the_owner_is_the_placeholder(run, uploaded, tmp_path):
+    """A stand-in for google.colab.drive: mounting brings the uploaded folder."""
+    package = tmp_path / "shim" / "google" / "colab"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    mount = f"import shutil\ndef mount(place):\n    shutil.copytree({str(uploaded)!r}, place + '/MyDrive/ml_factory')\n"
+    (package / "drive.py").write_text(mount)
+    if Path("/content/ml_factory_code").exists():
+        pytest.skip("a Colab machine of its own has code already")
+    where = {"PYTHONPATH": str(tmp_path / "shim"), "ML_FACTORY_DRIVE": str(tmp_path / "drive")}
+    cell = TEXT.replace("/content/ml_factory_code", str(tmp_path / "content" / "ml_factory_code"))
+    assert cell != TEXT
+    settings = {**os.environ, **where, "COLAB_RELEASE_TAG": "release", "HOME": str(tmp_path / "home")}
+    settings.pop("ML_FACTORY_REPOSITORY", None)
+    text = cell + "\nimport ml_factory\nprint('from', Path(ml_factory.__file__).parents[1])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", text], cwd=tmp_path / "empty", env=settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and f"from {tmp_path / 'content'}/ml_factory-0.1.0" in done.stdout, done.stderr
+
+
+def test_the_placeholder_owner_is_refused_with_the_way_out_and_never_fetched(run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY=PLACEHOLDER)
+    assert code == 1 and "is a placeholder" in said and "make colab" in said and "ML_FACTORY_REPOSITORY" in said
+    assert "Could not fetch" not in said and not kept(tmp_path / "home")

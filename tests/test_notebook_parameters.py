@@ -1,0 +1,158 @@
+"""A notebook's parameters: read from its cell, converted from texts, checked after papermill."""
+
+import json
+import types
+
+import pytest
+
+from ml_factory.errors import SettingsError
+from ml_factory.notebook_parameters import check_parameters, convert_parameters, notebook_parameters, read_parameters
+from tests.notebook_lint import FOLDER
+
+CELL = """#@title Parameters
+SYMBOL: str = "DEMO"  #@param {type: "string"}
+HORIZON: int = 20  #@param {type: "integer"}
+MODEL: str = "xgboost"  #@param {type: "string"}
+QUICK: bool = False  #@param {type: "boolean"}
+RATE: float = 0.5  #@param {type: "number"}
+"""
+
+
+def shell(injected: str = "", *, cell: str = CELL, later: str = "", title: str = "# Parameters"):
+    """A stand-in for IPython's: the cells run so far, and what they left in the namespace."""
+    space: dict = {}
+    cells = ["", "import os", cell] + ([f"{title}\n{injected}"] if injected else []) + ([later] if later else [])
+    for text in cells:
+        exec(text, space)
+    space["In"] = [*cells, "chosen = check_parameters()"]
+    return types.SimpleNamespace(user_ns=space)
+
+
+def test_defaults_pass_and_come_back_in_small_letters(capsys):
+    chosen = check_parameters(shell=shell())
+    assert vars(chosen) == {"symbol": "DEMO", "horizon": 20, "model": "xgboost", "quick": False, "rate": 0.5}
+    assert capsys.readouterr().out == "SYMBOL 'DEMO' · HORIZON 20 · MODEL 'xgboost' · QUICK False · RATE 0.5\n"
+
+
+def test_injected_values_win():
+    chosen = check_parameters(shell=shell('SYMBOL = "ES"\nHORIZON = 5\nRATE = 1'))
+    assert (chosen.symbol, chosen.horizon, chosen.rate) == ("ES", 5, 1)
+
+
+def test_a_shared_name_that_is_not_declared_is_accepted_and_told(capsys):
+    chosen = check_parameters(shell=shell('WORKSPACE = "/x"\nSEED = 3'))
+    assert chosen.seed == 3
+    assert "Not used in this notebook: WORKSPACE, SEED" in capsys.readouterr().out
+
+
+def test_cells_of_the_user_between_the_two_are_their_own():
+    assert check_parameters(shell=shell(later="mine = 5\nTYPO = 1")).symbol == "DEMO"
+
+
+def test_only_what_was_injected_after_the_last_parameters_cell_counts():
+    found = shell("TYPO = 1")
+    found.user_ns["In"].insert(4, CELL)
+    assert check_parameters(shell=found).horizon == 20
+
+
+@pytest.mark.parametrize(
+    ("injected", "words"),
+    [
+        ("TYPO = 1", ["Unknown parameter", "TYPO"]),
+        ("HORIZEN = 5", ["HORIZEN", "did you mean 'HORIZON'?"]),
+        ("SYMBOL = 100000.0", ["SYMBOL", "100000.0 (float)", "wanted str", "-r SYMBOL"]),
+        ("SYMBOL = 123", ["SYMBOL", "123 (int)", "-r SYMBOL"]),
+        ("SYMBOL = None", ["SYMBOL", "None (NoneType)"]),
+        ('HORIZON = "twenty"', ["HORIZON", "'twenty' (str)", "wanted int"]),
+        ("HORIZON = 20.0", ["HORIZON", "20.0 (float)"]),
+        ("HORIZON = True", ["HORIZON", "True (bool)", "wanted int"]),
+        ("HORIZON = 0", ["HORIZON", "got 0", "1 or more"]),
+        ("QUICK = 1", ["QUICK", "1 (int)", "wanted bool"]),
+        ('RATE = "fast"', ["RATE", "wanted float"]),
+        ('SYMBOL = "mes"', ["'mes'", "MES"]),
+        ('SYMBOL = "BTC/USDT"', ["BTC-USDT"]),
+        ('SYMBOL = "../../etc"', ["symbol"]),
+        ('MODEL = "xgbost"', ["did you mean 'xgboost'?"]),
+        ('MODEL = "lstm"', ["lstm", "xgboost, lightgbm, catboost, linear.", "03_train_sequence.ipynb"]),
+        ('MODEL = "tft"', ["got tft", "04_train_advanced.ipynb"]),
+        ("SEED = -1", ["SEED", "0 or more"]),
+        ("WORKSPACE = 5", ["WORKSPACE", "wanted str"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_way_out(injected, words):
+    with pytest.raises(SettingsError) as caught:
+        check_parameters("tabular", shell=shell(injected))
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+def test_a_runner_without_history_finds_the_annotations():
+    found = shell("HORIZON = 0")
+    found.user_ns["In"] = [""]
+    with pytest.raises(SettingsError, match="HORIZON"):
+        check_parameters(shell=found)
+    found.user_ns["HORIZON"] = 5
+    assert check_parameters(shell=found).horizon == 5
+
+
+def test_without_the_parameters_cell_it_says_so():
+    with pytest.raises(SettingsError, match="run the cell above"):
+        check_parameters(shell=shell(cell="x = 1"))
+
+
+@pytest.mark.parametrize(("value", "quick"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_makes_it_quick(value, quick, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_QUICK", value)
+    assert check_parameters(shell=shell()).quick is quick
+
+
+def test_base_models_become_names():
+    cell = CELL + 'BASE_MODELS: str = "xgboost, lstm"  #@param {type: "string"}\n'
+    assert check_parameters(shell=shell(cell=cell)).base_models == ("xgboost", "lstm")
+    with pytest.raises(SettingsError, match="did you mean 'patchtst'"):
+        check_parameters(shell=shell('BASE_MODELS = "xgboost,patchtsd"', cell=cell))
+
+
+@pytest.mark.parametrize(
+    "source", ["x = 1", "x: int", "x: list = []", "x: int = 1 + y", "import os", 'x: "int | None" = 1']
+)
+def test_a_cell_that_papermill_would_misread_is_refused(source):
+    with pytest.raises(ValueError):
+        read_parameters(source)
+
+
+def test_every_notebook_declares_what_the_contract_shares():
+    declared = notebook_parameters(FOLDER / "02_train_tabular.ipynb")
+    assert list(declared) == ["SYMBOL", "HORIZON", "MODEL", "SETTINGS", "WORKSPACE", "SEED", "QUICK", "FRESH"]
+    assert (declared["QUICK"].kind, declared["QUICK"].default) == (bool, False)
+
+
+def test_texts_of_the_command_line_get_the_declared_types():
+    given = {"HORIZON": "5", "QUICK": "true", "FRESH": "0", "SYMBOL": "1E5", "MODEL": "lightgbm"}
+    assert convert_parameters(FOLDER / "02_train_tabular.ipynb", given) == {
+        "HORIZON": 5, "QUICK": True, "FRESH": False, "SYMBOL": "1E5", "MODEL": "lightgbm",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "words"), [
+    ("HORIZON", "twenty", "wanted int"),
+    ("HORIZON", "2.5", "wanted int"),
+    ("QUICK", "maybe", "wanted True or False"),
+    ("TYPO", "1", "Unknown parameter"),
+    ("MODAL", "x", "did you mean 'MODEL'"),
+])  # fmt: skip
+def test_texts_that_cannot_be_read_are_refused(name, text, words):
+    with pytest.raises(SettingsError, match=words):
+        convert_parameters(FOLDER / "02_train_tabular.ipynb", {name: text})
+
+
+def test_a_notebook_without_parameters_is_refused(tmp_path):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps({"cells": []}))
+    with pytest.raises(SettingsError, match="No cell is tagged"):
+        notebook_parameters(path)
+
+
+def test_errors_show_their_message_alone_in_a_notebook():
+    assert SettingsError("What", got=1, next_step="do it")._render_traceback_() == [
+        "SettingsError: What. got 1. Next: do it."
+    ]

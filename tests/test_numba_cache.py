@@ -1,0 +1,87 @@
+"""Compiled kernels are those of the sources as they are."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ml_factory.numba_cache import KEEP, sources_hash
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_hash_follows_what_is_compiled_and_nothing_else(tmp_path):
+    (tmp_path / "room").mkdir()
+    kernel, plain = tmp_path / "room" / "kernel.py", tmp_path / "plain.py"
+    kernel.write_text("@njit\ndef f(): return 1\n")
+    plain.write_text("x = 1\n")
+    before = sources_hash(tmp_path)
+    plain.write_text("x = 2\n")
+    assert sources_hash(tmp_path) == before
+    kernel.write_text("@njit\ndef f(): return 2\n")
+    assert sources_hash(tmp_path) != before
+    kernel.rename(tmp_path / "kernel.py")
+    moved = sources_hash(tmp_path)
+    kernel.write_text("@njit\ndef f(): return 2\n")
+    assert len({before, moved, sources_hash(tmp_path)}) == 3
+
+
+CALL = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import ml_factory
+from ml_factory.caller import twice
+print(twice(1.0), len(ml_factory.numba_cache.os.listdir(ml_factory.numba_cache._root())))
+"""
+
+
+def run(package, home):
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, str(package)], capture_output=True, text=True, check=False,
+        env=environment | {"XDG_CACHE_HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"},  # its stamps count seconds
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    number, folders = done.stdout.split()
+    return float(number), int(folders)
+
+
+def test_a_change_in_a_function_that_is_called_is_seen(tmp_path):
+    package = tmp_path / "ml_factory"
+    package.mkdir()
+    for name in ("__init__.py", "numba_cache.py", "secrets.py"):
+        (package / name).write_text((ROOT / "ml_factory" / name).read_text())
+    head = "from numba import njit\n"
+    (package / "caller.py").write_text(
+        head + "from ml_factory.called import half\n\n@njit(cache=True)\ndef twice(x):\n    return 4.0 * half(x)\n"
+    )
+    answers = []
+    for factor in (0.5, 0.5, 1.5, 2.5, 3.5):
+        (package / "called.py").write_text(head + f"\n@njit(cache=True)\ndef half(x):\n    return {factor} * x\n")
+        answers.append(run(tmp_path, tmp_path / "home"))
+    assert [answer for answer, _ in answers] == [2.0, 2.0, 6.0, 10.0, 14.0]
+    assert answers[-1][1] == 4 > KEEP  # all used today: another process may still write to one of them
+    for folder in (tmp_path / "home" / "ml_factory-kernels").iterdir():
+        os.utime(folder, (time.time() - 90_000,) * 2)
+    assert run(tmp_path, tmp_path / "home") == (14.0, KEEP)
+
+
+def test_the_users_own_setting_holds(tmp_path):
+    code = "import ml_factory, numba; print(numba.config.CACHE_DIR)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.strip() == str(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.getuid() == 0, reason="root writes everywhere")
+def test_a_home_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
+    from ml_factory import numba_cache
+
+    tmp_path.chmod(0o500)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert not str(numba_cache._root()).startswith(str(tmp_path))

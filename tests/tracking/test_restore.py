@@ -1,0 +1,371 @@
+"""What W&B keeps and gives back, against a stand-in of its public API; a record told again, read back from the real
+client's own file; and no key in anything that a run leaves."""
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.__main__ import main
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.slot_pool import Lease
+from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
+from ml_factory.storage.artifact_registry import Registry
+from ml_factory.storage.atomic_files import file_hash
+from ml_factory.storage.workspace import Workspace
+from ml_factory.suite import find_notebook, run_notebook
+from ml_factory.tracking import restore, wandb_process, wandb_sync
+from ml_factory.tracking.restore import recover, recover_artifact, recover_quietly, replay
+from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.tracker import TAKEN_OVER, Tracker, read_log
+from ml_factory.tracking.wandb_process import mirror_mode
+from ml_factory.tracking.wandb_sync import Retelling
+from tests.tracking import wandb_stand_in
+from tests.tracking.offline_file import READ
+from tests.tracking.wandb_stand_in import KEY, settle, versions
+
+PASSWORD = "netrc-5b4c3d2e1f00f1e2d3c0f1e2d3c4b5a6978"
+
+
+@pytest.fixture(autouse=True)
+def account(monkeypatch, tmp_path):
+    for name in ("WANDB_MODE", "WANDB_BASE_URL", "ML_FACTORY_WANDB"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(wandb_process, "_told", set())
+
+
+@pytest.fixture
+def service(tmp_path, monkeypatch):
+    return lambda answer="pass": wandb_stand_in.install(tmp_path, monkeypatch, answer)
+
+
+def test_models_and_the_stack_come_back_into_an_empty_workspace(
+    prepared, prepared_template, tmp_path, monkeypatch, service
+):
+    store, done = service(), settle(monkeypatch)
+    bases = ("linear", "lightgbm")
+    first = pipeline.stack(prepared, "DEMO", 5, bases, folds=2, quick=True)
+    assert done() == [True] * 3 and len(list(store.iterdir())) == 3  # no checkpoints: all of it is finished
+    shutil.copytree(prepared_template, tmp_path / "empty")
+    monkeypatch.setattr("ml_factory.workflows.train.build_model", None)  # nothing is trained
+    again = pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True)
+    assert again.artifact.name == first.artifact.name and again.predictions_hash == first.predictions_hash
+    assert first.lineage.drop(columns="here").equals(again.lineage.drop(columns="here"))
+    assert again.lineage["kind"].tolist() == ["stack", "run", "data"] + ["model", "run", "data"] * 2
+    # Asked for by name, W&B gives the bases although the registry has them; what it lacks, it is said to lack.
+    sequence = max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO"))
+    pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True, source="wandb")
+    assert max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO")) == sequence + 2
+    assert all(done())
+    shutil.rmtree(store)
+    with pytest.raises(NotPreparedError, match="W&B has no such model"):
+        pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
+
+
+def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
+    prepared, prepared_template, tmp_path, monkeypatch, service
+):
+    service()
+    done = settle(monkeypatch)
+    first = pipeline.stack(prepared, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
+    assert all(done())
+    shutil.copytree(prepared_template, tmp_path / "empty")
+    given = {"SYMBOL": "DEMO", "HORIZON": "5", "BASE_MODELS": "linear,lightgbm", "FOLDS": "2", "SOURCE": "wandb"}
+    given |= {"QUICK": "True", "WORKSPACE": str(tmp_path / "empty")}
+    said = run_notebook(find_notebook("05"), tmp_path / "05.ipynb", given).read_text()
+    for name in ("linear", "lightgbm", "stack"):
+        assert f"Found {name} on DEMO, horizon 5: finished before" in said
+    stack = Registry(tmp_path / "empty/models").find("DEMO", 5, "stack", kind="stack")
+    assert stack.path.name == first.artifact.name and KEY not in said
+
+
+def kept_of(manager: CheckpointManager, folder: Path) -> Keepsake:
+    return Keepsake(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
+
+
+def keep(keepsake: Keepsake, tmp_path: Path, status: str = "failed") -> None:
+    """A short attempt that ends like this, mirrored and waited for."""
+    tracker = Tracker("r", {}, tmp_path / "w", tmp_path / "l", keepsake=keepsake)
+    tracker.log(1, {"loss": 1.0})
+    tracker.finish(status=status)
+    assert tracker.wait_mirror(60)
+
+
+def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_left(tmp_path, service):
+    store = service()
+    state = {"weights": np.arange(5.0), "history": [1, 2]}
+    (tmp_path / "one").mkdir()
+    with CheckpointManager(tmp_path / "one/c", run="r", background=False) as manager:
+        manager.save_checkpoint("folds_lstm", {"weights": np.zeros(5)}, force=True)
+        manager.save_checkpoint("folds_lstm", state, force=True)
+        manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
+        manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
+        manager.phase("given_back").finish()
+        with CheckpointManager(tmp_path / "one/c", run="r-fold0", background=False) as nested:
+            nested.save_checkpoint("barriers", {"trials": [1]}, force=True)
+        with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
+            other.save_checkpoint("p", {"a": 1}, force=True)
+        (tmp_path / "one/part-0.json").write_text('{"a": 1}')
+        keep(kept_of(manager, tmp_path / "one"), tmp_path)
+    assert [path.name for path in store.iterdir()] == ["checkpoints-r"]
+    (version,) = versions(store, "checkpoints-r")
+    assert {path.name for path in version.iterdir()} == {
+        "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
+    }  # fmt: skip
+    with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
+        assert recover_quietly(manager, kept_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
+        found = manager.load_latest_checkpoint("folds_lstm")
+        assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
+        assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
+        assert manager.load_latest_checkpoint("folds_lstm_2")["state"]["weights"].tolist() == [1, 1, 1]
+        assert manager.load_latest_checkpoint("given_back") is None
+        assert (tmp_path / "two/part-0.json").read_text() == '{"a": 1}'
+    with CheckpointManager(tmp_path / "two/c", run="r-fold0", background=False) as manager:
+        assert manager.load_latest_checkpoint("barriers")["state"] == {"trials": [1]}
+
+
+@pytest.mark.parametrize("fault", ["another run", "changed", "missing", "another's checkpoint", "no list"])
+def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, service, fault):
+    store = service()
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        for phase in ("p", "q"):
+            manager.save_checkpoint(phase, {"a": 1}, force=True)
+        keep(kept_of(manager, tmp_path), tmp_path)
+    (version,) = versions(store, "checkpoints-r")
+    parts, first = json.loads((version / "parts.json").read_text()), version / "r--q.ckpt"
+    if fault == "another run":
+        parts["run"] = "other"
+    elif fault == "changed":
+        first.write_bytes(first.read_bytes()[:-1] + b"x")
+    elif fault == "missing":
+        first.unlink()
+    elif fault == "no list":
+        parts = ["r"]
+    else:
+        with CheckpointManager(tmp_path / "d", run="s", background=False) as other:
+            saved = other.save_checkpoint("q", {"a": 1}, force=True)
+        shutil.copy(saved["path"], first)
+        parts["files"][first.name] = file_hash(first)
+    (version / "parts.json").write_text(json.dumps(parts))
+    with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
+        with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
+            recover(manager, kept_of(manager, tmp_path / "f"))
+        assert manager.list_checkpoints() == []
+
+
+def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
+    store = service()
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        for number in range(6):
+            manager.save_checkpoint("p", {"number": number}, force=True)
+            keep(kept_of(manager, tmp_path), tmp_path)
+            if number == 1:
+                about = store / "checkpoints-r/about-v1.json"
+                about.write_text(json.dumps(json.loads(about.read_text()) | {"aliases": ["mine"]}))
+        assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
+        keep(kept_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
+    with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
+        assert recover(manager, kept_of(manager, tmp_path)) == "checkpoints"
+        assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
+
+
+@pytest.mark.parametrize(("between", "sent"), [(600.0, 1), (0.0, 2)])
+def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, service, monkeypatch, between, sent):
+    store = service()
+    found = importlib.util.spec_from_file_location("stand_in_for_wandb", tmp_path / "service/wandb.py")
+    found.loader.exec_module(wandb := importlib.util.module_from_spec(found))
+    for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
+        monkeypatch.setattr(wandb_sync, name, seconds)
+    (tmp_path / "l").mkdir()
+    asked, allowed = [], []
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+
+        def over() -> bool:
+            asked.append(1)
+            if len(asked) in (2, 4):
+                manager.save_checkpoint("p", {"asked": len(asked)}, force=True)
+            return len(asked) > 9
+
+        spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
+        spec |= {"attempt": [1, "0" * 8], "keepsake": kept_of(manager, tmp_path).to_dict()}
+        allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
+        Retelling(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
+    assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
+    assert allowed[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
+
+
+def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_path, service):
+    store = service()
+    with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
+        early.save_checkpoint("p", {"who": "early"}, force=True)
+        keep(kept_of(early, tmp_path), tmp_path)
+    shutil.copytree(tmp_path / "early", tmp_path / "late")
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("later")) as late:
+        assert late.phase("p").load()["state"] == {"who": "early"}
+        late.save_checkpoint("p", {"who": "late"}, force=True)
+        keep(kept_of(late, tmp_path), tmp_path)
+    with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
+        early.save_checkpoint("p", {"who": "does not know"}, force=True)
+        keep(kept_of(early, tmp_path), tmp_path)
+    with CheckpointManager(tmp_path / "empty", run="r", background=False) as manager:
+        recover(manager, kept_of(manager, tmp_path))
+        assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
+    count = len(versions(store, "checkpoints-r"))
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("third")) as late:
+        late.phase("p").load()
+        late.save_checkpoint("p", {"who": "knows"}, force=True)
+        keep(kept_of(late, tmp_path), tmp_path, TAKEN_OVER)
+    assert len(versions(store, "checkpoints-r")) == count
+
+
+@pytest.mark.parametrize("answer", ["import time; time.sleep(1000)", "raise RuntimeError('no key " + KEY + "')"])
+def test_a_service_that_does_not_give_costs_its_deadline_once_and_one_line(
+    tmp_path, monkeypatch, service, caplog, answer
+):
+    service(answer)
+    monkeypatch.setattr(restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
+    with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
+        assert mirror_mode("auto") == "online"
+        assert recover_quietly(manager, kept_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
+    assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
+    assert mirror_mode("auto") == "offline"  # nobody waits for it again
+
+
+def test_what_comes_back_damaged_is_refused(tmp_path, service):
+    folder = service() / "model-r" / "v0"
+    kept = Registry(tmp_path / "a").register("ES", "model", "gru", {"v": 1}, {"run_id": "r"})
+    shutil.copytree(kept.path, folder)
+    (folder.parent / "about-v0.json").write_text('{"type": "model", "metadata": {}, "aliases": []}')
+    registry = Registry(tmp_path / "b")
+    assert recover_artifact(registry, "model", "r").hash == kept.hash
+    (folder / "state.safetensors").write_bytes(b"other")
+    with pytest.raises(CheckpointError, match="torn"):
+        recover_artifact(registry, "model", "r")
+    assert recover_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
+
+
+# ---------------------------------------------------------------- going back
+
+
+class Service:
+    """A run at W&B as its own log tells it: a step at or below the last one is dropped, as the real one does."""
+
+    class Error(Exception):
+        pass
+
+    def __init__(self, points, rewinds=True):
+        self.runs, self.rewinds = {"run": dict(points)}, rewinds
+
+    def begin(self, id, name, resume=None, resume_from=None):
+        if resume_from:
+            if not self.rewinds:
+                raise self.Error("rewinding is not part of this plan")
+            step = int(resume_from.removeprefix(f"{id}?_step="))
+            self.runs[id] = {one: told for one, told in self.runs[id].items() if one <= step}
+        points = self.runs.setdefault(id, {})
+
+        class Run:
+            starting_step = max(points, default=-1) + 1
+
+            def log(self, metrics, step):
+                assert step > max(points, default=-1), "dropped: told twice or out of order"
+                points[step] = metrics["loss"]
+
+            def finish(self, exit_code=0):
+                pass
+
+        return Run()
+
+
+@pytest.mark.parametrize(("known", "rewinds"), [(8, True), (8, False), (3, True), (0, True)])
+def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_path, known, rewinds):
+    """An attempt told `known` steps to the service; the next one resumes behind step 4, and says other numbers."""
+    first = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+    for step in range(8):
+        first.log(step, {"loss": step})
+    first._file.close()
+    second = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+    for step in range(5, 10):
+        second.log(step, {"loss": step * 10})
+    second.finish()
+    service = Service({step: step for step in range(known)}, rewinds)
+    spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
+    story = Retelling(service, {**spec, "attempt": list(second._attempt), "keepsake": None}, service.begin)
+    story.follow(lambda: True)
+    told = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
+    assert told == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}
+    assert list(told) == sorted(told)
+
+
+# ---------------------------------------------------------------- the real client
+
+
+def everything_told(folder, spawn):
+    """What the one .wandb file below the folder says: [step, loss] of each point, and the names of artifacts."""
+    lines = [json.loads(line) for line in spawn(READ, folder).stdout.read().splitlines()]
+    return [one for one in lines if isinstance(one, list)], [one for one in lines if isinstance(one, str)]
+
+
+def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp_path, spawn, capsys, monkeypatch):
+    pytest.importorskip("wandb")
+    log = Workspace(tmp_path / "ws").results / "ES" / "train-x" / "log"
+    first = Tracker("train-x", {"lr": 0.1}, log, tmp_path / "l", mirror="off")
+    for step in range(1, 9):
+        first.log(step, {"loss": 1 / step})
+    first._file.close()
+    with Tracker("train-x", {"lr": 0.1}, log, tmp_path / "l", mirror="off") as second:
+        for step in range(6, 11):
+            second.log(step, {"loss": 2 / step})
+    words = ["tracking", "replay", "--run", "train-x", "--symbol", "ES", "--workspace", str(tmp_path / "ws")]
+    monkeypatch.setattr(sys, "argv", ["ml_factory", *words, "--offline", "--json"])
+    with contextlib.suppress(SystemExit):
+        main()
+    told = json.loads(capsys.readouterr().out)
+    assert told["run"] == "train-x" and told["steps"] == 10 and told["mode"] == "offline"
+    points, _ = everything_told(log, spawn)
+    assert points == [[step, 1 / step] for step in range(1, 6)] + [[step, 2 / step] for step in range(6, 11)]
+    assert points == read_log(log)[["step", "loss"]].values.tolist()
+    with pytest.raises(WorkspaceError, match="no record"):
+        replay(tmp_path / "nothing")
+
+
+def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypatch, spawn):
+    """Workspace, checkpoints' slots, local cache, the offline W&B folder and the executed notebook, with keys in the
+    environment, in .netrc and in W&B's own settings; what is searched for is found where it was put."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("ML_FACTORY_WANDB", "offline")
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("HF_TOKEN", "hf_" + KEY)
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    monkeypatch.setenv("NETRC", str(secrets / "netrc"))
+    (secrets / "netrc").write_text(f"machine api.wandb.ai\n  login user\n  password {PASSWORD}\n")
+    given = {"SYMBOL": "DEMO", "HORIZON": "5", "MODEL": "linear", "QUICK": "True", "WORKSPACE": str(prepared.root)}
+    written = run_notebook(find_notebook("02"), tmp_path / "02.ipynb", given)
+    assert "linear on DEMO" in json.dumps(nbformat.read(written, 4))
+    [log] = (prepared.results / "DEMO").glob("*/log")
+    wanted = read_log(log)["step"].tolist()
+    [local] = {path.parent for path in (tmp_path / "cache").rglob("segment-*.jsonl")}
+    deadline = time.monotonic() + 120
+    points, artifacts = [], []
+    while not artifacts and time.monotonic() < deadline:
+        with contextlib.suppress(ValueError):
+            points, artifacts = everything_told(local, spawn)
+        time.sleep(0.5)
+    assert [step for step, _ in points] == wanted and artifacts == [f"model-{log.parent.name}"]
+    assert list(prepared.checkpoints.glob("slot-*.ckpt"))
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and secrets not in path.parents]
+    found = [path for path in files if any(one.encode() in path.read_bytes() for one in (KEY, PASSWORD))]
+    assert len(files) > 30 and found == []
+    assert PASSWORD in (secrets / "netrc").read_text()

@@ -1,0 +1,474 @@
+"""Every step once and in order, over any number of kills; a mirror nobody notices; no key anywhere."""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
+from ml_factory.tracking import run_log, wandb_process
+from ml_factory.tracking import tracker as tracker_module
+from ml_factory.tracking.tracker import Tracker, read_log
+from tests.tracking.offline_file import READ
+
+KEY = "0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c"
+
+
+@pytest.fixture(autouse=True)
+def no_account(monkeypatch, tmp_path):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "ML_FACTORY_WANDB", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(wandb_process, "_told", set())
+
+
+@pytest.fixture
+def track(tmp_path):
+    def start(**named) -> Tracker:
+        return Tracker("run", {"lr": 0.1}, tmp_path / "w", tmp_path / "l", **{"mirror": "off", **named})
+
+    return start
+
+
+def steps(folder) -> list[int]:
+    return read_log(folder)["step"].tolist()
+
+
+def abandon(tracker: Tracker) -> None:
+    """What a kill does to it: the operating system closes its file, nothing else happens."""
+    tracker._file.close()
+
+
+# ---------------------------------------------------------------- the record
+
+
+def test_the_record_of_a_run(track, tmp_path):
+    with track() as tracker:
+        for step in (1, 2, 3):
+            tracker.log(step, {"loss": np.float32(1 / step), "note": "x"})
+            tracker.log(step, {"val": math.inf if step == 1 else math.nan if step == 2 else 1.5})
+            tracker.close_segment()
+            assert steps(tmp_path / "w") == list(range(1, step + 1))
+        tracker.finish({"accuracy": np.float64(0.5), "auc": math.nan})
+    log = read_log(tmp_path / "w")
+    assert log.columns.tolist() == ["step", "time", "attempt", "loss", "note", "val"]
+    assert log["loss"].tolist() == [1.0, 0.5, float(np.float32(1 / 3))]
+    assert log["val"][0] == math.inf and np.isnan(log["val"][1]) and log["val"][2] == 1.5
+    assert str(log["time"].dt.tz) == "UTC" and (pd.Timestamp.now("UTC") - log["time"]).max() < pd.Timedelta("1min")
+    summary = json.loads((tmp_path / "w/summary.json").read_text())
+    assert summary["summary"] == {"accuracy": 0.5, "auc": None} and summary["status"] == "finished"
+    assert json.loads((tmp_path / "w/run.json").read_text())["settings"] == {"lr": 0.1}
+
+
+def test_an_empty_record(track, tmp_path):
+    track().finish()
+    log = read_log(tmp_path / "w")
+    assert log.empty and log.columns.tolist() == ["step", "time", "attempt"]
+    assert read_log(tmp_path / "nowhere").empty
+
+
+def test_an_exception_ends_the_record_as_failed_and_is_not_swallowed(track, tmp_path):
+    with pytest.raises(ZeroDivisionError), track() as tracker:
+        tracker.log(1, {"loss": 1.0})
+        _ = 1 / 0
+    assert json.loads((tmp_path / "w/summary.json").read_text())["status"] == "failed"
+    assert steps(tmp_path / "w") == [1]
+    with pytest.raises(FactoryError, match="finished"):
+        tracker.log(2, {})
+
+
+def test_a_resumed_attempt_replaces_what_came_after_its_checkpoint(track, tmp_path):
+    first = track()
+    for step in range(1, 8):
+        first.log(step, {"loss": step})
+        if step == 4:
+            first.close_segment()
+    abandon(first)  # 5, 6, 7 lie on the local disk only
+    assert steps(tmp_path / "w") == [1, 2, 3, 4]
+    second = track()
+    assert second.attempt == 2
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6, 7]  # brought in when the run goes on
+    for step in (5, 6):
+        second.log(step, {"loss": step * 10})
+    second.finish()
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6]  # stopped earlier this time: 7 is void
+    assert log["loss"].tolist() == [1, 2, 3, 4, 50, 60] and log["attempt"].tolist() == [1] * 4 + [2] * 2
+
+
+def test_a_lost_local_disk_costs_only_what_was_not_closed(track, tmp_path):
+    first = track()
+    for step in range(1, 6):
+        first.log(step, {"loss": step})
+        if step == 3:
+            first.close_segment()
+    abandon(first)
+    for file in (tmp_path / "l").iterdir():
+        file.unlink()
+    second = track()
+    assert second.attempt == 2
+    for step in range(4, 7):
+        second.log(step, {"loss": step})
+    second.finish()
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5, 6]
+
+
+attempts_of_steps = st.lists(st.lists(st.integers(0, 9), max_size=5).map(sorted), max_size=4)
+
+
+@given(attempts_of_steps)
+def test_merge_is_what_replaying_one_record_after_the_other_gives(attempts):
+    """The brute-force twin: play everything in order; a new attempt first forgets all from its first step on."""
+    truth, numbered, value = {}, [], 0
+    for number, its_steps in enumerate(attempts, start=1):
+        if its_steps:
+            for step in list(truth):
+                if step >= its_steps[0]:
+                    del truth[step]
+        lines = []
+        for step in its_steps:
+            value += 1
+            truth.setdefault(step, {})[f"m{value % 3}"] = value
+            lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
+        numbered.append((number, lines))
+    rows = run_log.merge({run_log.Attempt(number): lines for number, lines in reversed(numbered)})
+    assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
+
+
+def test_a_torn_last_line_is_left_out_and_any_other_damage_is_named(track, tmp_path):
+    tracker = track()
+    for step in (1, 2):
+        tracker.log(step, {"loss": 1.0})
+    tracker.finish()
+    segment = next((tmp_path / "w").glob("segment-*"))
+    data = segment.read_bytes()
+    for size in range(len(data)):
+        segment.write_bytes(data[:size])
+        assert steps(tmp_path / "w") == [1, 2][: data[:size].count(b"\n")]
+    segment.write_bytes(b"{\n" + data)
+    with pytest.raises(WorkspaceError, match="line 1"):
+        read_log(tmp_path / "w")
+
+
+def test_a_workspace_that_refuses_is_caught_up_with(track, tmp_path, caplog):
+    tracker = track()
+    (tmp_path / "w").rename(tmp_path / "gone")
+    (tmp_path / "w").write_text("in the way")
+    for step in (1, 2):
+        tracker.log(step, {"loss": 1.0})
+        tracker.close_segment()
+    assert len(caplog.records) <= 2 and "stays on the local disk" in caplog.text
+    (tmp_path / "w").unlink()
+    (tmp_path / "gone").rename(tmp_path / "w")
+    tracker.finish()
+    assert steps(tmp_path / "w") == [1, 2]
+
+
+def test_a_full_local_disk_does_not_stop_the_run(track, tmp_path, disk_full_beyond, caplog):
+    tracker = track()
+    tracker.log(1, {"loss": 1.0})
+    with disk_full_beyond(1):
+        tracker.log(2, {"loss": 1.0})
+        tracker.log(3, {"loss": 1.0})
+    assert "No space left" in caplog.text and len(caplog.records) == 1
+    tracker.log(4, {"loss": 1.0})
+    tracker.finish()
+    assert steps(tmp_path / "w") == [1, 4]
+
+
+# ---------------------------------------------------------------- the mirror
+
+FAKE = """
+import hashlib, json, os, sys, time
+HERE = os.path.dirname(__file__)
+class Settings:
+    def __init__(self, **named): pass
+class Error(Exception): pass
+class Artifact:
+    def __init__(self, name, type, metadata): self.told, self.files = [name, type, metadata], []
+    def add_file(self, path, name): self.files.append([name, hashlib.sha256(open(path, "rb").read()).hexdigest()])
+class Run:
+    summary, starting_step = {}, 0
+    def log_artifact(self, artifact): self._write(["artifact", *artifact.told, artifact.files])
+    def log(self, metrics, step): self._write(["log", step, metrics])
+    def finish(self, exit_code=0): self._write(["finish", exit_code, self.summary])
+    def _write(self, line):
+        with open(HERE + "/calls", "a") as file: print(json.dumps(line), file=file)
+def init(**named):
+    CODE
+    named.pop("settings")
+    Run()._write(["init", named.pop("id"), named])
+    return Run()
+"""
+
+
+@pytest.fixture
+def fake_wandb(tmp_path, monkeypatch):
+    """Put a client of our making before the real one in the mirror's process; gives its calls back."""
+    calls = tmp_path / "fake" / "calls"
+
+    def install(code: str = "pass"):
+        calls.parent.mkdir(exist_ok=True)
+        (calls.parent / "wandb.py").write_text(FAKE.replace("CODE", code))
+        monkeypatch.setenv("PYTHONPATH", str(calls.parent))
+        return lambda: [json.loads(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+
+    return install
+
+
+def run_once(tracker, count=5):
+    """Seconds that logging and finishing took."""
+    started = time.monotonic()
+    for step in range(1, count + 1):
+        tracker.log(step, {"loss": 1 / step})
+    tracker.finish({"accuracy": 0.5})
+    return time.monotonic() - started
+
+
+def test_the_mirror_tells_each_step_once_and_in_order(track, fake_wandb):
+    calls = fake_wandb()
+    with track(mirror="auto") as tracker:
+        for step in range(1, 30):
+            tracker.log(step, {"loss": step})
+            tracker.log(step, {"val": -step})
+            if step % 10 == 0:
+                tracker.close_segment()
+                time.sleep(0.3)
+        tracker.finish({"accuracy": 0.5})
+    assert tracker.wait_mirror(30)
+    first, *logged, last = calls()
+    assert first[:2] == ["init", "run"] and first[2]["mode"] == "offline" and first[2]["config"] == {"lr": 0.1}
+    assert first[2]["project"] == "ohlcv-ml-factory"
+    assert logged == [["log", step, {"loss": step, "val": -step}] for step in range(1, 30)]
+    assert last == ["finish", 0, {"accuracy": 0.5}]
+
+
+def test_after_a_kill_the_mirror_replays_what_is_valid(track, fake_wandb):
+    first = track()
+    for step in range(1, 8):
+        first.log(step, {"loss": step})
+        if step == 4:
+            first.close_segment()
+    abandon(first)
+    calls = fake_wandb()
+    second = track(mirror="auto")
+    for step in (5, 6):
+        second.log(step, {"loss": step * 10})
+    second.finish()
+    assert second.wait_mirror(30)
+    assert [line[1:] for line in calls()[1:-1]] == [[s, {"loss": s}] for s in range(1, 5)] + [
+        [5, {"loss": 50}],
+        [6, {"loss": 60}],
+    ]
+
+
+def test_the_mirror_ends_by_itself_when_its_run_is_killed(tmp_path, fake_wandb, spawn):
+    calls = fake_wandb()
+    code = """
+import sys, time
+from ml_factory.tracking.tracker import Tracker
+tracker = Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l")
+tracker.log(1, {"loss": 1.0})
+print("logged", flush=True)
+time.sleep(60)
+"""
+    process = spawn(code, tmp_path, PYTHONPATH=f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path / 'fake'}")
+    assert process.stdout.readline() == "logged\n"
+    process.kill()
+    deadline = time.monotonic() + 30
+    while not calls() or calls()[-1][0] != "finish":
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert calls()[1:] == [["log", 1, {"loss": 1.0}], ["finish", 1, {}]]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('the service is on fire')", "on fire"),
+        ("raise SystemExit(3)", "stopped"),
+        ("os.kill(os.getpid(), 9)", "stopped"),
+        ("time.sleep(1000)", "did not answer"),
+    ],
+)
+def test_a_broken_client_is_not_noticed(track, fake_wandb, tmp_path, monkeypatch, caplog, code, said):
+    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 3.0)
+    fake_wandb(code)
+    tracker = track(mirror="auto")
+    assert run_once(tracker) < 1
+    assert not tracker.wait_mirror(30)
+    assert len(caplog.records) == 1 and said in caplog.text
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
+
+
+def test_a_break_in_the_middle_is_said_while_the_run_goes_on(track, fake_wandb, caplog):
+    fake_wandb("raise RuntimeError('no')")
+    tracker = track(mirror="auto")
+    deadline = time.monotonic() + 30
+    step = 0
+    while not caplog.records and time.monotonic() < deadline:
+        step += 1
+        tracker.log(step, {"loss": 1.0})
+        time.sleep(0.05)
+    tracker.finish()
+    assert [record.getMessage().endswith("RuntimeError: no") for record in caplog.records] == [True]
+
+
+def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
+    """The files may lie on a mount that hangs: who asks for their sizes without one is an orphan for ever."""
+    under = []
+
+    class Guard:
+        def __init__(self, status):
+            self.deadline = None
+
+        def allow(self, seconds, reason):
+            self.deadline = seconds
+            under.append(seconds)
+
+    class Story:
+        run = SimpleNamespace(summary={}, finish=lambda exit_code: None)
+
+        def __init__(self, wandb, spec, begin, allow):
+            self.allow = allow
+
+        def follow(self, over):
+            assert under[-1] is None
+
+        def checkpoints_size(self):
+            assert under[-1] == 7
+            return 1_000_000
+
+        def send_checkpoints(self):
+            assert under[-1] > 7
+
+    for name, stand_in in {"Watchdog": Guard, "Retelling": Story, "client": lambda: None}.items():
+        monkeypatch.setattr(tracker_module, name, stand_in)
+    monkeypatch.setattr(os, "nice", lambda step: step)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    places = {name: str(tmp_path / name) for name in ("status", "end")}
+    tracker_module.mirror_main(json.dumps({**places, "init_seconds": 5, "finish_seconds": 7, "parent": 0}))
+    assert len(under) == 4
+
+
+def test_a_process_does_not_wait_for_a_hanging_client(tmp_path, fake_wandb, spawn):
+    fake_wandb("time.sleep(1000)")
+    code = """
+import sys
+from ml_factory.tracking import wandb_process
+mirror.INIT_SECONDS = 3.0
+from ml_factory.tracking.tracker import Tracker
+with Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l") as tracker:
+    tracker.log(1, {"loss": 1.0})
+print(tracker._mirror._process.pid, flush=True)
+"""
+    process = spawn(code, tmp_path, PYTHONPATH=f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path / 'fake'}")
+    child = int(process.stdout.readline())
+    started = time.monotonic()
+    assert process.wait(10) == 0
+    assert time.monotonic() - started < 2
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the mirror outlives its deadline"
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("how", ["none", "finder", "folder"])
+def test_an_absent_client_costs_one_line_for_all_runs(track, monkeypatch, caplog, tmp_path, how):
+    if how == "none":
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    elif how == "finder":
+
+        def absent(name, *rest):
+            raise ImportError(name)
+
+        monkeypatch.setattr(wandb_process.importlib.util, "find_spec", absent)
+    else:  # what W&B leaves in the current folder is not W&B
+        (tmp_path / "cwd" / "wandb").mkdir(parents=True)
+        monkeypatch.setattr(sys, "path", [str(tmp_path / "cwd")])
+    for _ in range(3):
+        tracker = track(mirror="auto")
+        assert run_once(tracker) < 1 and tracker.wait_mirror(0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "W&B is not installed: runs are recorded locally only"
+    ]
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("mode", "env", "wanted"),
+    [
+        ("auto", {}, "offline"),
+        ("auto", {"WANDB_API_KEY": KEY}, "online"),
+        ("offline", {"WANDB_API_KEY": KEY}, "offline"),
+        ("off", {"WANDB_API_KEY": KEY}, "off"),
+        ("auto", {"ML_FACTORY_WANDB": "off"}, "off"),
+        ("offline", {"ML_FACTORY_WANDB": "auto"}, "offline"),
+        ("auto", {"ML_FACTORY_WANDB": "Offline", "WANDB_API_KEY": KEY}, "offline"),
+        ("off", {"ML_FACTORY_WANDB": "auto"}, "off"),
+        ("auto", {"WANDB_MODE": "disabled"}, "off"),
+        ("auto", {"WANDB_MODE": "offline", "WANDB_API_KEY": KEY}, "offline"),
+        ("auto", {"NETRC": "machine api.wandb.ai login user password x"}, "online"),
+    ],
+)
+def test_the_mode_is_the_least_anyone_asked_for(monkeypatch, tmp_path, mode, env, wanted):
+    for name, value in env.items():
+        if name == "NETRC":
+            (tmp_path / "netrc").write_text(value)
+        else:
+            monkeypatch.setenv(name, value)
+    assert wandb_process.mirror_mode(mode) == wanted
+
+
+def test_unknown_modes_are_refused(monkeypatch, track):
+    with pytest.raises(SettingsError, match="'offline'"):
+        track(mirror="offlin")
+    monkeypatch.setenv("ML_FACTORY_WANDB", "of")
+    with pytest.raises(SettingsError, match="ML_FACTORY_WANDB"):
+        track()
+
+
+# ---------------------------------------------------------------- the real client
+
+
+def files_that_hold(text: str, folder: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+def test_the_real_client_offline_and_no_key_in_any_file(tmp_path, monkeypatch, spawn, capfd):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("ML_FACTORY_WANDB", "offline")
+    tracker = Tracker("run/1", {"lr": 0.1, "mistake": f"Bearer {KEY}"}, tmp_path / "w", tmp_path / "l")
+    for step in range(1, 6):
+        tracker.log(step, {"loss": 1 / step, "note": KEY})
+        if step == 3:
+            tracker.close_segment()
+    tracker.finish({"note": f"the key is {KEY}"})
+    assert tracker.wait_mirror(90)
+    lines = spawn(READ, tmp_path / "l").stdout.read().splitlines()
+    assert [json.loads(line) for line in lines] == [[step, 1 / step] for step in range(1, 6)]
+    assert files_that_hold("[redacted]", tmp_path) and not files_that_hold(KEY, tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_the_real_client_with_a_key_and_a_closed_port(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(wandb_process, "INIT_SECONDS", 8.0)
+    tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l")
+    assert run_once(tracker) < 1
+    assert not tracker.wait_mirror(60)
+    assert len(caplog.records) == 1 and "answer" in caplog.text
+    assert steps(tmp_path / "w") == [1, 2, 3, 4, 5] and not files_that_hold(KEY, tmp_path)

@@ -1,0 +1,133 @@
+"""The record over ten kills, a lost disk and a forgetful cloud; two sessions of one run; a mount that hangs."""
+
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+
+from ml_factory.tracking import log_upload, wandb_process
+from ml_factory.tracking.run_log import Attempt, segment_name, segments
+from ml_factory.tracking.tracker import Tracker, read_log
+
+KILLED = """
+import os, signal, sys
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.tracking.tracker import Tracker
+root, life, dies = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+checkpoints = CheckpointManager(root + "/c", background=False)
+found = checkpoints.load_latest_checkpoint("p")
+history = found["state"]["history"] if found else []
+print(len(history), flush=True)
+with Tracker("run", {}, root + "/w", root + "/l", mirror="off") as tracker:
+    tracker.catch_up([(one["step"], one["told"]) for one in history])
+    for step in range(len(history) + 1, 61):
+        history.append({"step": step, "told": {"loss": 1 / step, "life": life}})
+        tracker.log(step, history[-1]["told"])
+        if step == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step % 4 == 0:
+            tracker.close_segment()
+            checkpoints.save_checkpoint("p", {"history": history}, force=True)
+            if step == -dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+"""
+DEATHS = (3, 6, -12, 15, 22, 23, -36, 38, 47, 58)  # a minus: right after the checkpoint of that step
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_told(monkeypatch):
+    monkeypatch.setattr(wandb_process, "_told", set())
+
+
+@pytest.mark.parametrize("lost", ["nothing", "local disk", "local disk and newest segments"])
+def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
+    resumed = []
+    for life, dies in enumerate((*DEATHS, 0)):
+        process = spawn(KILLED, tmp_path, life, dies)
+        assert process.wait() == (-signal.SIGKILL if dies else 0)
+        resumed.append(int(process.stdout.readline()))
+        if lost != "nothing" and dies:
+            shutil.rmtree(tmp_path / "l")
+        if lost.endswith("segments"):
+            for path in list(segments(tmp_path / "w").values())[-2:]:
+                path.unlink()
+    # By hand from DEATHS: the last multiple of 4 before each.
+    assert resumed == [0, 0, 4, 12, 12, 20, 20, 36, 36, 44, 56]
+    if lost.endswith("segments"):  # the last life's two newest went after it: its history is told once more
+        tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+        tracker.catch_up([(step, {"loss": 1 / step}) for step in range(1, 61)])
+        tracker.finish()
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == list(range(1, 61))
+    assert log["loss"].tolist() == [1 / step for step in range(1, 61)]
+    assert log["attempt"].is_monotonic_increasing
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_zombie_and_its_successor_do_not_mix(tmp_path, monkeypatch, seen):
+    """Not seen: the cloud showed the second session nothing of the first; both are attempt 1 of their own count."""
+
+    def session(name):
+        monkeypatch.setattr("ml_factory.tracking.tracker.session_id", lambda: name * 8)
+        return Tracker("run", {}, tmp_path / "w", tmp_path / name, mirror="off")
+
+    def log(tracker, steps, scale):
+        for step in steps:
+            tracker.log(step, {"loss": step * scale})
+        tracker.close_segment()
+
+    old = session("a")
+    log(old, range(1, 6), 1)
+    if not seen:
+        (tmp_path / "w").rename(tmp_path / "unseen")
+    new = session("b")
+    assert new.attempt == (2 if seen else 1)
+    log(new, range(3, 7), 10)
+    if not seen:
+        shutil.copytree(tmp_path / "unseen", tmp_path / "w", dirs_exist_ok=True)
+    log(old, range(6, 9), 1)  # the zombie wakes up
+    new.finish({"who": "new"})
+    old.finish({"who": "old"})
+    log = read_log(tmp_path / "w")
+    assert log["step"].tolist() == [1, 2, 3, 4, 5, 6] and log["loss"].tolist() == [1, 2, 30, 40, 50, 60]
+    assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"who": "new"}
+    found = [one for one, _ in segments(tmp_path / "w")]
+    assert len(found) == 3 and {one.session for one in found} == {"a" * 8, "b" * 8}
+
+
+def test_segments_of_before_sessions_had_names_are_read(tmp_path):
+    line = '{"step": %d, "time": 1.0, "metrics": {"loss": %d}}\n'
+    (tmp_path / "segment-0001-0000.jsonl").write_text(line % (1, 1) + line % (2, 1))
+    (tmp_path / segment_name(Attempt(2, "0" * 8), 0)).write_text(line % (2, 2))
+    assert read_log(tmp_path)["loss"].tolist() == [1, 2]
+
+
+def test_a_mount_that_hangs_costs_its_patience_and_one_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "w"))
+    tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
+    child = tracker._delivery._process
+    assert child is not None and child.pid != os.getpid()
+    tracker.log(1, {"loss": 1.0})
+    tracker.close_segment()
+    assert read_log(tmp_path / "w")["step"].tolist() == [1]
+    child.send_signal(signal.SIGSTOP)  # what a dead mount does to whoever asks it
+    asked = []
+    monkeypatch.setattr(log_upload.select, "select", lambda r, w, x, left: asked.append(left) or ([], [], []))
+    for step in (2, 3):
+        tracker.log(step, {"loss": 1.0})
+        tracker.close_segment()
+    assert len(caplog.records) == 1 and "stays on the local disk" in caplog.text
+    assert max(asked) <= log_upload.PATIENCE
+    monkeypatch.undo()
+    child.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 20
+    while read_log(tmp_path / "w")["step"].tolist() != [1, 2, 3] and time.monotonic() < deadline:
+        time.sleep(0.1)
+        tracker.close_segment()
+    tracker.finish({"told": 3})
+    assert read_log(tmp_path / "w")["step"].tolist() == [1, 2, 3]
+    assert json.loads((tmp_path / "w/summary.json").read_text())["summary"] == {"told": 3}
+    assert child.poll() is not None

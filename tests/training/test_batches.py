@@ -1,0 +1,173 @@
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.datasets.windows import Windows
+from ml_factory.training.batches import Feed, Reused
+from ml_factory.training.device import Cuda, Device, Xla
+
+
+class Foreign(Device):
+    """A device with memory of its own, so much of it free; its tensors are the host's all the same."""
+
+    free = 10_000
+
+    @property
+    def target(self):
+        return "cpu"
+
+    def free_bytes(self):
+        return self.free
+
+
+@pytest.fixture
+def parts():
+    rng = np.random.default_rng(0)
+    x_NF = rng.normal(size=(50, 3)).astype(np.float32)
+    return Windows(x_NF, np.arange(6, 50), 5), rng.integers(0, 3, 44)
+
+
+@pytest.mark.parametrize("device", [Device("cpu", 1), Foreign("there", 1)])
+@pytest.mark.parametrize("resident", [True, False])
+def test_every_way_gives_the_same_rows(parts, device, resident):
+    feed, positions = Feed(device, parts, resident), np.array([3, 0, 43, 3])
+    x_BTF, target_B = feed(positions)
+    by_hand = np.stack([parts[0].x_NF.numpy()[6 + at - 4 : 6 + at + 1] for at in positions])
+    np.testing.assert_array_equal(x_BTF, by_hand)
+    np.testing.assert_array_equal(target_B, parts[1][positions])
+    assert len(feed) == 44
+
+
+def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, monkeypatch):
+    placed = []
+    monkeypatch.setattr(Foreign, "room_for", lambda self, rows: 64)
+    monkeypatch.setattr(Foreign, "place", lambda self, value: placed.append(tuple(value.shape)) or value)
+    feed = Feed(Foreign("there", 1), parts)
+    assert placed == [(64, 3), (64,), (5,), (64,)] and len(feed) == 44
+    positions = np.array([3, 0, 43, 3])
+    x_BTF, target_B = feed(positions)
+    np.testing.assert_array_equal(x_BTF, parts[0][positions])
+    np.testing.assert_array_equal(target_B, parts[1][positions])
+
+
+@pytest.mark.parametrize(("rows", "room"), [(1, 1), (15, 15), (16, 16), (17, 18), (97, 104), (104, 104), (130, 144)])
+def test_xla_has_eight_lengths_for_each_power_of_two(rows, room):
+    assert Xla("xla", 1).room_for(rows) == room and Device("cpu", 1).room_for(rows) == rows
+
+
+def test_what_does_not_fit_stays_on_the_host(parts):
+    assert Feed(Foreign("there", 1), parts).resident  # 952 bytes of 10,000
+    small = Foreign("there", 1)
+    object.__setattr__(small, "free", 2_000)
+    assert not Feed(small, parts).resident
+
+
+def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
+    feed, gathered = Feed(Device("cpu", 1), parts, resident=False), []
+    send = feed._send
+    feed._send = lambda positions: gathered.append(positions.tolist()) or send(positions)
+    assert Feed(Device("cpu", 1), parts).prefetch is None
+    for announced, asked in (([1, 2], [1, 2]), ([1, 2], [2, 3]), (None, [5, 6])):
+        if announced:
+            feed.prefetch(np.array(announced))
+        assert torch.equal(feed(np.array(asked))[1], torch.from_numpy(parts[1][asked]))
+    feed._worker.shutdown()
+    assert sorted(gathered) == [[1, 2], [1, 2], [2, 3], [5, 6]]
+
+
+def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
+    feed, told = Feed(Device("cpu", 1), parts, resident=False), []
+    feed._prefetch = lambda positions: told.append(positions.tolist())
+    wanted = [np.array([3, 4]), np.array([5, 6]), np.array([7, 8])]
+    for number, (_, target_B) in enumerate(feed.batches(wanted)):
+        assert told == [positions.tolist() for positions in wanted[1 : number + 2]]
+        np.testing.assert_array_equal(target_B, parts[1][wanted[number]])
+    feed._worker.shutdown()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, resident):
+    feed = Feed(Device("cpu", 1), parts, resident)
+    held = [feed(np.array([at, at + 1]))[0] for at in range(5)]
+    views = [feed(np.array([at, at + 1]))[0][:, -1:, 1] for at in range(5)]
+    for at in range(5):
+        rows = parts[0].x_NF.numpy()[at + 2 : at + 8]
+        np.testing.assert_array_equal(held[at], np.stack([rows[:5], rows[1:]]))
+        np.testing.assert_array_equal(views[at], [rows[4:5, 1], rows[5:, 1]])
+
+
+def test_memory_that_nobody_holds_is_written_again(parts):
+    feed, seen = Feed(Device("cpu", 1), parts), set()
+    for at in range(6):
+        batch = feed(np.array([at, at + 1]))  # the one before is held until this one is there
+        seen.add(batch[0].data_ptr())
+    assert len(seen) == 2
+    weight = torch.ones(3, requires_grad=True)
+    kept = (batch[0] * weight).sum()  # what backward wants is held too
+    del batch
+    others = {feed(np.array([0, 1]))[0].data_ptr() for _ in range(4)}
+    assert len(others) == 1 and others < seen
+    kept.backward()
+    torch.testing.assert_close(weight.grad, torch.from_numpy(parts[0][[5, 6]].sum((0, 1))))
+
+
+def test_of_many_batches_that_were_let_go_two_stay():
+    memory = Reused()
+    many = [memory.empty(2, 3) for _ in range(9)]
+    assert len({one.data_ptr() for one in many}) == 9
+    del many
+    for _ in range(3):
+        one = memory.empty(2, 3)
+        other = memory.empty(2, 3)
+        assert one.data_ptr() != other.data_ptr() and len(memory._kept) == 2
+        del one, other
+
+
+def test_memory_of_another_shape_is_let_go():
+    memory = Reused()
+    first = memory.empty(2, 3)
+    first.fill_(7)
+    assert memory.empty(4, 3).shape == (4, 3) and len(memory._kept) == 1
+    assert (first == 7).all() and memory.empty(2, 3).data_ptr() != first.data_ptr()
+
+
+class Queue:
+    """A stand-in for a CUDA stream: notes what is asked of it."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def record_event(self):
+        self.log.append((self.name, "record"))
+        return "copied"
+
+    def wait_event(self, event):
+        self.log.append((self.name, "wait", event))
+
+
+def test_cuda_copies_pinned_pages_in_a_queue_of_their_own_and_computing_waits_for_them(parts, monkeypatch):
+    log = []
+    copies, computing = Queue("copies", log), Queue("computing", log)
+
+    @contextmanager
+    def inside(queue):
+        log.append((queue.name, "begin"))
+        yield
+        log.append((queue.name, "end"))
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda part: log.append("pinned") or part)
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda part, target, non_blocking: log.append((target, non_blocking)) or part
+    )
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda part, queue: log.append(("held", queue.name)))
+    handed = Cuda("cuda", 1).send([torch.arange(2), torch.arange(3)])
+    copied = ["pinned", ("cuda:0", True)]
+    assert log == [("copies", "begin"), *copied, *copied, ("copies", "record"), ("copies", "end")]
+    log.clear()
+    assert [part.tolist() for part in handed()] == [[0, 1], [0, 1, 2]]
+    assert log == [("computing", "wait", "copied"), ("held", "computing"), ("held", "computing")]

@@ -1,0 +1,174 @@
+"""Two processes as torchrun starts them, over gloo: the numbers of one."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ml_factory.training.batches import Feed
+from ml_factory.training.device import pick
+from ml_factory.training.distributed import Processes
+from ml_factory.training.evaluate import mean_loss
+from ml_factory.training.loop import fit
+from ml_factory.training.optim import AdamW, total_norm
+from ml_factory.training.spec import TrainSpec
+from tests.training.test_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = {
+    "epochs": 4,
+    "batch": 24,
+    "lr": 0.02,
+    "precision": "fp32",
+    "device": "cpu",
+    "threads": 1,
+    "save_seconds": 0.0,
+    "clip": 1e9,
+}
+
+
+PARTS = (1, 3)
+SECOND_EPOCH = 3  # its first step: the last line and the last look at the flag lie behind, the next save before it ends
+
+
+def norms_of(work) -> list[float]:
+    """Of the mean loss's gradient at every step that `work()` takes: Adam alone would not notice a wrong size."""
+    norms, update = [], AdamW.update
+
+    def noting(optimizer, numbers, factor, ok):
+        norms.append(float(factor * total_norm(optimizer.gradients())))
+        update(optimizer, numbers, factor, ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AdamW, "update", noting)
+        work()
+    return norms
+
+
+def broken_once(rank: int, calls: list):
+    """A loss that the second process, or one that is alone, finds not finite in that step the first time."""
+
+    def broken(net, batch):
+        total, weight = weighted(net, batch)
+        calls.append(1)
+        return total * (float("nan") if len(calls) == SECOND_EPOCH and rank else 1.0), weight
+
+    return broken
+
+
+def turned_back(device, rank: int) -> dict:
+    """A fit that saves after every step, where the flag goes up in mid-epoch."""
+    network, batch, _ = small()
+    kept, calls = Kept(), []
+    loss = broken_once(rank, calls)
+    result = fit(network, ROWS, batch, loss, TrainSpec(**SPEC), device, identity=IDENTITY, checkpoints=kept)
+    return {"weights": flat(network).tolist(), "losses": [row["train_loss"] for row in result.history],
+            "calls": len(calls), "saves": kept.steps}  # fmt: skip
+
+
+def judged(device) -> dict:
+    """Losses of validation rows of which neither process has the same number, and which weigh unequally."""
+    network, batch, _ = small()
+    _, y, w = batch(np.arange(ROWS))
+    feed = Feed(device, [batch(np.arange(ROWS))[0].numpy()[:19], y.numpy()[:19], w.numpy()[:19]])
+    held = lambda: mean_loss(network, feed, weighted, device, 4)  # noqa: E731
+    result = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), device, identity=IDENTITY, validate=held)
+    return {"val_losses": [row["val_loss"] for row in result.history], "best": result.best_epoch}
+
+
+def work(folder: str) -> None:
+    """One of the processes: for each number of parts trained, killed in the third epoch, gone on."""
+    device, told = pick(TrainSpec(**SPEC)), {}
+    for parts in PARTS:
+        spec, kept, drawn, sizes = TrainSpec(**SPEC, accumulate=parts), Kept(), [], []
+
+        def killing(net, batch, parts=parts, drawn=drawn, sizes=sizes):
+            drawn.append(torch.rand(1).item())
+            sizes.append(len(batch[0]))
+            if len(sizes) > 5 * parts:
+                raise KeyboardInterrupt
+            return weighted(net, batch)
+
+        network, batch, _ = small()
+        with suppress(KeyboardInterrupt):
+            norms = norms_of(lambda s=spec, b=batch: fit(small()[0], ROWS, b, weighted, s, device, identity=IDENTITY))
+            fit(network, ROWS, batch, killing, spec, device, identity=IDENTITY, checkpoints=kept)
+        network, batch, _ = small()
+        result = fit(network, ROWS, batch, weighted, spec, device, identity=IDENTITY, checkpoints=kept)
+        told[parts] = {
+            "weights": flat(network).tolist(),
+            "losses": [row["train_loss"] for row in result.history],
+            "resumed": result.resumed_step,
+            "saves": len(kept.steps),
+            "drawn": drawn[0],
+            "norms": norms,
+            "sizes": sizes,
+        }
+    told["judged"] = judged(device)
+    told["turned back"] = turned_back(device, device.processes.rank)
+    Path(folder, f"{device.processes.rank}.json").write_text(json.dumps(told))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """What both processes ended with: by rank, then by number of parts."""
+    folder = tmp_path_factory.mktemp("pair")
+    start = folder / "start.py"
+    start.write_text(f"from tests.training.test_distributed import work\nwork({str(folder)!r})\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", start]
+    alike = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    # Processes that are not at the same step wait for each other for ever.
+    done = subprocess.run(command, cwd=ROOT, env=alike, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_two_processes_give_the_loss_of_one(pair, parts):
+    network, batch, _ = small()
+    alone = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY)
+    norms = norms_of(lambda: fit(small()[0], ROWS, batch, weighted, TrainSpec(**SPEC), CPU, identity=IDENTITY))
+    told = [answers[str(parts)] for answers in pair]
+    for one in told:
+        np.testing.assert_allclose(one["losses"], [row["train_loss"] for row in alone.history], rtol=1e-6)
+        np.testing.assert_allclose(one["weights"], flat(network).numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(one["norms"], norms, rtol=1e-4)
+        assert one["resumed"] == 5 and set(one["sizes"]) == {12 // parts}
+    assert told[0]["weights"] == told[1]["weights"]
+
+
+def test_only_the_first_saves_and_each_draws_its_own_numbers(pair):
+    one, other = (answers["1"] for answers in pair)
+    assert one["saves"] > 0 and other["saves"] == 0
+    assert one["drawn"] != other["drawn"]
+
+
+def test_validation_rows_of_all_processes_are_one_mean(pair):
+    alone = judged(CPU)
+    for told in (answers["judged"] for answers in pair):
+        np.testing.assert_allclose(told["val_losses"], alone["val_losses"], rtol=1e-5)
+        assert told["best"] == alone["best"]
+
+
+def test_all_processes_turn_back_together(pair):
+    """One of them saves, and looks at the flag before it: it must not go back alone."""
+    alone, one, other = turned_back(CPU, rank=1), *(answers["turned back"] for answers in pair)
+    assert one["calls"] == other["calls"] == 8 + 2 and alone["calls"] == 8 + 1
+    assert one["saves"] == [1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8] and other["saves"] == []
+    assert one["weights"] == other["weights"]
+    for told in (one, other):
+        np.testing.assert_allclose(told["losses"], alone["losses"], rtol=1e-6)
+        np.testing.assert_allclose(told["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+
+
+def test_alone_nobody_is_asked():
+    values = torch.ones(2)
+    assert Processes().total(values) is values and Processes().tell({"a": 1}) == {"a": 1}
+    assert Processes().tell(None) is None and Processes().first

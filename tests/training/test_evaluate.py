@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.training.batches import Feed
+from ml_factory.training.device import Device
+from ml_factory.training.evaluate import mean_loss, outputs
+from ml_factory.training.losses import weighted_mse
+
+RNG = np.random.default_rng(0)
+X, Y, W = (RNG.normal(size=shape).astype(np.float32) for shape in ((10, 2), (10, 1, 1), (10,)))
+
+
+class Noting(nn.Linear):
+    """Notes the shape of what it is given."""
+
+    def forward(self, x):
+        self.__dict__.setdefault("shapes", []).append(tuple(x.shape))
+        return super().forward(x)
+
+
+def loss(network, batch):
+    return weighted_mse(network(batch[0]).unsqueeze(-1), *batch[1:])
+
+
+@pytest.mark.parametrize("size", [3, 4, 10, 99])
+@pytest.mark.parametrize("chips", [1, 4])
+def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
+    device, network = Device("cpu", 1, chips=chips), Noting(2, 1)
+    found = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, size)
+    every = outputs(network, Feed(device, [X]), device, size)
+    assert len(set(network.shapes)) == 1 and network.shapes[0][0] % chips == 0
+    with torch.no_grad():
+        expected = nn.Linear.forward(network, torch.from_numpy(X))
+    torch.testing.assert_close(every, expected)
+    error = (expected.numpy()[:, 0] - Y[:, 0, 0]) ** 2
+    assert found == pytest.approx(np.average(error, weights=np.abs(W)), rel=1e-6)
+
+
+def test_whatever_steps_are_computed_in_judging_is_float32():
+    network, found = nn.Linear(2, 1), []
+    for precision in ("fp32", "bf16"):
+        device = Device("cpu", 1, precision)
+        with torch.no_grad(), device.autocast():
+            step = network(torch.from_numpy(X))
+        mean = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, 4)
+        found.append((mean, outputs(network, Feed(device, [X]), device, 4), step))
+    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(found[0][2], found[1][2].float())
+
+
+def test_while_a_batch_is_judged_the_next_is_fetched():
+    device, log = Device("cpu", 1), []
+    feed = Feed(device, [X, Y, np.abs(W)], resident=False)
+    fetch = feed._prefetch
+    feed._prefetch = lambda positions: log.append(positions.tolist()) or fetch(positions)
+    network = nn.Linear(2, 1)
+    network.register_forward_hook(lambda *_: log.append("judged"))
+    apart = mean_loss(network, feed, loss, device, 4)
+    assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
+    log.clear()
+    said = outputs(network, feed, device, 4)
+    assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
+    feed._worker.shutdown()
+    together = Feed(device, [X, Y, np.abs(W)])
+    assert apart == mean_loss(network, together, loss, device, 4)
+    assert torch.equal(said, outputs(network, together, device, 4))
+
+
+class Crowded(Noting):
+    """Memory for three rows at once."""
+
+    def forward(self, x):
+        if len(x) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(x)
+
+
+def test_out_of_memory_while_judging_halves_the_batches(caplog):
+    device, network = Device("cpu", 1), Crowded(2, 1)
+    roomy = Noting(2, 1)
+    roomy.load_state_dict(network.state_dict())
+    for judge in (
+        lambda net: mean_loss(net, Feed(device, [X, Y, np.abs(W)]), loss, device, 10),
+        lambda net: outputs(net, Feed(device, [X]), device, 10),
+    ):
+        torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
+    assert caplog.text.count("in batches of 3 rows") == 2
+
+
+def test_a_row_that_does_not_fit_is_told():
+    class Full(nn.Linear):
+        def forward(self, x):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        outputs(Full(2, 1), Feed(Device("cpu", 1), [X]), Device("cpu", 1), 10)

@@ -1,0 +1,86 @@
+"""Freed memory stays while a training runs, and goes back when it is over."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from ml_factory.training import malloc_tuning
+from ml_factory.training.device import Cuda, Device, Xla
+from ml_factory.training.spec import TrainSpec
+from tests.training.test_loop import run
+
+usual = platform.libc_ver()[0] == "glibc" and not any("tcmalloc" in os.environ.get(name, "") for name in ["LD_PRELOAD"])
+pytestmark = pytest.mark.skipif(not usual, reason="malloc is not glibc's here")
+
+PROGRAM = """
+import resource
+from pathlib import Path
+import numpy as np
+from ml_factory.training.malloc_tuning import kept_pages
+
+MB = 1 << 20
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def fresh(rounds=8):
+    began = faults()
+    for _ in range(rounds):
+        for size in (70, 40, 70):
+            np.ones(size * MB, np.uint8)
+    return (faults() - began) / rounds
+
+fresh(2)
+outside, before = fresh(), resident()
+with kept_pages():
+    with kept_pages():
+        fresh(2)
+        inside = fresh()
+    nested, held = fresh(), resident()
+after, again = resident(), fresh()
+print(outside, inside, nested, again, (held - before) // MB, (after - before) // MB)
+"""
+
+
+def told(**environment: str) -> list[float]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    # NumPy asks for huge pages, of which few are faults.
+    run = [sys.executable, "-c", PROGRAM]
+    out = subprocess.run(
+        run, env={**clean, "NUMPY_MADVISE_HUGEPAGE": "0", **environment}, capture_output=True, text=True, check=True
+    ).stdout
+    return [float(number) for number in out.split()]
+
+
+def test_blocks_are_taken_again_inside_and_given_back_after():
+    outside, inside, nested, again, held, after = told()
+    malloc_tuning = 180 * 2**20 / os.sysconf("SC_PAGE_SIZE")
+    assert outside > 0.9 * malloc_tuning and again > 0.5 * malloc_tuning
+    assert inside < 0.01 * malloc_tuning and nested < 0.01 * malloc_tuning
+    assert held >= 69 and after < 10
+
+
+def test_who_set_malloc_up_is_left_alone():
+    outside, inside, *_ = told(MALLOC_ARENA_MAX="2")
+    assert inside > 0.9 * outside
+
+
+def test_a_fit_on_a_cpu_runs_inside_and_ends_outside():
+    seen = []
+    run(TrainSpec(epochs=2, batch=5), callbacks=[lambda epoch, metrics: seen.append(malloc_tuning._inside)])
+    assert seen == [1, 1] and malloc_tuning._inside == 0
+    with pytest.raises(ZeroDivisionError):
+        run(TrainSpec(epochs=2, batch=5), callbacks=[lambda epoch, metrics: 1 / 0])
+    assert malloc_tuning._inside == 0
+
+
+@pytest.mark.parametrize("kind, inside", [(Device, 1), (Cuda, 0), (Xla, 0)])
+def test_other_devices_have_memory_of_their_own(kind, inside):
+    with kind("any", 1).training():
+        assert malloc_tuning._inside == inside

@@ -1,0 +1,348 @@
+"""What a run remembers, and how it goes on: in parts, averaged, after memory ran out, after a kill."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ml_factory.errors import CheckpointError, FactoryError
+from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.training.device import Device
+from ml_factory.training.loop import fit
+from ml_factory.training.optim import total_norm
+from ml_factory.training.spec import TrainSpec
+from ml_factory.training.state import Run
+from ml_factory.training.step import take_step
+
+CPU = Device("cpu", 1)
+IDENTITY = {"model": "small", "settings": {}, "data": {}}
+ROWS = 48
+
+
+class Kept:
+    """Checkpoints in memory, through the bytes that a file would hold."""
+
+    def __init__(self, saved: bytes | None = None):
+        self.saved, self.steps = saved, []
+
+    def due(self):
+        return True
+
+    def due_in(self):
+        return 0.0
+
+    def save(self, state, metrics=None, force=False):
+        self.saved = encode_state(state)
+        self.steps.append(state["step"])
+
+    def load(self):
+        return self.saved and {"state": decode_state(self.saved)}
+
+
+def small(dropout: float = 0.0):
+    """A network, its batches and a loss with very unequal weights."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+    generator = torch.Generator().manual_seed(1)
+    x, w = torch.randn(ROWS, 3, generator=generator), torch.rand(ROWS, generator=generator) ** 4
+    y = x.sum(1, keepdim=True).sin()
+
+    def batch(positions):
+        at = torch.from_numpy(positions)
+        return x[at], y[at], w[at]
+
+    return network, batch, weighted
+
+
+def weighted(net, batch):
+    x, y, w = batch
+    return (w * (net(x) - y).square().squeeze(1)).sum(), w.sum()
+
+
+def trained(spec: TrainSpec, device=CPU, loss=weighted, dropout=0.0, **more):
+    network, batch, _ = small(dropout)
+    result = fit(network, ROWS, batch, loss, spec, device, identity=IDENTITY, **more)
+    return network, result
+
+
+def flat(network) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+@pytest.mark.parametrize("accumulate", [2, 4, 8])
+def test_parts_of_unequal_weight_are_one_batch(accumulate):
+    whole, parts = (trained(TrainSpec(epochs=4, batch=16, accumulate=k)) for k in (1, accumulate))
+    torch.testing.assert_close(flat(parts[0]), flat(whole[0]), rtol=2e-5, atol=1e-6)
+    for one, other in zip(whole[1].history, parts[1].history, strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-6)
+
+
+def test_the_loss_is_the_weighted_mean_of_the_whole_batch():
+    """Not the mean of the parts' means: with these weights they are far apart."""
+    network, batch, loss = small()
+    run = Run(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
+    seen = []
+    run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
+    take_step(run, batch, loss)
+    total, weight = loss(network, batch(np.arange(ROWS)))
+    expected = torch.autograd.grad(total / weight, run.optimizer.parameters)
+    for one, other in zip(seen, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    assert (run.totals[0] / run.totals[1]).item() == pytest.approx((total / weight).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_what_is_clipped_is_the_gradient_of_that_mean(accumulate, share):
+    """Weights that sum to far less than the rows: the gradient that `backward` leaves is another one's size."""
+    network, batch, loss = small()
+    total, weight = loss(network, batch(np.arange(ROWS)))
+    assert weight < 0.4 * ROWS
+    gradients = torch.autograd.grad(total / weight, list(network.parameters()))
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
+    run, seen = Run(network, ROWS, spec, CPU, IDENTITY), []
+    run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
+    take_step(run, batch, loss)
+    found = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
+    assert found == pytest.approx(min(share, 1.0) * norm, rel=1e-4)
+
+
+def test_each_part_draws_its_own_random_numbers():
+    drawn = []
+
+    def noting(net, batch):
+        drawn.append(torch.rand(1).item())
+        return weighted(net, batch)
+
+    for _ in range(2):
+        trained(TrainSpec(epochs=1, batch=16, accumulate=2), loss=noting)
+    assert len(set(drawn)) == 6 and drawn[:6] == drawn[6:]
+
+
+@dataclass(frozen=True)
+class Crowded(Device):
+    """Memory for so many rows at once."""
+
+    room: int = 16
+
+    def holds(self, net, batch):
+        if len(batch[0]) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return weighted(net, batch)
+
+
+@pytest.mark.parametrize("at", [1, 5])
+def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
+    """As a run in small parts from the epoch's start on; `at` is the step before which memory shrinks."""
+    calls = []
+
+    def shrinking(net, batch):
+        calls.append(len(batch[0]))
+        return Crowded("cpu", 1, room=16 if len(calls) < at else 4).holds(net, batch)
+
+    network, result = trained(TrainSpec(epochs=4, batch=16), loss=shrinking)
+    expected, _ = trained(TrainSpec(epochs=4, batch=16, accumulate=4))
+    assert calls == [16] * at + [8] + [4] * (4 * (12 - (at - 1) // 3 * 3))
+    assert "Out of memory: back to step" in caplog.text and "in 4 parts of 4 rows, the same batch of 16" in caplog.text
+    assert not result.exact and any(why.startswith("Out of memory at step") for why in result.inexact)
+    torch.testing.assert_close(flat(network), flat(expected), rtol=2e-5, atol=1e-6)
+    if at == 1:
+        assert torch.equal(flat(network), flat(expected))
+
+
+def test_a_rate_that_was_halved_stays_so_when_memory_runs_out():
+    """Both in one epoch: the copy that the run goes back to is from before the first turn."""
+    network, _, _ = small()
+    run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run.keep_copy()
+    run.turn_back("not finite", slower=0.5)
+    assert run.shrink() and run.memory.slower == 0.5
+
+
+def test_memory_too_small_for_one_row_is_told():
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(TrainSpec(epochs=1, batch=16), loss=Crowded("cpu", 1, room=0).holds)
+
+
+def test_other_errors_are_not_mistaken_for_memory():
+    def wrong(net, batch):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        trained(TrainSpec(epochs=1, batch=16), loss=wrong)
+
+
+SPECS = {
+    "plain": TrainSpec(epochs=3, batch=16),
+    "everything": TrainSpec(epochs=3, batch=16, accumulate=2, ema=0.9),
+    "bf16": TrainSpec(epochs=3, batch=16, precision="bf16"),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("killed_at", [1, 4, 8])
+def test_a_killed_run_goes_on_to_the_bit_also_in_mid_epoch(name, killed_at):
+    spec = SPECS[name]
+    device = Device("cpu", 1, "fp32" if spec.precision == "auto" else spec.precision)
+    expected, whole = trained(spec, device, dropout=0.3)
+    kept, calls = Kept(), []
+
+    def killing(net, batch):
+        calls.append(1)
+        if len(calls) > killed_at * spec.accumulate:
+            raise KeyboardInterrupt
+        return weighted(net, batch)
+
+    fast = TrainSpec(**{**vars(spec), "save_seconds": 0.0})
+    with pytest.raises(KeyboardInterrupt):
+        trained(fast, device, killing, 0.3, checkpoints=kept)
+    assert kept.steps[-1] == killed_at
+    network, again = trained(spec, device, dropout=0.3, checkpoints=kept)
+    assert torch.equal(flat(network), flat(expected)) and again.exact and again.resumed_step == killed_at
+    assert [row["train_loss"] for row in again.history] == [row["train_loss"] for row in whole.history]
+
+
+def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
+    """Best after the first of four, killed in the third: patience and the best weights go on where they were."""
+    losses, spec = (1.0, 2.0, 3.0, 4.0), TrainSpec(epochs=4, batch=16, patience=3, save_seconds=0.0)
+    expected, whole = trained(spec, validate=iter(losses).__next__)
+    kept, calls = Kept(), []
+
+    def killing(net, batch):
+        calls.append(1)
+        if len(calls) > 7:
+            raise KeyboardInterrupt
+        return weighted(net, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(spec, loss=killing, validate=iter(losses).__next__, checkpoints=kept)
+    network, again = trained(spec, validate=iter(losses[2:]).__next__, checkpoints=kept)
+    assert again.resumed_step == 7 and again.best_epoch == whole.best_epoch == 1
+    assert torch.equal(flat(network), flat(expected)) and not torch.equal(flat(network), flat(trained(spec)[0]))
+
+
+def test_the_micro_batch_travels_with_the_run():
+    """Halved before the kill, halved after it: a resumed run does not try the large one again."""
+    kept = Kept()
+    network, batch, loss = small()
+    run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    assert run.shrink() and run.micro == 8
+    take_step(run, batch, loss)
+    kept.save(run.state())
+    again = Run(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    again.restore(kept.load()["state"])
+    assert (again.micro, again.parts) == (8, 2) and len(again.memory.inexact) == 1
+    smaller = Run(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
+    smaller.restore(kept.load()["state"])
+    assert smaller.micro == 4 and "micro-batch: began with 8, now 4" in smaller.memory.inexact
+
+
+def test_another_size_of_batch_is_another_run():
+    run = Run(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    with pytest.raises(CheckpointError, match="another number of rows"):
+        Run(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
+    with pytest.raises(FactoryError, match="Fewer rows than devices"):
+        Run(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
+
+
+def test_a_save_in_mid_epoch_carries_the_last_verdict():
+    """So that the best of a long run is among the slots also where the timer is used up in mid-epoch."""
+    heard = {}
+
+    class Saved(Kept):
+        def save(self, state, metrics=None, force=False):
+            heard[state["step"]] = metrics
+
+    losses = iter([0.5, 0.25, 0.75])
+    spec = TrainSpec(epochs=3, batch=16, save_seconds=0.0)
+    trained(spec, validate=lambda: next(losses), checkpoints=Saved())
+    assert heard[1] is heard[2] is None
+    assert [heard[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
+    assert set(heard[4]) == {"train_loss", "val_loss", "seconds"}
+
+
+def test_averaged_weights_are_judged_and_kept():
+    seen = []
+    network, batch, loss = small()
+
+    def validate():
+        seen.append(flat(network).clone())
+        return 1.0 / len(seen)
+
+    spec = TrainSpec(epochs=3, batch=16, ema=0.9, lr=0.1)
+    fit(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validate=validate)
+    last, _ = trained(TrainSpec(epochs=3, batch=16, lr=0.1))
+    weights = []
+    follower, batch, loss = small()
+    run = Run(follower, ROWS, spec, CPU, IDENTITY)
+    by_hand = flat(follower).double()
+    for step in range(9):
+        take_step(run, batch, loss)
+        decay = min(0.9, (2 + step) / (11 + step))
+        by_hand = decay * by_hand + (1 - decay) * flat(follower).double()
+        weights.append(by_hand)
+    torch.testing.assert_close(flat(network).double(), weights[-1], rtol=1e-5, atol=1e-6)
+    for epoch in range(3):
+        torch.testing.assert_close(seen[epoch].double(), weights[3 * epoch + 2], rtol=1e-5, atol=1e-6)
+    assert (flat(network) - flat(last)).abs().max() > 1e-3
+
+
+HALF = Device("cpu", 1, "fp16")
+
+
+def steep(net, batch):
+    """Its gradients overflow at the first scale of fp16."""
+    total, weight = weighted(net, batch)
+    return total * 64, weight
+
+
+def test_half_precision_scales_its_loss_and_passes_over_what_overflows():
+    """fp16 on the CPU: the first scale overflows these gradients, is halved until it does not, and nothing is lost."""
+    network, batch, _ = small()
+    run, scale = Run(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
+    for _ in range(40):
+        scale.append(run.scale.scale.item())
+        take_step(run, batch, steep)
+    assert int(run.flag[0]) == -1 and scale[-1] < scale[0]
+    assert torch.isfinite(flat(network)).all()
+    first, last = (float(t[0] / t[1]) for t in (_loss_of(small()[0]), _loss_of(network)))
+    assert last < 0.8 * first
+
+
+def test_the_scale_of_half_precision_is_taken_out_of_the_gradient():
+    """Adam would not notice: what is clipped and handed to it has the size that it has in fp32."""
+    norms = []
+    for device in (CPU, HALF):
+        network, batch, loss = small()
+        run = Run(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
+        run.optimizer.update = lambda numbers, factor, ok, run=run: norms.append(
+            float(factor * total_norm(run.optimizer.gradients()))
+        )
+        take_step(run, batch, loss)
+    assert norms[1] == pytest.approx(norms[0], rel=0.01) and norms[0] > 0
+
+
+def test_the_scale_of_half_precision_goes_on_with_the_run():
+    def after(steps, run):
+        batch = small()[1]
+        for _ in range(steps):
+            take_step(run, batch, steep)
+        return run
+
+    def fresh():
+        return Run(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
+
+    kept, whole, again = Kept(), after(14, fresh()), fresh()
+    kept.save(after(7, fresh()).state())
+    again.restore(kept.load()["state"])
+    assert again.scale.scale < fresh().scale.scale and again.scale.good > 0
+    assert torch.equal(flat(after(7, again).network), flat(whole.network))
+    assert again.scale.state() == whole.scale.state()
+
+
+def _loss_of(network):
+    with torch.no_grad():
+        return weighted(network, small()[1](np.arange(ROWS)))

@@ -1,0 +1,251 @@
+"""The proof at the doors a user takes: prepare, audit, train, and the reports."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import __main__, pipeline
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.preprocessing import SCALERS, STEPS
+from ml_factory.datasets.store import Store
+from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.experiment import DataSpec
+from ml_factory.features import custom
+from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage import pipeline_under_test
+from ml_factory.leakage.certificate import place_of, read_certificate
+from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.spec import QUICK, ProofSpec
+from ml_factory.leakage.tables import Leak
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import audit
+from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prove import words_of
+
+SMALL = {"rounds": 5, "depth": 2, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_small_runs(monkeypatch):
+    """Folds, stacks and predictions are proved in test_audited_runs; here they would only take time."""
+    monkeypatch.setattr(audit, "check_runs", lambda *given: None)
+
+
+def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
+    store = Store.current(workspace.processed(symbol))
+    return read_certificate(place_of(workspace.processed(symbol), store.fingerprint, horizon))
+
+
+def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
+    assert certificate_of(prepared).words() == "quick, 10 cuts"
+    assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
+    trained = pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL, mirror="off")
+    assert "quick, 10 cuts" in trained.report_path.read_text()
+
+
+def test_training_refuses_data_without_a_certificate_unless_told(prepared):
+    store = Store.current(prepared.processed("DEMO"))
+    place_of(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
+    asked = {"model_settings": SMALL}
+    for step in (pipeline.train, pipeline.cross_validate):
+        with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
+            step(prepared, "DEMO", 5, "xgboost", **asked)
+    with pytest.raises(NotPreparedError, match="no certificate"):
+        pipeline.stack(prepared, "DEMO", 5, ("xgboost", "lightgbm"))
+    trained = pipeline.train(prepared, "DEMO", 5, "xgboost", mirror="off", uncertified=True, **asked)
+    assert "none: uncertified" in trained.report_path.read_text()
+    assert pipeline.prepare(prepared, "DEMO", (5,)).proof == "quick, 10 cuts"  # prepare proves what lacks a proof
+
+
+def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys):
+    honest = pipeline_under_test.build_features
+
+    def leaky(*given, **options):
+        matrix = honest(*given, **options)
+        values = np.array(matrix.values)
+        values[:-1, 0] = values[1:, 0]
+        return replace(matrix, values=values)
+
+    monkeypatch.setattr(pipeline_under_test, "build_features", leaky)
+    words = ["ml_factory", "audit", "--workspace", str(prepared.root), "--symbol", "DEMO", "--cuts", "2", "--json"]
+    words += ["--model", "linear"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit) as stop:
+        __main__.main()
+    told = json.loads(capsys.readouterr().out)
+    first = Store.current(prepared.processed("DEMO")).feature_names[0]
+    assert stop.value.code == 1 and not told["passed"]
+    assert first in told["sentences"][0] and {"column", "rows", "cut", "disturbance"} <= set(told["leaks"][0])
+    with pytest.raises(NotPreparedError, match=f"looks ahead.*{first}"):
+        pipeline.train(prepared, "DEMO", 5, "xgboost")
+    monkeypatch.setattr(pipeline_under_test, "build_features", honest)
+    assert pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",)).passed  # mended, it is proved anew
+
+
+@pytest.mark.slow
+def test_the_full_form_is_found_again_and_drawn(prepared):
+    found = pipeline.audit(prepared, "DEMO")
+    assert found.passed and found.cuts == 50 and found.form == "full, 50 cuts"
+    assert {"features", "frame 5m", "frame 60m", "labels h5", "fitted h5"} <= set(found.compared)
+    assert "nothing looks ahead" in found.summary() and found.certificates[0].is_file()
+    assert len(found.plot().axes[0].lines) == 51
+    again = pipeline.audit(prepared, "DEMO")
+    assert again.reused and again.form == found.form
+    assert words_of(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
+
+
+def test_appended_bars_need_only_their_part_proved(tmp_path):
+    """With as many cuts a bar as of the whole file, and two of them at least."""
+    bars = synthetic_bars(days=22, seed=4)
+    workspace, kept = Workspace(tmp_path), len(bars) - 3_000
+    bars.iloc[:kept].reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+    pipeline.prepare(workspace, "MES", (5,))
+    bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+    pipeline.prepare(workspace, "MES", (5,))
+    found = certificate_of(workspace, "MES")
+    assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
+    assert len(found.cuts) == 2 and found.words() == "quick, 12 cuts"
+    share = 3_000 / len(bars)
+    assert found.compared["features, fed bar by bar"] == math.ceil(2_000 * share)
+    assert found.compared["fitted h5"] == math.ceil(6_000 * share)
+    assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
+
+
+@pytest.mark.parametrize("model", audit.MODELS)
+def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
+    data = load_dataset(prepared, "DEMO", 5)
+    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
+    assert audit.leaks_of_training(data, model) == []
+    honest = audit.fit_holdout
+
+    def stops_on_test(workspace, part, *given, **options):
+        splits = part.splits | {"validation": part.splits["test"]}
+        return honest(workspace, replace(part, splits=splits), *given, **options)
+
+    monkeypatch.setattr(audit, "fit_holdout", stops_on_test)
+    leaks = audit.leaks_of_training(data, model)
+    assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"judged {model}"}
+
+
+class Killed(BaseException):
+    """Not an Exception: a proof takes those for leaks."""
+
+
+def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeypatch):
+    """And inside the fits of its proof, at the split it had reached; `fresh` begins anew."""
+    asked, trained, fitted = {"models": ("linear", "xgboost")}, [], []
+    fit, save = pipeline_under_test.StandardPipeline.fit, Tried.save
+    small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=3, feed_rows=0)
+    monkeypatch.setattr(audit, "ProofSpec", lambda cuts: small)
+    monkeypatch.setattr(ProofSpec, "form", "full")
+    monkeypatch.setattr(pipeline_under_test.StandardPipeline, "fit", lambda self, *a: fitted.append(a) or fit(self, *a))
+
+    def training(data, model):
+        trained.append(model)
+        return [Leak("fitted h5", f"trained {model}", 3, "a row", None, "training", "why", "mirror", "rows")]
+
+    monkeypatch.setattr(audit, "leaks_of_training", training)
+
+    def killed_at(step):
+        def dies(tried, told):
+            save(tried, told)
+            if step in told or step in told.get("did", ()):
+                raise Killed
+
+        with monkeypatch.context() as death, pytest.raises(Killed):
+            death.setattr(Tried, "save", dies)
+            pipeline.audit(prepared, "DEMO", **asked)
+
+    whole = pipeline.audit(prepared, "DEMO", fresh=True, **asked)
+    fits, certificate = len(fitted), certificate_of(prepared)
+    assert trained == ["linear", "xgboost"] and fits == 3 * 6
+    assert [leak.column for leak in certificate.leaks] == ["trained linear", "trained xgboost"]
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    trained.clear(), fitted.clear()
+    killed_at("linear")
+    killed_at("fitted h5 1")
+    assert trained == ["linear", "xgboost"] and len(fitted) == 2 * 6  # killed behind the second of three
+    found = pipeline.audit(prepared, "DEMO", **asked)
+    assert trained == ["linear", "xgboost"] and len(fitted) == fits
+    assert certificate_of(prepared) == certificate and found.compared == whole.compared
+    assert not list((prepared.processed("DEMO") / "certificates").rglob("*n*.json"))  # unfinished, trainings
+    killed_at("xgboost")
+    pipeline.audit(prepared, "DEMO", fresh=True, **asked)
+    assert trained == 3 * ["linear", "xgboost"]
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    killed_at("xgboost")
+    monkeypatch.setattr(audit, "source_hash", lambda rooms: f"{rooms} by another rule")
+    pipeline.audit(prepared, "DEMO", **asked)
+    assert trained == 5 * ["linear", "xgboost"]
+
+
+@pytest.mark.parametrize("model", ["linear", "tcn"])
+def test_any_family_can_be_tried(prepared, model):
+    assert audit.leaks_of_training(load_dataset(prepared, "DEMO", 5), model) == []
+
+
+def with_steps(data, *steps):
+    settings = data.settings | {"data": data.settings["data"] | {"preprocess": list(steps)}}
+    return replace(data, settings=settings)
+
+
+@pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
+def test_every_step_before_the_model_is_tried_on_the_prices_themselves(prepared, monkeypatch, step):
+    """Steps that follow the price (states, fractional differences) once saw a price that never moved."""
+    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
+    fewer = {"trees": 5} if step in ("mda", "mdi") else {}
+    data = with_steps(load_dataset(prepared, "DEMO", 5), {"step": step, **fewer}, "robust")
+    assert audit.leaks_of_training(data) == []
+
+
+def test_a_step_that_reads_every_price_is_seen(prepared, monkeypatch):
+    monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
+    fit = audit.fit_steps
+
+    def peeks(steps, sample):
+        return fit(steps, replace(sample, rows=np.arange(len(sample.close))))
+
+    monkeypatch.setattr(audit, "fit_steps", peeks)
+    leaks = audit.leaks_of_training(with_steps(load_dataset(prepared, "DEMO", 5), "two_state_hmm", "robust"))
+    assert any(leak.column.startswith("steps before the model") for leak in leaks)
+
+
+def test_an_unknown_family_is_refused_before_anything_is_built(prepared):
+    with pytest.raises(SettingsError, match="did you mean 'lightgbm'"):
+        pipeline.audit(prepared, "DEMO", cuts=2, models=["lightgbn"])
+
+
+def from_memory(bars, met={}):  # noqa: B006 - the fault to be found
+    """The next close; each moment's first answer is kept, so no later call shows that it looks ahead."""
+    ahead = np.append(bars.close[1:] / bars.close[:-1] - 1.0, 0.0)
+    return [met.setdefault(moment, value) for moment, value in zip(bars.known_at.tolist(), ahead.tolist(), strict=True)]
+
+
+def bars_met(bars, met={}):  # noqa: B006 - the fault to be found
+    """The close that comes next, where a call has met it."""
+    for moment, close in zip(bars.known_at.tolist(), bars.close.tolist(), strict=True):
+        met.setdefault(moment, close)
+    return [met.get(moment + 300_000_000_000, close) / close for moment, close in zip(
+        bars.known_at.tolist(), bars.close.tolist(), strict=True
+    )]  # fmt: skip
+
+
+@pytest.mark.parametrize("leaky", [from_memory, bars_met])
+def test_what_a_feature_keeps_of_earlier_calls_hides_nothing(prepared, monkeypatch, leaky):
+    """In the very process that has shown it the whole file, in `prepare` and in `audit`."""
+    monkeypatch.setattr(custom, "_FEATURES", {})
+    with monkeypatch.context() as blind:
+        blind.setattr(custom, "prove", lambda *given: None)  # else it would not be registered at all
+        custom.feature(leaky, memory=64)
+    settings = DataSpec(features=FeatureSpec(custom=(leaky.__name__,)))
+    pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
+    assert not certificate_of(prepared).passed
+    shutil.rmtree(prepared.processed("DEMO") / "certificates")
+    found = pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",))
+    assert not found.passed and set(found.leaks["column"]) == {leaky.__name__}
+    assert "before later bars were shown" in set(found.leaks["why"])

@@ -1,0 +1,197 @@
+"""A file of 5-minute bars through prepare, audit, training and prediction, against the minutes it was made of."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data import activity_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.store import Store
+from ml_factory.errors import BarsError, FactoryError, SettingsError
+from ml_factory.experiment import DataSpec
+from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage.pipeline_under_test import StandardPipeline
+from ml_factory.leakage.proof import prove
+from ml_factory.leakage.spec import ProofSpec
+from ml_factory.notebook_parameters import check_parameters, notebook_parameters
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets.labels import LabelSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+MINUTES = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
+FIVE = MINUTES.resample("5min").agg({"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"})
+FIVE = FIVE.dropna(subset=["close"])
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> dict[int, Workspace]:
+    """The same market prepared from its 5-minute bars and from its minutes."""
+    made = {minutes: Workspace(tmp_path_factory.mktemp(f"bars-{minutes}")) for minutes in (5, 1)}
+    for minutes, bars in ((5, FIVE), (1, MINUTES)):
+        path = made[minutes].root / "file.parquet"
+        bars.reset_index().to_parquet(path, index=False)
+        pipeline.prepare(made[minutes], "MES", (5, 20), data=path)
+    return made
+
+
+def test_features_are_those_of_the_minutes_to_the_bit(places):
+    store = Store.current(places[5].processed("MES"))
+    assert places[5].raw_bars("MES").name == "MES_5m.parquet" and store.facts["market"]["bar_minutes"] == 5
+    assert store.facts["settings"]["bars"]["minutes"] == 5 and store.facts["raw"]["rows"] == len(FIVE)
+    own, wanted = (pipeline.load_features(place, "MES") for place in (places[5], places[1]))
+    pd.testing.assert_frame_equal(own, wanted, check_exact=True)
+    again = pipeline.prepare(places[5], "MES", (5, 20))
+    assert again.reused and again.fingerprint == store.fingerprint
+
+
+@pytest.mark.parametrize("horizon", [5, 20])
+def test_labels_are_those_of_the_minutes_but_where_one_bar_touches_both_barriers(places, horizon):
+    """Of a bar that touches both nobody knows which came first: ambiguous, where the minutes inside it could tell."""
+    own, wanted = (pipeline.load_labels(place, "MES", horizon) for place in (places[5], places[1]))
+    assert own.index.equals(wanted.index)
+    unsure = own["barrier"].astype(str) == "ambiguous"
+    names = ["label", "barrier", "label_end", "ret"]
+    pd.testing.assert_frame_equal(own.loc[~unsure, names], wanted.loc[~unsure, names], check_categorical=False)
+    assert horizon == 20 or unsure.any()
+    bars = np.log(FIVE[["high", "low", "close"]]).set_axis(FIVE.index + pd.Timedelta(minutes=5))  # by their ends
+    for moment, one in own[unsure].iterrows():  # both barriers lie inside the bar that ends the label, in none before
+        high, low = bars.loc[moment, "close"] + one["up"] - 1e-12, bars.loc[moment, "close"] - one["down"] + 1e-12
+        life = bars[(bars.index > moment) & (bars.index <= one["label_end"])]
+        assert life["high"].iloc[-1] >= high and life["low"].iloc[-1] <= low
+        assert (life["high"].iloc[:-1] < high).all() and (life["low"].iloc[:-1] > low).all()
+
+
+def test_training_prediction_and_evaluation(places, tmp_path):
+    trained = pipeline.train(places[5], "MES", 5, "linear", mirror="off")
+    assert np.isfinite(trained.metrics["log_loss"]).all()
+    own = pipeline.predict(places[5], "MES", 5, "linear").frame
+    newer, late = tmp_path / "more.csv", FIVE.set_axis((FIVE.index + pd.Timedelta(minutes=5)).rename("timestamp"))
+    late.reset_index().to_csv(newer, index=False)
+    said = pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=BarSpec(stamp="end")).frame
+    pd.testing.assert_frame_equal(said, own)
+    assert own.index[-1] == FIVE.index[-1] + pd.Timedelta(minutes=5)
+    with pytest.raises(BarsError, match="off the 5-minute grid"):
+        pipeline.predict(places[5], "MES", 5, "linear", data=places[1].raw_bars("MES"))
+    with pytest.raises(SettingsError, match=r"The model reads bars of another length.*wanted 5 min"):
+        pipeline.predict(places[5], "MES", 5, "linear", data=newer, bars=BarSpec(minutes=1))
+    report = pipeline.evaluate(places[5], "MES", 5).report_path.read_text()
+    assert f"{len(FIVE):,} bars of 5 min" in report and "inside one 5-minute bar" in report
+
+
+def test_appended_bars_give_the_bits_of_the_whole_file(places, tmp_path):
+    place = Workspace(tmp_path)
+    for stop in (1_900, 1_901, len(FIVE)):
+        FIVE[:stop].reset_index().to_parquet(place.raw_bars("MES", 5), index=False)
+        result = pipeline.prepare(place, "MES", (5,))
+    store = Store.current(place.processed("MES"))
+    assert len(store.parts) == 3 and store.facts["bars"]["rows"] == len(FIVE)
+    whole = Store.current(places[5].processed("MES"))
+    assert np.array_equal(store.values, whole.values) and result.market == whole.facts["market"]
+    assert store.load_labels(5).equals(whole.load_labels(5))
+    assert store.load_scaler(5).to_dict() == whole.load_scaler(5).to_dict()
+
+
+# ---- the proof -------------------------------------------------------------------------------------------------------
+
+SPEC = ProofSpec(cuts=4, whole_cuts=1, ahead=300, fit_rows=0, fit_splits=2, feed_rows=0, enough=5)
+
+
+def subject_of() -> StandardPipeline:
+    features = FeatureSpec(frames=(60,), families=("calendar", "momentum"))
+    return StandardPipeline("MES", features, (LabelSpec(horizon=10),), given={"bar_minutes": 5}, folds=0)
+
+
+def test_the_audit_proves_it_and_a_coarse_bar_seen_too_early_is_named(places, monkeypatch):
+    found = pipeline.audit(places[5], "MES", (5,), cuts=2, models=("linear",))
+    assert found.passed and found.compared["predict"] > 0
+    bars = FIVE.rename_axis("timestamp")
+    assert prove(subject_of(), bars, SPEC).leaks == ()
+    honest = activity_bars.frames_of
+
+    def a_bar_early(*given, **options):
+        frames = honest(*given, **options)
+        return {k: replace(one, known_at=one.known_at - 300 * 10**9) if k == 60 else one for k, one in frames.items()}
+
+    monkeypatch.setattr(activity_bars, "frames_of", a_bar_early)
+    leaks = prove(subject_of(), bars, SPEC).leaks
+    assert {"features", "frame 60m"} <= {leak.part for leak in leaks}
+    assert all(leak.column.endswith("@60m") for leak in leaks if leak.part == "features")
+
+
+# ---- what is asked, and how ------------------------------------------------------------------------------------------
+
+
+def test_the_length_may_be_given_and_another_is_refused(places, tmp_path):
+    place, path = Workspace(tmp_path / "w"), tmp_path / "MES_5m.csv"
+    FIVE.reset_index().to_csv(path, index=False)
+    with pytest.raises(BarsError, match=r"5 minutes apart, not 1.*--minutes 5"):
+        pipeline.prepare(place, "MES", (5,), data=path, bar_minutes=1)
+    assert not list(place.raw.iterdir())
+    with pytest.raises(SettingsError, match=r"one length.*got bars of 1 min"):
+        pipeline.prepare(places[5], "MES", (5,), bar_minutes=1)
+    with pytest.raises(SettingsError, match=r"one length.*got bars of 5 min, wanted 1 min"):
+        pipeline.prepare(places[1], "MES", (5,), data=path, bar_minutes=5)
+    with pytest.raises(FactoryError, match="made of 1-minute bars"):
+        pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(bars="volume")))
+    with pytest.raises(SettingsError, match=r"A frame cannot be made of these bars.*got 12"):
+        pipeline.prepare(places[5], "MES", (5,), settings=DataSpec(features=FeatureSpec(frames=(12,))))
+    kept = Store.current(places[5].processed("MES"))
+    assert kept.facts["settings"]["features"]["bars"] is None  # what was prepared before stays
+
+
+def test_ten_minute_bars_with_frames_that_they_divide(tmp_path):
+    ten = FIVE.resample("10min").agg({"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"})
+    place, path = Workspace(tmp_path / "w"), tmp_path / "ten.parquet"
+    ten.dropna(subset=["close"]).reset_index().to_parquet(path, index=False)
+    with pytest.raises(SettingsError, match=r"wanted a multiple of the bars' own 10.*FeatureSpec"):
+        pipeline.prepare(place, "MES", (5,), data=path)
+    settings = DataSpec(features=FeatureSpec(base_minutes=10, frames=(30,)))
+    made = pipeline.prepare(place, "MES", (5,), settings=settings)
+    assert made.market["bar_minutes"] == 10 and made.proof == "quick, 10 cuts"
+
+
+def test_the_commands_take_the_length(call, tmp_path):
+    path, place = tmp_path / "MES_5m.csv", ("--workspace", tmp_path / "w", "--symbol", "MES", "--horizon", 5)
+    FIVE.reset_index().to_csv(path, index=False)
+    code, _, err = call("prepare", *place, "--data", path, "--minutes", 1)
+    assert code == 1 and "--minutes 5" in err
+    code, _, err = call("prepare", *place, "--data", path, "--minutes", 7)
+    assert code == 2 and "Bars of this length are not read" in err
+    assert call("prepare", *place, "--data", path, "--minutes", 5)[0] == 0
+    assert Workspace(tmp_path / "w").raw_bars("MES").name == "MES_5m.parquet"
+    assert "--minutes" in call("suite", "--help")[1]
+
+
+def test_make_run_hands_the_length_over():
+    words = ["make", "-n", "-C", str(ROOT), "run", "DATA=MES_5m.csv", "SYMBOL=MES", "MINUTES=5"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert '--minutes "$ML_RUN_MINUTES"' in shown
+
+
+def test_notebook_01_hands_the_length_over(monkeypatch):
+    """The two cells that prepare, as they stand in the notebook, with the parameter as papermill would set it."""
+    cells = json.loads((ROOT / "colab_notebooks" / "01_data_pipeline.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    first = next(k for k, text in enumerate(sources) if text.startswith("from ml_factory import pipeline"))
+    assert notebook_parameters(ROOT / "colab_notebooks" / "01_data_pipeline.ipynb")["BAR_MINUTES"].default == 0
+    asked = []
+    monkeypatch.setattr(pipeline, "prepare", lambda *_, **given: asked.append(given["bar_minutes"]) or Mock())
+    for minutes in (5, 0):
+        chosen = SimpleNamespace(symbol="MES", horizon=20, bars="", bar_size=0.0, bar_minutes=minutes)
+        space = {"chosen": chosen, "workspace": None}
+        for text in sources[first : first + 2]:
+            exec(text, space)
+    assert asked == [5, None]
+    cell = '#@title Parameters\nBAR_MINUTES: int = 7  #@param {type: "integer"}\n'
+    space = {"In": [cell], "BAR_MINUTES": 7}
+    with pytest.raises(SettingsError, match=r"Bars of this length are not read.*got 7"):
+        check_parameters(shell=SimpleNamespace(user_ns=space))

@@ -1,0 +1,65 @@
+"""A run that goes on elsewhere says so; a headline is not chosen on the rows it is read from."""
+
+import pytest
+
+from ml_factory import experiment, pipeline
+from ml_factory.data.io import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import folds, report
+
+SMALL = {"rounds": 10, "depth": 3}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    made = Workspace(tmp_path_factory.mktemp("elsewhere"))
+    import_bars(synthetic_bars(days=14, seed=6).reset_index(), made, "MES")
+    pipeline.prepare(made, "MES", (10,))
+    return made
+
+
+def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
+    asked = []
+
+    def killed_in_the_second_fold(*_):
+        asked.append(weigh(*_))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return asked[-1]
+
+    weigh = folds.weights_of
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "cores", lambda: 64)
+        patch.setattr(folds, "weights_of", killed_in_the_second_fold)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
+    result = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
+    assert result.resumed_from == 1 and "unfinished at fold 1 of 2" in result.found
+    assert not result.exact and any("threads: began with 64" in reason for reason in result.inexact_because)
+    assert "continued, not bit-exact" in result.summary()
+    straight = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, seed=1, model_settings=SMALL)
+    assert straight.exact and "bit-exact" not in straight.summary()
+
+
+def test_the_headline_is_the_model_that_validation_rows_chose(workspace, monkeypatch):
+    for name in ("xgboost", "lightgbm"):
+        pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
+    asked = []
+    told = report.tiles
+    monkeypatch.setattr(report, "tiles", lambda judged, **how: asked.append(judged.chosen) or told(judged, **how))
+    means = pipeline.with_baselines
+    calls = []
+
+    def disturbed(data, teachers, rows, forecasts, best):
+        table = means(data, teachers, rows, forecasts, best)
+        calls.append(set(rows.tolist()) <= set(data.splits["validation"].tolist()))
+        if calls[-1]:  # on validation rows lightgbm is made the winner, on test rows xgboost
+            table.loc["lightgbm", "log_loss"] = 0.0
+        else:
+            table.loc["xgboost", ["log_loss", "log_loss_gain"]] = [0.0, 9.0]
+        return table
+
+    monkeypatch.setattr(pipeline, "with_baselines", disturbed)
+    pipeline.evaluate(workspace, "MES", 10)
+    assert asked == ["lightgbm"] and sorted(calls) == [False, True]

@@ -1,0 +1,83 @@
+"""What a TFT looked at: the means over validation windows, against one window at a time."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ml_factory import pipeline
+from ml_factory.datasets.preprocessing import from_dict, transform
+from ml_factory.errors import NotPreparedError, SettingsError
+from ml_factory.inference.bundle import Bundle
+from ml_factory.models.registry import load_model
+from ml_factory.storage.artifact_registry import Registry
+
+SMALL = {"epochs": 1, "width": 4, "lookback": 6, "threads": 1}
+
+
+def test_the_shares_and_the_attention_are_those_of_single_windows(prepared):
+    pipeline.train(prepared, "DEMO", 5, "tft", quick=True, model_settings=SMALL)
+    told = pipeline.explain(prepared, "DEMO", 5, "tft", rows=70)
+
+    labels, splits = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_splits(prepared, "DEMO", 5)
+    features = pipeline.load_features(prepared, "DEMO")
+    bundle = Bundle.from_state(Registry(prepared.models).find("DEMO", 5, "tft").load_state())
+    close = pd.Series(np.nan, features.index)  # the default steps do not look at it
+    scaled = transform(from_dict(bundle.scaler), features.to_numpy(np.float32), close.to_numpy())
+    whole = [row for row in splits["validation"] if _steps_of(features, labels.index[row], 6)]
+    some = [whole[place] for place in np.unique(np.linspace(0, len(whole) - 1, 70).astype(int))]
+    network, shares, attention = load_model(bundle.model_state).network, [], []
+    for row in some:
+        at = features.index.get_loc(labels.index[row])
+        one = network.explain(torch.from_numpy(scaled[at - 5 : at + 1][None].copy()))
+        shares.append(one.past_BTF[0].mean(0).numpy())
+        attention.append(one.attention_BSU[0, 0].numpy())
+
+    assert told.rows == len(some)
+    mean = pd.Series(np.mean(shares, axis=0), features.columns)
+    np.testing.assert_allclose(told.shares["share"], mean[told.shares.index], atol=1e-6)
+    assert told.shares["share"].is_monotonic_decreasing and told.shares["share"].sum() == pytest.approx(1, abs=1e-5)
+    # The window's last step is the newest bar.
+    np.testing.assert_allclose(told.attention["attention"], np.mean(attention, axis=0), atol=1e-6)
+    assert told.attention.index.tolist() == [5, 4, 3, 2, 1, 0]
+    low, high = np.percentile(attention, [10, 90], axis=0)
+    np.testing.assert_allclose(told.attention[["low", "high"]], np.stack([low, high], axis=1), atol=1e-6)
+    assert len(told.pictures()) == 2 and told.shares.index[0] in told.summary()
+
+
+def _steps_of(features: pd.DataFrame, moment: pd.Timestamp, lookback: int) -> bool:
+    """Whether the window's bars follow each other at five minutes: on this market only a session's end breaks them."""
+    at = features.index.get_loc(moment)
+    if at < lookback - 1:
+        return False
+    return moment - features.index[at - lookback + 1] == pd.Timedelta(minutes=5 * (lookback - 1))
+
+
+def test_a_network_that_does_not_tell_says_so(prepared):
+    pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings={"epochs": 1, "hidden": 4, "lookback": 6})
+    told = pipeline.explain(prepared, "DEMO", 5, "gru")
+    assert told.pictures() == [] and "gru does not tell" in told.summary() and told.to_dict()["shares"] is None
+
+
+def test_a_booster_and_an_absent_model_are_refused(prepared):
+    with pytest.raises(SettingsError, match="importances"):
+        pipeline.explain(prepared, "DEMO", 5, "xgboost")
+    with pytest.raises(NotPreparedError, match="No finished tft"):
+        pipeline.explain(prepared, "DEMO", 5, "tft")
+
+
+def test_what_a_training_ran_on_is_told(prepared):
+    settings = {"epochs": 1, "hidden": 4, "lookback": 6, "threads": 1, "device": "cpu", "precision": "fp32"}
+    trained = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
+    told = trained.ran_on()["value"]
+    features = len(pipeline.load_features(prepared, "DEMO").columns)
+    assert told["parameters"] == f"{3 * 4 * (features + 4) + 2 * 3 * 4 + 3 * 4 + 3:,}"
+    assert told["compiles"] == "none" and told["peak memory"].endswith(" MB") and told["device"] == "cpu"
+    # The same is told of a run that is found finished; a booster tells nothing.
+    again = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
+    assert again.reused and again.ran_on()["value"].equals(told)
+    on_tpu = dataclasses.replace(trained, machine=trained.machine | {"compiles": {"train": 2}, "peak_bytes": None})
+    assert on_tpu.ran_on().loc[["compiles", "peak memory"], "value"].tolist() == ["train 2", "not told"]
+    assert dataclasses.replace(trained, machine={}).ran_on().empty

@@ -1,0 +1,132 @@
+"""Meta-labels from the command line to a report: whose bets, do they pay, and what a model of two answers says."""
+
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data.activity_bars import base_and_fine
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.evaluation.metrics import among
+from ml_factory.experiment import DataSpec
+from ml_factory.features.build import FeatureSpec
+from ml_factory.leakage.pipeline_under_test import StandardPipeline
+from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets import make_labels, primary_rule
+from ml_factory.targets.labels import LabelSpec, classes_of
+from ml_factory.targets.meta_labels import meta_labels
+from ml_factory.targets.splits import SplitSpec
+
+COLUMN = "macd_12_26"
+ASKED = ("prepare", "--target", "meta", "--horizon", 5)
+TINY = {
+    "xgboost": {"rounds": 10, "depth": 2, "threads": 1},
+    "lstm": {"epochs": 1, "lookback": 8, "hidden": 8, "threads": 1},
+}
+
+
+def entropy(train: pd.Series, rows: pd.Series) -> float:
+    """Log loss, on `rows`, of saying the share of bets that paid in `train`, worked out by hand."""
+    share = (train == 1).mean()
+    return float(-np.where(rows == 1, np.log(share), np.log(1 - share)).mean())
+
+
+def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Workspace, call):
+    code, out, err = call(*ASKED, "--workspace", prepared.root, "--primary", COLUMN, "--json")
+    assert code == 0, err
+    assert json.loads(out)["proof"] == "quick, 10 cuts" and "looks ahead" not in err
+    assert set(json.loads(out)["label_balance"][0]) >= {"pass", "act", "ambiguous"}
+    labels, features = pipeline.load_labels(prepared, "DEMO", 5), pipeline.load_features(prepared, "DEMO")
+    bet = np.sign(features.loc[labels.index, COLUMN])
+    assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
+    store = Store.current(prepared.processed("DEMO"))
+    bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
+    base, fine = base_and_fine(bars.set_index("timestamp"), market, 5)
+    wanted = meta_labels(base, fine, bet, LabelSpec(5), market)
+    same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
+    late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features
+    pd.testing.assert_frame_equal(labels.loc[late, same], wanted.loc[late, same], check_freq=False)
+    splits = pipeline.load_splits(prepared, "DEMO", 5)
+    for model, settings in TINY.items():
+        trained = pipeline.train(prepared, "DEMO", 5, model, quick=True, mirror="off", model_settings=settings)
+        said = pipeline.load_predictions(prepared, "DEMO", 5, model)
+        assert (said["p_short"] == 0).all() and np.allclose(said[["p_neutral", "p_long"]].sum(axis=1), 1)
+        metrics = trained.metrics[trained.metrics["split"] == "test"].set_index("name")
+        assert abs(metrics.loc[model, "log_loss"] - metrics.loc["prior", "log_loss"]) < 0.2
+        page = trained.report_path.read_text()
+        assert not re.search("directional gain|direction_gain|on the side", page, re.IGNORECASE)
+        assert f"the primary side is the sign of {COLUMN}" in page and "bets of the primary side alone" in page
+        if model == "xgboost":  # reads every row: its prior is that of the labels themselves
+            clear = labels[labels["barrier"] != "ambiguous"]
+            parts = {name: clear.index.intersection(labels.index[splits[name]]) for name in ("train", "test")}
+            by_hand = entropy(clear.loc[parts["train"], "label"], clear.loc[parts["test"], "label"])
+            assert metrics.loc["prior", "log_loss"] == pytest.approx(by_hand, abs=2e-5)
+    told = pipeline.predict(prepared, "DEMO", 5, "xgboost")
+    assert set(told.frame["side"]) == {-1, 1} and (told.frame["p_short"] == 0).all()
+    assert (told.frame["side"] == np.sign(features.loc[told.frame.index, COLUMN])).all()
+    assert [text.get_text() for text in told.plot().axes[0].get_legend().get_texts()] == ["pass", "act"]
+    judged = pipeline.cross_validate(
+        prepared, "DEMO", 5, "xgboost", folds=2, quick=True, model_settings=TINY["xgboost"]
+    )
+    assert abs(judged.gain_mean) < 0.2
+    stacked = pipeline.stack(prepared, "DEMO", 5, ("xgboost", "linear"), folds=2, quick=True, mirror="off")
+    assert (pipeline.load_predictions(prepared, "DEMO", 5, "stack")["p_short"] == 0).all()
+    assert "the plain mean of its models" in stacked.summary()
+
+
+def test_a_side_may_wait_and_may_be_turned_round(prepared: Workspace):
+    features = pipeline.load_features(prepared, "DEMO", columns=[COLUMN])[COLUMN]
+    least = float(features.abs().median())
+    settings = DataSpec(labels=LabelSpec(kind="meta", primary=COLUMN, primary_least=least, against=True))
+    pipeline.prepare(prepared, "DEMO", (5,), settings=settings)
+    labels = pipeline.load_labels(prepared, "DEMO", 5)
+    seen = features.loc[labels.index]
+    assert (seen.abs() >= least * (1 - 1e-6)).all() and (labels["side"] == -np.sign(seen)).all()
+    assert 0.3 < len(labels) / len(features) < 0.6
+
+
+def test_a_side_that_knows_what_comes_is_caught(prepared: Workspace, monkeypatch):
+    bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
+    spec = LabelSpec(5, kind="meta", primary=COLUMN)
+    asked = StandardPipeline("DEMO", FeatureSpec(frames=(60,), families=("calendar",)), (spec,), SplitSpec(), folds=0)
+    short = ProofSpec(cuts=10, whole_cuts=2, ways_a_cut=2, fit_rows=0, feed_rows=0)
+    assert prove(asked, bars, short).passed
+    honest = primary_rule.base_column
+
+    def peeking(base, market, name):
+        return np.append(honest(base, market, name)[1:], np.nan)
+
+    monkeypatch.setattr(primary_rule, "base_column", peeking)
+    leaks = prove(asked, bars, short).leaks  # one bar is less than a label's life: only the side itself shows it
+    assert "frame primary side" in {leak.part for leak in leaks}
+    assert make_labels.primary_side is primary_rule.primary_side
+
+
+def test_mistakes_are_one_clear_line(prepared: Workspace, call):
+    words = (*ASKED, "--workspace", prepared.root)
+    for more, said in (
+        ((), "--primary"),
+        (("--primary", "macd_12_62"), "did you mean 'macd_12_26'"),
+        (("--primary", COLUMN, "--primary-least", -1), "primary_least"),
+        (("--primary", COLUMN, "--search"), "Only barriers are searched for"),
+    ):
+        code, _, err = call(*words, *more)
+        assert code == 2 and said in err, err
+    code, _, err = call("prepare", "--workspace", prepared.root, "--primary", COLUMN)
+    assert code == 2 and "Only meta-labels have a primary side" in err
+    with pytest.raises(SettingsError, match="against"):
+        LabelSpec(kind="meta", primary=COLUMN, against="yes")
+
+
+def test_probabilities_among_the_answers_there_are():
+    p_N3 = np.array([[0.5, 0.3, 0.2], [0.0, 0.9, 0.1], [np.nan] * 3])
+    np.testing.assert_array_equal(among(p_N3), p_N3)
+    told = among(p_N3, classes_of("meta").values())
+    np.testing.assert_allclose(told, [[0, 0.6, 0.4], [0, 0.9, 0.1], [np.nan] * 3])
+    assert classes_of("direction") == {"short": -1, "neutral": 0, "long": 1}

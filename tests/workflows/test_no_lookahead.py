@@ -1,0 +1,240 @@
+"""Disturb the rows that judge, watch what was learnt: no bit of it may move, and what may move does."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.data.io import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.scaling import RobustScaler
+from ml_factory.evaluation.calibration import Calibration
+from ml_factory.experiment import open_run, run_spec
+from ml_factory.models.registry import build_model
+from ml_factory.storage.state import encode_state
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import dataset, fold_schemes, folds, predict, stack
+from ml_factory.workflows import train as train_module
+from ml_factory.workflows.dataset import Dataset, with_baselines
+from ml_factory.workflows.load import load_dataset
+
+HORIZON = 10
+SMALL = {"rounds": 20, "depth": 3, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> tuple[Workspace, Dataset]:
+    workspace = Workspace(tmp_path_factory.mktemp("clean"))
+    import_bars(synthetic_bars(days=16, kind="planted", seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (HORIZON,))
+    return workspace, load_dataset(workspace, "MES", HORIZON)
+
+
+@pytest.fixture
+def data(prepared) -> Dataset:
+    return prepared[1]
+
+
+def disturbed(data: Dataset, rows: np.ndarray, *, inputs: bool) -> Dataset:
+    """The same data with other outcomes in these rows of the labels, and with `inputs` other features and prices."""
+    labels, random = data.labels.copy(), np.random.default_rng(7)
+    wrong = np.where(random.random(len(rows)) < 0.8, 1, -1).astype(np.int8)
+    labels.iloc[rows, labels.columns.get_loc("label")] = wrong
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = np.where(wrong > 0, "upper", "lower")
+    if not inputs:
+        return replace(data, labels=labels)
+    features, close = data.features.copy(), data.close.copy()
+    at = data.row[rows]
+    features.iloc[at] = random.normal(5.0, 50.0, (len(at), features.shape[1])).astype(np.float32)
+    close[at] *= 1.7
+    return replace(data, labels=labels, features=features, close=close)
+
+
+def fitted(data: Dataset, root: Path, model: str = "lightgbm", **settings):
+    workspace = Workspace(root)
+    spec = run_spec(
+        data.symbol, HORIZON, model, task="train", seed=1, quick=False, data=data.fingerprint, settings=SMALL | settings
+    )
+    run = open_run(workspace.results, data.symbol, spec, False)
+    return workspace, train_module.fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
+
+
+def test_a_model_knows_nothing_of_the_test_rows(data, tmp_path):
+    """Weights, scaler, best round and calibration are one state, and its hash does not move."""
+    _, clean = fitted(data, tmp_path / "clean")
+    _, other = fitted(disturbed(data, data.splits["test"], inputs=True), tmp_path / "other")
+    assert other.hash == clean.hash and other.facts["best_epoch"] == clean.facts["best_epoch"]
+
+
+def test_validation_rows_stop_and_calibrate_and_do_nothing_else(data, tmp_path):
+    _, clean = fitted(data, tmp_path / "clean", patience=0)
+    _, other = fitted(disturbed(data, data.splits["validation"], inputs=False), tmp_path / "other", patience=0)
+    clean, other = clean.load_state(), other.load_state()
+    assert other["scaler"] == clean["scaler"]
+    assert other["calibration"] != clean["calibration"]
+    assert other["model_state"]["best_round"] != clean["model_state"]["best_round"]
+
+
+def test_the_baselines_are_counted_on_training_rows(data):
+    rows = data.splits["test"]
+    shown = {"model": np.full((len(rows), 3), 1 / 3)}
+    clean = with_baselines(data, data.splits["train"], rows, shown, "prior")
+    # The judge's labels reversed in place: the prior, if it were counted on them, would still do as well.
+    labels = data.labels.copy()
+    labels.iloc[rows, labels.columns.get_loc("label")] = np.int8(1)
+    labels.iloc[rows, labels.columns.get_loc("barrier")] = "upper"
+    other = with_baselines(replace(data, labels=labels), data.splits["train"], rows, shown, "prior")
+    train = data.splits["train"]
+    clear = train[data.clear[train]]
+    share = np.mean(data.y[clear] == 1)
+    assert other.loc["prior", "log_loss"] == pytest.approx(-np.log(share), rel=1e-12)
+    assert other.loc["prior", "log_loss"] > 2 * clean.loc["model", "log_loss"] / 3
+
+
+def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(prepared, data, monkeypatch):
+    workspace, _ = prepared
+    read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
+    frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
+    monkeypatch.setattr(predict, "labelled", lambda *_: frame)
+    artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
+    test = predict.judge(workspace, data, artifact).test_table
+
+    def prior_loss(teachers):
+        teachers, judged = teachers[data.clear[teachers]], np.intersect1d(read, data.splits["test"])
+        share = {side: np.mean(data.y[teachers] == side) for side in (-1, 0, 1)}
+        return np.mean([-np.log(share[side]) for side in data.y[judged[data.clear[judged]]]])
+
+    wanted = prior_loss(np.intersect1d(read, data.splits["train"]))
+    assert test.loc["prior", "log_loss"] == pytest.approx(wanted, rel=1e-12)
+    assert abs(wanted - prior_loss(data.splits["train"])) > 1e-4  # counted on all of them it is another number
+
+
+def test_the_stored_scaler_is_fitted_on_training_rows(data):
+    wanted = RobustScaler.fit(data.x_NF[data.row[data.splits["train"]]])
+    assert data.scaler.to_dict() == wanted.to_dict()
+    assert data.scaler.to_dict() != RobustScaler.fit(data.x_NF).to_dict()
+
+
+def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
+    """Purged rows belong to no part, neither trained on nor judged, and are left out."""
+    workspace, artifact = fitted(data, tmp_path)
+    said = predict.labelled(workspace, data, artifact)
+    inside = np.sort(np.concatenate(list(data.splits.values())))
+    assert (said["label"].to_numpy() == data.y[inside]).all() and said.index.equals(data.labels.index[inside])
+    for name, rows in data.splits.items():
+        assert said.index[said["split"] == name].equals(data.labels.index[rows])
+    assert len(data.labels) > len(inside) == said["split"].isin(dataset.SPLITS).sum()
+
+
+def out_of_fold(data: Dataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:
+    spec = run_spec(
+        data.symbol, HORIZON, "lightgbm", task="folds", seed=1, quick=False, data=data.fingerprint, settings=SMALL
+    )
+    plan = fold_schemes.fold_plan(data, data.development(), 3, 1, False)
+    with CheckpointManager(root, run="folds") as manager:
+        return plan, folds.out_of_fold_predictions(manager, data, plan, folds.FoldModel(spec, "lightgbm", SMALL))
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_fold_knows_nothing_of_its_block(data, tmp_path, block):
+    plan, clean = out_of_fold(data, tmp_path / "clean")
+    test = plan.folds[block][1]
+    _, other = out_of_fold(disturbed(data, plan.rows[test], inputs=False), tmp_path / "other")
+    assert np.isfinite(clean.p_N3[test]).all()
+    np.testing.assert_array_equal(other.p_N3[test], clean.p_N3[test])
+    assert other.calibrations[block] == clean.calibrations[block] != Calibration()
+    rest = np.setdiff1d(np.arange(len(plan.rows)), test)
+    assert not np.array_equal(other.p_N3[rest], clean.p_N3[rest])  # the other folds have learnt from it
+
+
+def test_a_fold_scales_by_its_own_rows(data, tmp_path, monkeypatch):
+    """Rows of the block moved far away: the scaler of that fold stays where it was."""
+    seen = []
+    fit = RobustScaler.fit
+    monkeypatch.setattr(RobustScaler, "fit", lambda *words: seen.append(fit(*words).to_dict()) or fit(*words))
+    plan, _ = out_of_fold(data, tmp_path / "clean")
+    test = plan.rows[plan.folds[1][1]]
+    features = data.features.copy()
+    features.iloc[data.row[test]] += np.float32(1e6)
+    out_of_fold(replace(data, features=features), tmp_path / "other")
+    assert len(seen) == 6 and seen[4] == seen[1]
+    assert seen[3] != seen[0] and seen[5] != seen[2]
+
+
+def test_folds_stay_before_the_test_rows(data):
+    rows, first = data.development(), data.labels.index[data.splits["test"][0]]
+    assert (data.labels["label_end"].iloc[rows] < first).all()
+    left = np.setdiff1d(np.arange(len(data.labels)), rows)
+    assert (data.labels["label_end"].iloc[left] >= first).all()
+
+
+@pytest.mark.parametrize(("lookback", "wanted"), [(1, 64), (200, 200)])
+def test_the_embargo_covers_the_input_window(data, lookback, wanted):
+    plan = fold_schemes.fold_plan(data, data.development(), 3, lookback, False)
+    for train, test in plan.folds[:2]:
+        end = data.labels["label_end"].iloc[plan.rows[test]].max()
+        known = data.labels.index[plan.rows]
+        after = train[train > test[-1]]
+        assert after[0] == np.flatnonzero(known > end)[0] + wanted
+        assert data.row[plan.rows[after[0]]] - lookback + 1 > data.row[plan.rows[test[-1]]]
+
+
+def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkeypatch):
+    """Pool and calibration are the same state whatever the test rows were; the pool ignores validation rows, too."""
+    _, data = prepared
+    quick = type("Limits", (), {"settings_for": lambda self, family: dict(SMALL)})
+    monkeypatch.setattr(stack, "QuickLimits", quick)
+    states = {}
+    for name, part, inputs in (("clean", None, False), ("test", "test", True), ("validation", "validation", False)):
+        now = data if part is None else disturbed(data, data.splits[part], inputs=inputs)
+        bases, workspace = {}, Workspace(tmp_path / name)
+        for model in ("lightgbm", "xgboost"):
+            _, bases[model] = fitted(data, workspace.root, model)
+        settings = (("base_models", list(bases)), ("bases", [one.hash for one in bases.values()]), ("folds", 3))
+        spec = run_spec(data.symbol, HORIZON, "lightgbm", task="stack", seed=0, quick=True, data="0", settings=None)
+        spec = replace(spec, settings=settings)
+        run = open_run(workspace.results, data.symbol, spec, False)
+        for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
+            predict.labelled(workspace, data, base)
+        states[name] = stack.fit_stack(workspace, now, run, spec, 3).load_state()
+    assert encode_state(states["test"]) == encode_state(states["clean"])
+    assert states["validation"]["stack"] == states["clean"]["stack"]
+    assert states["validation"]["calibration"] != states["clean"]["calibration"]
+
+
+def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):
+    lookback = 12
+    model = build_model("lstm", lookback=lookback)
+    train, validation, _ = train_module._teachers(data, model, False)
+    for rows in (train, validation):
+        at = data.row[rows]
+        assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()
+
+
+def test_predictions_of_another_artifact_are_made_again(prepared, tmp_path):
+    """A folder of results outlives its model: what another model said there is not taken for this one's."""
+    _, data = prepared
+    workspace, artifact = fitted(data, tmp_path)
+    said = predict.labelled(workspace, data, artifact)
+    path = predict.predictions_path(workspace, artifact)
+    written = path.read_bytes()
+    strange = said.copy()
+    strange[["p_short", "p_neutral", "p_long"]] = [0.1, 0.1, 0.8]
+    for spoil in (lambda: strange.to_parquet(path), lambda: path.write_bytes(written[:1000])):
+        spoil()
+        assert not predict.said_by(path, artifact)
+        predict.labelled(workspace, data, artifact)
+        assert path.read_bytes() == written and predict.said_by(path, artifact)
+    assert not predict.said_by(path, replace(artifact, hash="0" * 64))
+
+
+def test_the_jump_over_a_night_is_no_bar_s_move(data):
+    opening = data.segment[data.row] != data.segment[data.row - 1]
+    assert opening.any() and np.isnan(data.last_move[opening & (data.row > 0)]).all()
+    inside = np.flatnonzero(~opening & (data.row > 0))
+    row = data.row[inside]
+    np.testing.assert_allclose(data.last_move[inside], np.log(data.close[row] / data.close[row - 1]), atol=1e-12)

@@ -1,0 +1,217 @@
+"""The plan of a session: what it measures is what a run would do, what it leaves out is finished."""
+
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.ensemble import out_of_fold
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import open_checkpoints, open_run, run_spec
+from ml_factory.workflows import plan as plan_module
+from ml_factory.workflows import warm_up
+from ml_factory.workflows.load import load_dataset
+
+SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
+
+
+@pytest.fixture
+def data(prepared):
+    return load_dataset(prepared, "DEMO", 5)
+
+
+def plan(workspace, data, models, **more):
+    return plan_module.plan_models(workspace, data, models, **{"quick": False, "seed": 0, "settings": SMALL} | more)
+
+
+def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
+    result = plan(prepared, data, ["lstm", "xgboost"])
+    assert set(result.table.index) == {"lstm", "xgboost"}
+    assert (result.table["fits"] == "whole").all()
+    assert result.table["starts_at_minute"].iloc[0] == 0 and result.table["minutes"].is_monotonic_increasing
+    pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL["xgboost"], mirror="off")
+    assert list(plan(prepared, data, ["lstm", "xgboost"]).table.index) == ["lstm"]
+
+
+def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
+    monkeypatch.setattr(plan_module, "hours_expected", lambda records: 16 / 3600)  # one second more than the reserve
+    monkeypatch.setattr(warm_up.CostModel, "forecast", lambda self, work: warm_up.Cost(0.7 if work < 100 else 900.0))
+    table = plan(prepared, data, ["lstm", "xgboost"]).table
+    assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
+
+
+def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes(prepared, data, monkeypatch):
+    seen = []
+    fit_once = warm_up.fit_once
+
+    def spy(data, name, settings, seed, size, whole):
+        seen.append((name, size, whole))
+        return fit_once(data, name, settings, seed, size, whole)
+
+    monkeypatch.setattr(warm_up, "fit_once", spy)
+    plan(prepared, data, ["lstm", "xgboost"])
+    for name in SMALL:
+        sizes = {size for one, size, _ in seen if one == name}
+        assert len(sizes) == 2
+        whole = next(whole for one, _, whole in seen if one == name)
+        usable = warm_up._usable(data, 8 if name == "lstm" else 1, "train")
+        assert whole.rows <= len(usable) and all(size.rows <= whole.rows for size in sizes)
+        assert max(size.turns for size in sizes) <= 30
+
+
+def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, monkeypatch):
+    """QUICK's few epochs: a fifth of them at most, where a batch is no more. A long fit is tried as far as ever."""
+    seen = []
+    monkeypatch.setattr(warm_up, "fit_once", lambda *given: seen.append(given[4].rows) or warm_up.Cost(float(seen[-1])))
+    settings = {**SMALL["lstm"], "batch": 8}
+    whole = warm_up.full_size(data, "lstm", settings, 0, True)
+    warm_up.warm_up(data, "lstm", settings, 0, whole)
+    assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.turns
+    seen.clear()
+    warm_up.warm_up(data, "lstm", settings, 0, warm_up.Size(whole.rows, 1000))
+    assert seen == [96, 96, 384]
+
+
+def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
+    weighed = []
+    monkeypatch.setattr(warm_up._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
+        warm_up.lay_out(state).size))  # fmt: skip
+    size = warm_up.full_size(data, "lstm", SMALL["lstm"], 0, False)
+    warm_up.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
+    spec = run_spec("DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"])
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    pipeline.train(prepared, "DEMO", 5, "lstm", model_settings=SMALL["lstm"], mirror="off")
+    with open_checkpoints(prepared.checkpoints, open_run(prepared.results, "DEMO", spec, False)) as manager:
+        real = [one["bytes"] for one in manager.list_checkpoints()]
+    assert max(weighed) == pytest.approx(max(real), rel=0.15)
+
+
+def test_an_unknown_model_is_refused(prepared, data):
+    with pytest.raises(SettingsError, match="Unknown model"):
+        plan(prepared, data, ["xgbost"])
+
+
+def trained(workspace, model, **more):
+    return pipeline.train(workspace, "DEMO", 5, model, mirror="off", **{"model_settings": SMALL[model]} | more)
+
+
+def test_only_what_these_very_settings_seed_and_form_have_finished_is_left_out(prepared, data):
+    trained(prepared, "xgboost", model_settings={"rounds": 10, "depth": 2})
+    trained(prepared, "xgboost", seed=1)
+    trained(prepared, "xgboost", quick=True)
+    assert list(plan(prepared, data, ["xgboost"]).table.index) == ["xgboost"]
+    for others in ({"seed": 1}, {"quick": True}, {"settings": {"xgboost": {"rounds": 10, "depth": 2}}}):
+        assert plan(prepared, data, ["xgboost"], **others).table.empty
+
+
+def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    def kill(block, metrics):
+        if block == 2:
+            raise Killed
+
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    monkeypatch.setattr(
+        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+    )
+    before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
+    with pytest.raises(Killed):
+        trained(prepared, "xgboost", callbacks=[kill])
+    after = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
+    assert (after["minutes"], after["done_percent"]) == (21.0, 50.0)  # 20 of 40 rounds, and the fixed part once more
+
+
+def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeypatch):
+    monkeypatch.setattr(
+        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+    )
+    scheme = plan_module.SchemeSpec(folds=3)
+    row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
+    folds = plan_module.fold_plan(data, data.development(), scheme, 1, False)
+    learned = sum(0.85 * len(train) for train, _ in folds.folds)
+    whole = warm_up.full_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
+    assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
+    seen, fit_inside = [], out_of_fold.inner_validation
+
+    def killed(*asked):
+        seen.append(asked)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return fit_inside(*asked)
+
+    monkeypatch.setattr(out_of_fold, "inner_validation", killed)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
+    monkeypatch.setattr(out_of_fold, "inner_validation", fit_inside)
+    left = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
+    assert left["minutes"] == pytest.approx(row["minutes"] / 3, abs=0.1) and left["done_percent"] == 66.7
+    pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL["xgboost"])
+    assert plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.empty
+
+
+def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, monkeypatch):
+    monkeypatch.setattr(
+        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+    )
+    own = {"xgboost": {"rounds": 20, "depth": 2}}
+    names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.SchemeSpec(folds=2)}
+    table = plan(prepared, data, names, tasks=["stack"], **how).table
+    assert set(table.index) == {*names, "stack"} and table.index[-1] == "stack" and table.loc["stack", "minutes"] > 0
+    pipeline.stack(prepared, "DEMO", 5, names, folds=2, quick=True, mirror="off", model_settings=own)
+    assert plan(prepared, data, names, tasks=["stack"], **how).table.empty
+    others = plan(prepared, data, names, tasks=["stack"], **how | {"settings": {}}).table
+    assert set(others.index) == {"xgboost", "stack"}  # of other settings neither is finished
+
+
+def test_settings_of_a_model_that_is_not_used_are_refused(prepared):
+    own = {"lstm": {"hidden": 4}}
+    with pytest.raises(SettingsError, match="not used here"):
+        pipeline.stack(prepared, "DEMO", 5, ["linear", "xgboost"], model_settings=own)
+    with pytest.raises(SettingsError, match="not used here"):
+        pipeline.plan(prepared, "DEMO", 5, ["linear"], model_settings=own)
+
+
+def test_a_unit_that_the_device_cannot_hold_says_so(prepared, data, monkeypatch):
+    class Gpu:
+        kind, peak = "cuda", 0
+
+        def free_bytes(self):
+            return 1_000_000_000
+
+        def reset_peak(self):
+            Gpu.peak = 2_000_000_000
+
+        def peak_bytes(self):
+            return Gpu.peak
+
+        def release(self):
+            pass
+
+    chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
+    monkeypatch.setattr(plan_module, "device_of", chosen)
+    monkeypatch.setattr(warm_up, "device_of", chosen)
+    table = plan(prepared, data, ["lstm", "xgboost"]).table
+    assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "device memory"}
+    assert table["device_mb"].to_dict() == {"xgboost": 0.0, "lstm": 2000.0}
+
+
+def test_the_plan_keeps_time_free_for_the_save_that_was_measured(prepared, data, monkeypatch):
+    asked = []
+    order = plan_module.plan
+    monkeypatch.setattr(
+        plan_module, "plan", lambda units, room, save: asked.append((room, save)) or order(units, room, save)
+    )
+    plan(prepared, data, ["xgboost"])
+    assert asked[-1][1].seconds > 0 and asked[-1][0].pool_bytes == 0
+    trained(prepared, "xgboost", seed=3)
+    plan_module.save_times(prepared.checkpoints).copied = 77.0
+    plan(prepared, data, ["xgboost"])
+    assert asked[-1][1].seconds == 77.0
+    assert asked[-1][0].pool_bytes > 0  # the slots of what is finished serve the next
+    plan_module.save_times(prepared.checkpoints).copied = 0.0
+
+
+def test_an_unknown_task_is_refused(prepared, data):
+    with pytest.raises(SettingsError, match="Unknown task"):
+        plan(prepared, data, ["xgboost"], tasks=["fold"])

@@ -1,0 +1,344 @@
+"""What `prepare` keeps of what a user said, and of what it made before."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.data import append, io
+from ml_factory.data.io import import_bars
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets import incremental_quantiles, memmap
+from ml_factory.datasets.store import Store
+from ml_factory.errors import BarsError, WorkspaceError
+from ml_factory.experiment import DataSpec
+from ml_factory.leakage.progress_file import Tried
+from ml_factory.storage import atomic_files
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import append as append_module
+from ml_factory.workflows import inspect, prepare, prove
+from ml_factory.workflows.dataset import fit_on
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory) -> Workspace:
+    made = Workspace(tmp_path_factory.mktemp("prepared"))
+    import_bars(synthetic_bars(days=12, seed=4).reset_index(), made, "ODD")
+    return made
+
+
+def test_a_calendar_and_tick_once_given_hold_until_others_are(workspace):
+    with pytest.raises(BarsError, match="--calendar, --tick"):  # all 12 sessions decided what was inferred
+        pipeline.prepare(workspace, "ODD", (10,))
+    given = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="24h", tick=0.5))
+    again = pipeline.prepare(workspace, "ODD", (10,))
+    assert (again.fingerprint, again.reused) == (given.fingerprint, True)
+    assert (again.market["calendar"], again.market["tick"]) == ("24h", 0.5)
+    other = pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme"))
+    assert (other.market["calendar"], other.market["tick"]) == ("cme", 0.5)
+
+
+def test_labels_and_windows_span_sessions_only_where_that_is_asked(workspace, call):
+    """`--span` is part of the data's identity, asked again without settings, and proved like the rest."""
+
+    def leaving() -> tuple[int, int, str]:
+        """Labels that end in another session, rows with a window of 64, and what the data set is."""
+        data = pipeline.load_dataset(workspace, "ODD", 20)
+        rows = Store.current(workspace.processed("ODD")).load_rows()
+        out = data.labels["label_end"] - data.labels.index > pd.Timedelta(hours=2)  # none lasts longer inside one
+        assert rows["segment"].is_monotonic_increasing
+        return int(out.sum()), int(data.usable(64).sum()), data.fingerprint
+
+    words = ("prepare", "--workspace", workspace.root, "--symbol", "ODD", "--horizon", 20, "--json")
+    inside = leaving() if not call(*words)[0] else None
+    code, out, err = call(*words, "--span")
+    across, told = leaving(), json.loads(out)
+    assert code == 0 and told["proof"] == "quick, 10 cuts", err
+    assert inside[0] == 0 and inside[1] < across[1] - 300 and across[0] > 50
+    assert across[2] == told["fingerprint"] != inside[2]
+    again = pipeline.prepare(workspace, "ODD", (20,))
+    assert (again.fingerprint, again.reused) == (across[2], True)
+    settings = {"epochs": 1, "lookback": 64, "hidden": 4}
+    told = pipeline.train(workspace, "ODD", 20, "lstm", model_settings=settings, mirror="off")
+    assert np.isfinite(told.metrics["log_loss"]).all()
+
+
+def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(prepared):
+    folder = Store.current(prepared.processed("DEMO")).folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("spans", "bars", "bar_size"):
+        del manifest["facts"]["settings"]["features"][name]
+    manifest["facts"]["settings"]["searched"] = [{"version": 2}]  # of an older release, which nobody asks for
+    del manifest["hash"]
+    atomic_files.write_json(folder / "manifest.json", manifest | {"hash": atomic_files.fingerprint(manifest)})
+    assert pipeline.prepare(prepared, "DEMO", (5,)).fingerprint.startswith(folder.name)
+
+
+def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
+    told = []
+    monkeypatch.setattr(inspect.data_figures, "frame_alignment", lambda *parts: told.append(parts))
+    pipeline.prepare(workspace, "ODD", (10,))
+    inspect.frame_alignment(workspace, "ODD", row=700)
+    base, coarse, visible, row = told[0]
+    assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value
+    assert [frame.minutes for frame in coarse] == [15, 30, 60]
+    for frame, seen in zip(coarse, visible, strict=True):
+        newest = max(known for known in frame.known_at if known <= base.known_at[row])
+        assert frame.known_at[seen[row]] == newest
+
+
+# ---- bars that grew ------------------------------------------------------------------------------------------------
+
+BARS = synthetic_bars(days=12, seed=4, start="2024-02-28")  # clocks change in the weekend after 8 March
+
+
+def raw(workspace: Workspace, bars: pd.DataFrame) -> None:
+    bars.reset_index().to_parquet(workspace.raw_bars("MES"), index=False)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Workspace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return Workspace(tmp_path / "here")
+
+
+def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp_path, monkeypatch):
+    parts = place.processed("MES") / "parts"
+    kept, passes = {}, []
+    monkeypatch.setattr(
+        incremental_quantiles, "FEW_ROWS", 500
+    )  # a scaler of so many rows goes on from what was counted before
+    monkeypatch.setattr(
+        incremental_quantiles,
+        "_begun",
+        lambda *a, real=incremental_quantiles._begun: passes.append(len(a[1])) or real(*a),
+    )
+    # One bar more, labels open at a session's end, and a weekend in which the clocks change.
+    stops = [9000, 9001, *BARS.index.searchsorted(["2024-03-08 21:53+00:00", "2024-03-11 03:07+00:00"]), len(BARS)]
+    for stop in stops:
+        raw(place, BARS[:stop])
+        result = pipeline.prepare(place, "MES", (5, 20))
+        now = {path.name: path.read_bytes() for path in parts.iterdir()}
+        assert kept.items() <= now.items()
+        kept = now
+    store = Store.current(place.processed("MES"))
+    assert len(store.parts) == 5 and min(part["rows"] for part in store.parts) == 1
+    assert len(passes) == 2  # the first prepare, once a horizon: none of the others saw the old rows again
+    elsewhere = Workspace(tmp_path / "there")
+    raw(elsewhere, BARS)
+    whole = pipeline.prepare(elsewhere, "MES", (5, 20))
+    assert whole.fingerprint == result.fingerprint
+    there = Store.current(elsewhere.processed("MES"))
+    assert len(there.parts) == 1
+    pd.testing.assert_frame_equal(store.load_features(), there.load_features(), check_exact=True)
+    pd.testing.assert_frame_equal(store.load_rows(), there.load_rows(), check_exact=True)
+    for name in ("market", "staleness", "first", "horizons"):
+        assert store.facts[name] == there.facts[name]
+    told, wanted = store.facts["bars"], there.facts["bars"]
+    assert {**told, "findings": 0} == {**wanted, "findings": 0}
+    count = {one["kind"]: one["count"] for one in told["findings"]}
+    assert count == {one["kind"]: one["count"] for one in wanted["findings"]}
+    for horizon in (5, 20):
+        for kind in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json"):
+            name = kind.format(horizon)
+            assert store.files[name] == there.files[name]
+
+
+def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch):
+    pushed, checked = [], []
+    honest = append.check_bars
+    monkeypatch.setattr(append, "LOOK_BACK", 3000)
+
+    def counting(bars, *given, **more):
+        checked.append(len(bars))
+        return honest(bars, *given, **more)
+
+    for module in (append, io):
+        monkeypatch.setattr(module, "check_bars", counting)
+
+    class Counting(append_module.FeatureStream):
+        def push(self, bars):
+            pushed.append(len(bars))
+            return super().push(bars)
+
+    monkeypatch.setattr(append_module, "FeatureStream", Counting)
+    for stop in (9000, 9400, 12_003):
+        raw(place, BARS[:stop])
+        pipeline.prepare(place, "MES", (5,))
+    assert pushed == [400, 12_003 - 9400]
+    assert checked == [9000, 3000, 3400, 3000, 3000 + 12_003 - 9400]
+    store = Store.current(place.processed("MES"))
+    BARS[:12_003].reset_index().to_parquet(place.raw_bars("MES"), index=False, compression="gzip")
+    pipeline.prepare(place, "MES", (5,))
+    again = Store.current(place.processed("MES"))
+    assert again.fingerprint != store.fingerprint and again.parts == store.parts
+
+
+@pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
+def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
+    raw(place, BARS[:9000])
+    pipeline.prepare(place, "MES", (5,))
+    bars, settings = BARS.copy(), DataSpec()
+    if what in ("a price", "a volume"):
+        name = {"a price": "high", "a volume": "volume"}[what]
+        bars.iloc[4000, bars.columns.get_loc(name)] += 1.0
+    elif what == "a bar":
+        bars = bars.drop(bars.index[4000])
+    elif what == "settings":
+        settings = DataSpec(tick=0.5)
+    else:
+        (part,) = (place.processed("MES") / "parts").glob("*-features.npy")
+        part.write_bytes(part.read_bytes()[:-4] + b"oops")
+    raw(place, bars)
+    pipeline.prepare(place, "MES", (5,), settings=settings)
+    store = Store.current(place.processed("MES"))
+    assert [part["rows"] for part in store.parts] == [store.rows]
+
+
+def test_nothing_changed_is_found_and_nothing_is_written_or_hashed_again(place, monkeypatch):
+    raw(place, BARS)
+    first = pipeline.prepare(place, "MES", (5, 20))
+    before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
+    hashed = []
+    monkeypatch.setattr(memmap, "content_hash", hashed.append)
+    monkeypatch.setattr(memmap.storage, "file_hash", hashed.append)
+    again = pipeline.prepare(place, "MES", (20,))
+    assert again.reused and again.fingerprint == first.fingerprint and hashed == []
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_horizon_later_reads_the_features_it_finds(place, monkeypatch):
+    raw(place, BARS)
+    pipeline.prepare(place, "MES", (5,))
+    monkeypatch.setattr(prepare, "build_features", None)
+    assert pipeline.prepare(place, "MES", (7,)).horizons == [7]
+    store, whole = Store.current(place.processed("MES")), pipeline.load_dataset(place, "MES", 7)
+    assert store.horizons == (5, 7)
+    assert whole.scaler.to_dict() == type(whole.scaler).fit(whole.x_NF, whole.row[whole.splits["train"]]).to_dict()
+
+
+def test_the_data_set_maps_its_features(place):
+    raw(place, BARS)
+    pipeline.prepare(place, "MES", (5,))
+    data = pipeline.load_dataset(place, "MES", 5)
+    assert np.shares_memory(data.x_NF, data.features.to_numpy()) and not data.x_NF.flags.owndata
+    assert not data.x_NF.flags.writeable
+
+
+def test_the_steps_up_to_the_scaler_are_a_setting(place):
+    raw(place, BARS[:8000])
+    steps = ("two_state_hmm", "variance", {"step": "clusters", "most": 0.8}, "standard")
+    pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
+    data = pipeline.load_dataset(place, "MES", 5)
+    assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
+    assert fit_on(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
+    trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
+    said = pipeline.load_predictions(place, "MES", 5, "lightgbm")
+    new = pipeline.predict(place, "MES", 5, "lightgbm", all_rows=True).frame
+    columns = ["p_short", "p_neutral", "p_long"]
+    np.testing.assert_allclose(new.loc[said.index, columns], said[columns], atol=1e-12)
+    assert trained.report_path.is_file()
+
+
+def test_two_processes_prepare_a_horizon_each_at_once(place):
+    raw(place, BARS)
+    code = (
+        "import sys; from ml_factory import pipeline; print(pipeline.prepare(sys.argv[1], 'MES', (int(sys.argv[2]),)))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code, place.root, horizon], cwd=root, stdout=subprocess.PIPE)
+        for horizon in ("5", "9")
+    ]
+    for one in started:
+        one.communicate(timeout=120)
+        assert one.returncode == 0
+    store = Store.current(place.processed("MES"))
+    assert store.horizons == (5, 9) and store.verify() == []
+
+
+KILLED = """
+import os, signal, sys
+from ml_factory import pipeline
+from ml_factory.leakage.progress_file import Tried
+
+def save(self, told, real=Tried.save):
+    real(self, told)
+    if len(told["did"]) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Tried.save = save
+pipeline.prepare(sys.argv[1], "MES", (5, 20))
+"""
+
+
+def certificates(place: Workspace) -> dict[str, bytes]:
+    """Everything in the folder of the current data set's certificates."""
+    folder = Store.current(place.processed("MES")).fingerprint[:12]
+    return {path.name: path.read_bytes() for path in (place.processed("MES") / "certificates" / folder).iterdir()}
+
+
+@pytest.mark.parametrize(("grown", "steps"), [(False, 16), (True, 2)])
+def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
+    place, tmp_path, monkeypatch, grown, steps
+):
+    """The whole proof inside its fits, and that of appended bars; killed for good, and then between the two
+    certificates as well."""
+    elsewhere = Workspace(tmp_path / "there")
+    for one in (place, elsewhere):
+        if grown:
+            raw(one, BARS[:10_000])
+            pipeline.prepare(one, "MES", (5, 20))
+        raw(one, BARS)
+    pipeline.prepare(elsewhere, "MES", (5, 20))
+    root = Path(__file__).resolve().parents[2]
+    died = subprocess.run([sys.executable, "-c", KILLED, place.root, str(steps)], cwd=root, timeout=300)
+    assert died.returncode == -signal.SIGKILL
+
+    class Died(BaseException):
+        pass
+
+    def die_after_one(processed, certificate, real=prove.write_certificate):
+        real(processed, certificate)
+        raise Died
+
+    steps_now, real = [], Tried.save
+    monkeypatch.setattr(Tried, "save", lambda self, told: steps_now.append(told["did"][-1]) or real(self, told))
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(prove, "write_certificate", die_after_one)
+        pipeline.prepare(place, "MES", (5, 20))
+    every = ["facts", *(f"window {number}" for number in range(4 if grown else 10)), "feed", "labels"]
+    every += [f"{step} {horizon}" for horizon in ("h5", "h20") for step in ("rule", "parts", "fitted")]
+    assert [name.removesuffix(" 0") if "fitted" in name else name for name in steps_now] == every[steps:]
+    pipeline.prepare(place, "MES", (5, 20))
+    assert certificates(place) == certificates(elsewhere)
+    assert sorted(certificates(place)) == ["h20.json", "h5.json"]
+    found = [json.loads(text) for text in certificates(place).values()]
+    assert all(len(one["stretches"]) == 1 + grown and one["passed"] for one in found)
+
+
+def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
+    place = Workspace(tmp_path / "w")
+    import_bars(synthetic_bars(days=5, seed=4).reset_index(), place, "MES")
+    monkeypatch.setattr(atomic_files, "free_bytes", lambda folder: 900_000)
+    monkeypatch.setattr(prepare, "build_features", lambda *_: pytest.fail("computed all the same"))
+    with pytest.raises(
+        WorkspaceError, match=r"no room for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
+    ):
+        pipeline.prepare(place, "MES", (5,))
+
+
+def test_the_estimate_of_a_data_set_is_what_it_takes(prepared):
+    store = Store.current(prepared.processed("DEMO"))
+    taken = sum(file["bytes"] for name, file in store.files.items() if "parts" in name or "labels" in name)
+    market, settings = MarketSpec.from_dict(store.facts["market"]), prove.settings_of(store)
+    bars = store.rows * 5  # what comes before the first row, over three sessions here, takes nothing
+    needed = prepare.bytes_needed(bars, bars, market, settings, len(store.horizons))
+    assert 0.8 * taken < needed < 1.5 * taken

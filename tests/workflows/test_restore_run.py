@@ -1,0 +1,134 @@
+"""What is unfinished comes back from W&B into an empty workspace, whatever asks, and ends as if never stopped."""
+
+import shutil
+
+import pandas as pd
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.storage.atomic_files import file_hash
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets import barrier_search
+from ml_factory.targets.barrier_search_spec import SearchSpec
+from ml_factory.targets.labels import LabelSpec
+from ml_factory.tracking import wandb_process
+from ml_factory.workflows import folds
+from tests.tracking.wandb_stand_in import KEY, install, settle, versions
+
+SMALL = {"rounds": 20, "depth": 2, "block": 5, "patience": 0}
+SEARCH = SearchSpec(LabelSpec(horizon=5), trials=4)
+
+
+@pytest.fixture
+def places(prepared_template, tmp_path, monkeypatch):
+    """A workspace that dies, an empty one, and one that is mirrored nowhere: as they were prepared."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(wandb_process, "_told", set())
+    made = []
+    for name in ("dies", "empty", "straight"):
+        shutil.copytree(prepared_template, tmp_path / name)
+        made.append(Workspace(tmp_path / name))
+    return made
+
+
+def dying(monkeypatch, owner, name: str, after: int):
+    """The function of that name dies after so many calls."""
+    whole, calls = getattr(owner, name), []
+
+    def killed(*given, **named):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return whole(*given, **named)
+
+    monkeypatch.setattr(owner, name, killed)
+
+
+def train(place, **named):
+    def callback(step, metrics):
+        if named.get("dies") and step == 3:
+            raise KeyboardInterrupt
+
+    return pipeline.train(place, "DEMO", 5, "xgboost", model_settings=SMALL, callbacks=[callback])
+
+
+def cross_validate(place, **_):
+    return pipeline.cross_validate(place, "DEMO", 5, "xgboost", folds=3, model_settings=SMALL)
+
+
+def nested(place, **_):
+    return pipeline.cross_validate(place, "DEMO", 5, "linear", folds=2, quick=True, search=SEARCH)
+
+
+def stack(place, **_):
+    return pipeline.stack(place, "DEMO", 5, ("linear", "lightgbm"), folds=2, quick=True)
+
+
+def search(place, **_):
+    return pipeline.search_barriers(place, "DEMO", 5, SEARCH)
+
+
+def left_by(result) -> list:
+    """What a result is, to the bit."""
+    if hasattr(result, "predictions_hash"):
+        return [result.predictions_hash, file_hash(result.artifact / "state.safetensors")]
+    if hasattr(result, "trials"):
+        return [file_hash(result.path), pd.util.hash_pandas_object(result.trials).tolist()]
+    return [pd.util.hash_pandas_object(table).tolist() for table in (result.folds, result.fold_table.astype(str))]
+
+
+@pytest.mark.parametrize(
+    ("verb", "death", "reached"),
+    [
+        (train, None, "unfinished at round 15"),
+        (cross_validate, (folds, "weights_of", 2), "unfinished at fold 2 of 3"),
+        (nested, (barrier_search._View, "judge", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
+        (stack, (folds, "weights_of", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
+        (search, (barrier_search._View, "judge", 2), "2"),
+    ],
+)
+def test_it_goes_on_in_an_empty_workspace(verb, death, reached, places, tmp_path, monkeypatch):
+    dies, empty, straight = places
+    wanted = left_by(verb(straight))  # mirrored nowhere
+    store, done = install(tmp_path, monkeypatch), settle(monkeypatch)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        if death:
+            dying(patch, *death)
+        verb(dies, dies=True)
+    assert all(done())
+    (name,) = (path.name for path in store.iterdir() if path.name.startswith("checkpoints-"))
+    assert len(versions(store, name)) == 1
+    result = verb(empty)
+    assert left_by(result) == wanted
+    assert reached in (result.found if hasattr(result, "found") else str(result.resumed_from))
+    assert result.exact
+    assert all(done())
+    # What left an artifact at W&B needs no checkpoints there; of the rest the last word stays.
+    assert len(versions(store, name)) == (0 if verb in (train, stack) else 2)
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("verb", [cross_validate, nested, search])
+def test_what_was_finished_elsewhere_is_found_finished(verb, places, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    done = settle(monkeypatch)
+    first = verb(places[0])
+    assert all(done())
+    with monkeypatch.context() as patch:
+        patch.setattr(folds, "weights_of", None)  # nothing is fitted
+        again = verb(places[1])
+    assert left_by(again) == left_by(first)
+    assert all(done())
+
+
+def test_what_is_to_begin_anew_is_not_brought_back(places, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch)
+    done = settle(monkeypatch)
+    pipeline.train(places[0], "DEMO", 5, "linear", quick=True)
+    assert all(done())
+    anew = pipeline.train(places[1], "DEMO", 5, "linear", quick=True, fresh=True)
+    assert not anew.reused and anew.found.startswith("Found nothing")
+    assert pipeline.train(places[2], "DEMO", 5, "linear", quick=True).reused
+    assert all(done())

@@ -1,0 +1,137 @@
+"""What the one line says of a run, from made-up checkpoints and records: nothing is trained here."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ml_factory import experiment, provenance
+from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.run_status import standing_line
+
+FOLDS = RunSpec("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
+TRAIN = replace(FOLDS, task="train", settings=(("rounds", 20),))
+BASES = (("base_models", ["xgboost", "lightgbm"]), ("bases", ["a", "b"]), ("folds", 2))
+STACK = RunSpec("MES", 10, "stack", "stack", 0, False, "0" * 64, BASES)
+
+
+@pytest.fixture
+def workspace(tmp_path) -> Workspace:
+    return Workspace(tmp_path)
+
+
+def run_of(workspace: Workspace, spec: RunSpec) -> Run:
+    return Run(spec.run_id, workspace.results / spec.symbol / spec.run_id)
+
+
+def save(workspace: Workspace, run_id: str, phase: str, **metrics) -> None:
+    with open_checkpoints(workspace.checkpoints, Run(run_id, Path())) as manager:
+        assert manager.save_checkpoint(phase, {"a": 1}, force=True, metrics=metrics)
+
+
+def done(run: Run, name: str) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / name).touch()
+
+
+def line(workspace: Workspace, spec: RunSpec) -> str:
+    return standing_line(workspace, run_of(workspace, spec), spec, finished=False)
+
+
+# ---- folds ---------------------------------------------------------------------------------------------------------
+
+
+def test_folds_tell_of_the_fit_inside_the_one_they_go_on_with(workspace):
+    run = run_of(workspace, FOLDS)
+    assert "Starts from the beginning" in line(workspace, FOLDS)
+    save(workspace, run.run_id, "folds_lightgbm_0", reached="round 10")
+    assert "unfinished at round 10 in the first fold (" in line(workspace, FOLDS)
+    save(workspace, run.run_id, "folds_lightgbm", reached="fold 1 of 3", finished=1)
+    assert "unfinished at fold 1 of 3 (" in line(workspace, FOLDS)  # what fold 0 had come to counts no more
+    save(workspace, run.run_id, "folds_lightgbm_1", reached="round 5")
+    assert "unfinished at fold 1 of 3, round 5 in the next (" in line(workspace, FOLDS)
+    done(run, "forecasts-lightgbm.state")
+    assert "unfinished at all folds (" in line(workspace, FOLDS)
+
+
+def test_nested_folds_are_looked_for_where_they_keep_theirs(workspace):
+    spec = replace(FOLDS, settings=(*FOLDS.settings, ("search", {"trials": 5})))
+    run = run_of(workspace, spec)
+    assert "Starts from the beginning" in line(workspace, spec)
+    save(workspace, f"{run.run_id}-fold0", "barriers", reached="trial 4 of 5")
+    assert "unfinished at trial 4 of 5 in the first fold (" in line(workspace, spec)
+    done(run, "forecasts-lightgbm-0.state")
+    assert "unfinished at fold 1 of 3 (" in line(workspace, spec)
+    done(run, "trials-1.json")  # whose slots may hold another's work by now
+    assert "unfinished at fold 1 of 3, trial 5 of 5 in the next (" in line(workspace, spec)
+    save(workspace, f"{run.run_id}-fold1", "folds_lightgbm_0", reached="round 10")
+    assert "unfinished at fold 1 of 3, round 10 in the next (" in line(workspace, spec)
+
+
+def test_a_stack_tells_of_each_of_its_models(workspace):
+    run = run_of(workspace, STACK)
+    done(run, "forecasts-xgboost.state")
+    save(workspace, run.run_id, "folds_lightgbm_0", reached="round 10")
+    assert "unfinished at xgboost: all folds; lightgbm: round 10 in the first fold (" in line(workspace, STACK)
+
+
+# ---- runs beside ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """The library's sources, copied, with a commit that a test gives."""
+    place = tmp_path / "checkout" / "ml_factory"
+    shutil.copytree(provenance.PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", place)
+    return place
+
+
+def changed(package: Path, source: str, number: int) -> None:
+    with open(package / source, "a") as file:
+        file.write(f"\n\nCHANGED = {number}\n")
+
+
+@pytest.mark.parametrize("source", ["features/momentum.py", "seeding.py"])
+@pytest.mark.parametrize("spec", [TRAIN, FOLDS, STACK], ids=["train", "folds", "stack"])
+def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
+    workspace, package, monkeypatch, spec, source
+):
+    """A changed feature changes the data, and any change the models that a stack is built on."""
+    before = None
+    for version in range(5):
+        changed(package, source, version)
+        data = f"{version:064}" if source.startswith("features") else spec.data
+        bases = tuple((name, [f"{version}a", f"{version}b"] if name == "bases" else one) for name, one in spec.settings)
+        now = replace(spec, data=data, settings=bases)
+        if before is not None:
+            said = line(workspace, now)
+            assert f"{before.run_id} was begun with other code ({source} changed)" in said
+            assert f"git checkout {version - 1:012}" in said and "Starts anew beside it" in said
+            assert ("prepare there first" in said) == source.startswith("features")
+        monkeypatch.setattr(experiment, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
+        before = run_of(workspace, now)
+        before.begin(now)
+
+
+def test_other_settings_and_other_data_are_named(workspace):
+    run_of(workspace, FOLDS).begin(FOLDS)
+    deeper = replace(FOLDS, settings=(*FOLDS.settings, ("depth", 4)))
+    assert f"{FOLDS.run_id} is of other settings (depth as usual there, 4 here). Opens" in line(workspace, deeper)
+    run_of(workspace, deeper).begin(deeper)
+    said = line(workspace, replace(FOLDS, data="1" * 64, settings=deeper.settings))
+    assert f"{deeper.run_id} is of other data, and 1 begun before it are others, too. Opens" in said
+    run_of(workspace, STACK).begin(STACK)
+    other = replace(STACK, settings=(*BASES[:1], ("bases", ["a", "c"]), BASES[2]))
+    said = line(workspace, other)
+    assert "is of other settings (other bases). Opens" in said and "git checkout" not in said
+
+
+def test_settings_come_before_code(workspace, package):
+    run_of(workspace, FOLDS).begin(FOLDS)
+    changed(package, "seeding.py", 1)
+    other = replace(FOLDS, settings=(("folds", 3), ("rounds", 30)))
+    assert "other settings (rounds 20 there, 30 here). Opens" in line(workspace, other)
+    assert "git checkout" not in line(workspace, other)

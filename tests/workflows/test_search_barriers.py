@@ -1,0 +1,316 @@
+"""Barriers searched for on prepared data: off by default, blind to rows that judge, the same after a kill."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ml_factory import __main__, pipeline
+from ml_factory.checkpoints.slot_pool import Pool, Slot
+from ml_factory.data.io import import_bars
+from ml_factory.data.resample import base_frame
+from ml_factory.data.sessions import MarketSpec
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.store import Store
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import DataSpec
+from ml_factory.features.build import FeatureSpec
+from ml_factory.storage.atomic_files import fingerprint
+from ml_factory.storage.workspace import Workspace
+from ml_factory.targets import barrier_search
+from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
+from ml_factory.targets.labels import LabelSpec, triple_barrier
+from ml_factory.targets.splits import SplitSpec, holdout
+from ml_factory.workflows import found_barriers, search_barriers
+from ml_factory.workflows.results import PrepareResult, SearchResult
+from tests.targets.markets import gappy
+
+SPEC = SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3)
+
+
+def search(place: Workspace, spec: SearchSpec = SPEC, **options) -> SearchResult:
+    return pipeline.search_barriers(place, "DEMO", 5, spec, **options)
+
+
+@pytest.fixture
+def judged(monkeypatch) -> list:
+    """One entry a trial that is really judged."""
+    told, whole = [], barrier_search._View.judge
+    monkeypatch.setattr(barrier_search._View, "judge", lambda *given: told.append(given[2]) or whole(*given))
+    return told
+
+
+def bars_of(place: Workspace) -> pd.DataFrame:
+    return pd.read_parquet(place.raw_bars("DEMO")).set_index("timestamp")
+
+
+def test_off_by_default(prepared):
+    before = Store.current(prepared.processed("DEMO"))
+    unsearched = {name: value for name, value in asdict(DataSpec()).items() if name != "searched"}
+    assert fingerprint(DataSpec().to_dict()) == fingerprint(unsearched)
+    search(prepared)
+    assert Store.current(prepared.processed("DEMO")).fingerprint == before.fingerprint  # a search changes no data
+    again = pipeline.prepare(prepared, "DEMO", (5,))
+    assert (again.fingerprint, again.reused) == (before.fingerprint, True)
+    assert "searched" not in before.facts["settings"]
+
+
+def test_what_is_found_makes_the_labels_and_names_its_rows(prepared):
+    result = search(prepared)
+    found = SearchedLabels.from_json(result.path.read_text())
+    assert result.path == prepared.processed("DEMO") / "searched" / "h5-v1.json"
+    assert f"{found.seen_rows.count:,} training rows, {found.seen_rows.first} to" in result.summary()
+    assert result.trials["kept"].any() and len(result.trials) == SPEC.trials and result.plot().axes
+    best = result.trials[result.trials["kept"]].sort_values("value").iloc[-1]
+    assert best["k_up"] == found.labels.k_up != LabelSpec().k_up
+
+    given = pipeline.load_splits(prepared, "DEMO", 5), pipeline.load_labels(prepared, "DEMO", 5)
+    rows = given[1].index[given[0]["train"]]
+    assert found.seen_rows.first == rows[0].isoformat() and abs(found.seen_rows.count - len(rows)) <= 5
+    made = pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
+    store = Store.current(prepared.processed("DEMO"))
+    market = MarketSpec.from_dict(store.facts["market"])
+    bars = bars_of(prepared)
+    spec = LabelSpec(5, found.labels.k_up, found.labels.k_down, found.labels.sigma_span)
+    byhand = triple_barrier(base_frame(bars, market, 5), base_frame(bars, market, 1), spec, market)
+    labels = pipeline.load_labels(prepared, "DEMO", 5)
+    pd.testing.assert_frame_equal(labels, byhand[byhand["entry_bar"] >= store.facts["first"]], check_freq=False)
+    assert not labels["label"].equals(given[1]["label"])
+    assert (
+        pd.Timestamp(found.seen_rows.until) < labels.index[pipeline.load_splits(prepared, "DEMO", 5)["validation"]][0]
+    )
+    # by file and as it is: the same data; nothing is prepared twice, and the proof holds for it
+    for named in (result.path, found):
+        again = pipeline.prepare(prepared, "DEMO", (5,), searched=[named])
+        assert (again.fingerprint, again.reused) == (made.fingerprint, True)
+    assert made.proof.startswith("quick")
+    assert pipeline.load_dataset(prepared, "DEMO", 5).fingerprint == made.fingerprint
+
+
+def test_a_killed_search_goes_on_and_writes_the_same_file(prepared, tmp_path, judged, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    code = """
+import os, signal, sys
+from ml_factory import pipeline
+from ml_factory.targets import barrier_search
+from ml_factory.targets.barrier_search_spec import SearchSpec
+whole, count = barrier_search._View.judge, []
+def judge(*given):
+    count.append(1)
+    if len(count) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return whole(*given)
+barrier_search._View.judge = judge
+pipeline.search_barriers(sys.argv[1], "DEMO", 5, SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3))
+"""
+    root = Path(__file__).resolve().parents[2]
+    dead = subprocess.run([sys.executable, "-c", code, str(prepared.root)], cwd=root, capture_output=True, text=True)
+    assert dead.returncode == -9, dead.stderr
+    folder = prepared.processed("DEMO") / "searched"
+    assert not list(folder.glob("*.json"))
+    result = search(prepared)
+    assert result.resumed_from in (2, 3)  # the third save may have been on its way
+    assert len(judged) == SPEC.trials - result.resumed_from and not result.reused
+    resumed = result.path.read_bytes()
+    anew = search(prepared, fresh=True)
+    assert anew.resumed_from is None and len(judged) == 2 * SPEC.trials - result.resumed_from
+    assert anew.path.name == "h5-v2.json" and anew.path.read_bytes() == resumed
+    pd.testing.assert_frame_equal(anew.trials, result.trials)
+    again = search(prepared)  # finished: nothing is tried again, and no third file is written
+    assert again.reused and again.path == result.path and len(judged) == 2 * SPEC.trials - result.resumed_from
+    assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v3.json"
+
+
+def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared, judged, monkeypatch):
+    """FRESH left on: each restart opens an attempt beside, and the one that had come furthest is still there."""
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+
+    def killed(after: int) -> None:
+        def judge(*given):
+            if len(judged) == after:
+                raise KeyboardInterrupt
+            return whole(*given)
+
+        judged.clear()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            whole = barrier_search._View.judge
+            patch.setattr(barrier_search._View, "judge", judge)
+            search(prepared, fresh=True)
+
+    killed(5)
+    (longest,) = (path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json"))
+    killed(1)
+    killed(1)
+    assert {path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json")} == {
+        longest, f"{longest}-2", f"{longest}-3",
+    }  # fmt: skip
+    with pytest.raises(SettingsError, match=rf"no attempt at this search.*there: {longest}, "):
+        search(prepared, run=f"{longest}-4")
+    went_on = search(prepared, run=longest)
+    assert went_on.resumed_from == 5 and went_on.run_id == longest
+    newest = search(prepared)  # as a killed attempt of a training: the newest goes on
+    assert newest.resumed_from == 1 and newest.run_id == f"{longest}-3"
+    assert newest.reused and newest.path == went_on.path
+
+
+def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
+    result = search(prepared)
+    bars = bars_of(prepared)
+    cut = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["until"]) - pd.Timedelta("1min"), side="right"))
+    assert 1000 < len(bars) - cut < cut
+    start = int(np.searchsorted(bars.index, pd.Timestamp(result.seen_rows["first"])))
+
+    def found(changed: pd.DataFrame, name: str) -> dict:
+        place = Workspace(tmp_path / name)
+        import_bars(changed.reset_index(), place, "OTHER")
+        pipeline.prepare(place, "OTHER", (5,), settings=DataSpec(calendar="cme", tick=0.25))
+        return json.loads(pipeline.search_barriers(place, "OTHER", 5, SPEC).path.read_text())
+
+    same = json.loads(result.path.read_text())
+    rng = np.random.default_rng(0)
+    later = bars.copy()
+    later.iloc[cut:, :4] *= np.exp(np.cumsum(rng.normal(0, 2e-3, len(bars) - cut)))[:, None]
+    assert found(later, "later") == same
+    sooner = bars.copy()
+    sooner.iloc[start : start + 200, :4] *= 1.01
+    assert found(sooner, "sooner") != same
+
+
+def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(tmp_path):
+    """Bars that follow what was seen may come and change; one tick in what was seen may not, wherever the spec lies."""
+    bars = synthetic_bars(days=14, seed=4)
+    settings = DataSpec(calendar="cme", tick=0.25)
+
+    def prepare(name: str, table: pd.DataFrame, **more) -> PrepareResult:
+        place = Workspace(tmp_path / name)
+        import_bars(table.reset_index(), place, "OTHER")
+        return pipeline.prepare(place, "OTHER", (5,), **({"settings": settings} | more))
+
+    prepare("one", bars.iloc[:-2000])
+    found = pipeline.search_barriers(tmp_path / "one", "OTHER", 5, SPEC)
+    seen = int(bars.index.searchsorted(pd.Timestamp(found.seen_rows["until"]))) - 1
+    later = bars.copy()
+    later.iloc[seen + 5 :, :4] *= 1.01
+    for name, table in (("one", bars), ("later", later)):
+        assert prepare(name, table, searched=found.path).label_balance.loc[5].sum() > 500
+
+    moved = bars.copy()
+    moved.iloc[seen // 2, moved.columns.get_loc("low")] -= 0.25
+    place = prepare("moved", moved).folder.parent
+    before = Store.current(place).fingerprint
+    for name, table in (("moved", moved), ("short", bars.iloc[300:])):
+        with pytest.raises(SettingsError, match="no longer those that these barriers were searched on") as told:
+            prepare(name, table, searched=found.path)
+        assert found.seen_rows["until"] in str(told.value) and "prepare --search" in str(told.value)
+    assert Store.current(place).fingerprint == before  # what was prepared stays
+    with pytest.raises(SettingsError, match="no longer those"):
+        prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
+
+
+@pytest.mark.parametrize("session_end", ["session", "drop", "span"])
+def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(session_end):
+    """Splits of the labels of every corner of what may be tried, on bars that stop anywhere."""
+    market, splits = MarketSpec("MES", "cme", 0.25, False), SplitSpec(0.6, 0.2)
+    spec = SearchSpec(LabelSpec(horizon=30, session_end=session_end), symmetric=False, sigma_spans=(10, 300))
+    moved = 0
+    for seed, end in enumerate(range(3000, 5000, 170)):
+        bars = gappy(seed % 3, 0.25).iloc[:end]
+        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        train, judging = search_barriers.rows_to_search(base, spec, market, splits, first=50)
+        for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
+            tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
+            labels = triple_barrier(base, fine, tried, market)
+            labels = labels[labels["entry_bar"] >= 50]
+            first = labels.index[holdout(labels, splits)["validation"][0]]
+            assert train[-1] < judging[0] <= first
+            moved += judging[0] < first
+    assert moved
+
+
+def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
+    name = search(prepared).name
+    before = Store.current(prepared.processed("DEMO")).fingerprint
+    with pytest.raises(SettingsError, match="saw rows that would now judge") as told:
+        pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(splits=SplitSpec(0.5, 0.2)), searched=name)
+    assert "search again" in str(told.value)
+    assert Store.current(prepared.processed("DEMO")).fingerprint == before
+    with pytest.raises(SettingsError, match="horizon that is not prepared"):
+        pipeline.prepare(prepared, "DEMO", (10,), searched=name)
+    with pytest.raises(SettingsError, match="one of: h5-v1"):
+        pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v7")
+    with pytest.raises(SettingsError, match="one label spec"):
+        pipeline.prepare(prepared, "DEMO", (5,), searched=[name, name])
+    broken = prepared.root / "broken.json"
+    for text in ("{", "[]", '{"version": 3}'):
+        broken.write_text(text)
+        with pytest.raises(SettingsError, match="no searched label spec"):
+            pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
+    with pytest.raises(SettingsError, match=r"DataSpec\.searched"):
+        DataSpec(searched=("h5-v1",))
+
+
+@pytest.mark.parametrize("session_end", ["session", "span"])
+def test_labels_that_span_sessions_beside_windows_that_do_not_are_told(tmp_path, caplog, session_end):
+    labels = LabelSpec(horizon=5, session_end=session_end)
+    found = SearchedLabels(labels, SearchSpec(labels), SeenRows("", "", "", 1, "", ""), {}, 1)
+    for spans in (True, False):
+        caplog.clear()
+        found_barriers.with_searched(DataSpec(features=FeatureSpec(spans=spans)), tmp_path, found, (5,))
+        assert ("--span" in caplog.text) == (session_end == "span" and not spans)
+
+
+def test_a_balance_that_cannot_be_met_is_said_and_not_searched_for_twice(prepared, judged):
+    impossible = replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5))
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="None of 6 trials keeps the balance") as told:
+            search(prepared, impossible)
+        assert "at the nearest" in str(told.value) and "widen neutral" in str(told.value)
+    assert len(judged) == 6
+    assert not list((prepared.processed("DEMO") / "searched").glob("h*.json"))
+
+
+def slots_of(place: Workspace) -> list[Slot]:
+    return Pool(place.checkpoints).scan()
+
+
+def test_a_finished_search_gives_its_slots_back_and_is_found_without_them(prepared, judged, monkeypatch):
+    monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
+    result = search(prepared)
+    before = {slot.path for slot in slots_of(prepared)}
+    assert before and all(slot.returned for slot in slots_of(prepared))
+    assert search(prepared, replace(SPEC, seed=1)).path.name == "h5-v2.json"
+    assert {slot.path for slot in slots_of(prepared)} == before  # the next one wrote over them
+    for path in before:
+        path.write_bytes(b"")
+    judged.clear()
+    again = search(prepared)
+    assert again.reused and not judged
+    pd.testing.assert_frame_equal(again.trials, result.trials)
+    with pytest.raises(SettingsError, match="None of 6 trials"):
+        search(prepared, replace(SPEC, neutral=(0.9, 0.99), k=(0.3, 0.5)))
+    assert all(slot.returned for slot in slots_of(prepared))
+
+
+def test_command_line(prepared, capsys, monkeypatch):
+    def call(*words: str) -> dict:
+        monkeypatch.setattr(sys, "argv", ["ml_factory", "prepare", "--workspace", str(prepared.root), *words])
+        with pytest.raises(SystemExit) as left:
+            __main__.main()
+        said = capsys.readouterr()
+        assert not left.value.code, said.err
+        return json.loads(said.out)
+
+    told = call("--horizon", "5", "--search", "--json")
+    assert [one["name"] for one in told["search"]] == ["h5-v1"] and told["search"][0]["trials"][0]["kept"] in (
+        True,
+        False,
+    )
+    named = call("--horizon", "5", "--searched", "h5-v1", "--json")
+    assert named["fingerprint"] == told["fingerprint"] and named["reused"] and "search" not in named
+    plain = call("--horizon", "5", "--json")
+    assert plain["fingerprint"] != told["fingerprint"] and plain["reused"]

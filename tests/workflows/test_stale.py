@@ -1,0 +1,127 @@
+"""What was finished before is found again only where it is the same work, and whole."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ml_factory import experiment, pipeline, provenance
+from ml_factory.data.io import import_bars
+from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.errors import SettingsError
+from ml_factory.experiment import QuickLimits, RunSpec, run_spec
+from ml_factory.provenance import changed
+from ml_factory.storage.workspace import Workspace
+
+SPEC = RunSpec("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("stale"))
+    import_bars(synthetic_bars(days=8, seed=2).reset_index(), workspace, "MES")
+    pipeline.prepare(workspace, "MES", (5,))
+    return workspace
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch) -> Path:
+    """The library's sources, copied; run ids are computed from the copy."""
+    shutil.copytree(provenance.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "ml_factory")
+    return tmp_path / "ml_factory"
+
+
+USED = {
+    ("train", "lightgbm"): (
+        "models/tabular.py", "models/tabular_lightgbm.py", "workflows/train.py", "workflows/dataset.py",
+        "targets/weights.py",
+        "evaluation/calibration.py", "datasets/scaling.py", "inference/predict.py", "seeding.py",
+    ),
+    ("train", "lstm"): ("training/loop.py", "models/sequence.py", "datasets/windows.py"),
+    ("folds", "lightgbm"): ("workflows/folds.py", "ensemble/out_of_fold.py", "targets/splits.py",
+        "workflows/cross_validate.py"),
+    ("stack", "stack"): ("workflows/stack.py", "ensemble/stacking.py", "models/sequence.py",
+        "models/tabular_xgboost.py"),
+}  # fmt: skip
+UNUSED = {
+    ("train", "lightgbm"): (
+        "evaluation/report.py", "evaluation/plots.py", "workflows/report.py", "notebook.py", "checkpoints/manager.py",
+        "models/tabular_xgboost.py", "training/loop.py", "workflows/folds.py",
+    ),
+    ("train", "lstm"): ("models/tabular_xgboost.py", "models/tft.py"),
+}  # fmt: skip
+
+
+def _spec(task: str, model: str) -> RunSpec:
+    bases = (("base_models", ["xgboost", "lstm"]),) if task == "stack" else ()
+    return replace(SPEC, task=task, model=model, settings=bases)
+
+
+@pytest.mark.parametrize(("run", "source"), [(run, source) for run, files in USED.items() for source in files])
+def test_a_changed_computation_is_another_run(copied, run, source):
+    spec = _spec(*run)
+    before = spec.run_id
+    with open(copied / source, "a") as file:
+        file.write("CHANGED = 1\n")
+    assert spec.run_id != before and changed(spec.sources, {}) == sorted(spec.sources)
+    assert source in spec.sources
+
+
+@pytest.mark.parametrize("run", list(UNUSED))
+def test_a_changed_picture_or_another_model_is_not(copied, run):
+    spec = _spec(*run)
+    before = spec.run_id
+    for source in UNUSED[run]:
+        with open(copied / source, "a") as file:
+            file.write("CHANGED = 1\n")
+    assert spec.run_id == before
+
+
+def test_a_comment_or_a_docstring_is_not(copied):
+    before = SPEC.run_id
+    path = copied / "seeding.py"
+    text = path.read_text()
+    assert text.startswith('"""Seeds')
+    path.write_text('"""Other words."""\n# a comment\n\n' + text.split('"""', 2)[2] + "\n\n# the end\n")
+    assert SPEC.run_id == before
+    path.write_text(text.replace("bits=63", "bits=62"))
+    assert SPEC.run_id != before
+
+
+def test_other_limits_are_another_quick_run(monkeypatch):
+    quick = replace(SPEC, quick=True)
+    full_id, quick_id = SPEC.run_id, quick.run_id
+    monkeypatch.setattr(experiment, "QuickLimits", lambda: replace(QuickLimits(), train_rows=17))
+    assert quick.run_id != quick_id and SPEC.run_id == full_id
+
+
+@pytest.mark.parametrize("name", ["seed", "folds"])
+def test_what_has_an_argument_of_its_own_is_no_setting_of_the_model(name, prepared):
+    for work in (pipeline.train, pipeline.cross_validate):
+        with pytest.raises(SettingsError, match=f"model_settings.*{name}"):
+            work(prepared, "MES", 5, "lightgbm", model_settings={name: 2})
+
+
+def test_a_numpy_number_is_a_number():
+    def run_id(rounds):
+        return run_spec(
+            "MES", 10, "lightgbm", task="train", seed=0, quick=False, data="0", settings={"rounds": rounds}
+        ).run_id
+
+    assert run_id(np.int64(20)) == run_id(20) != run_id(21)
+
+
+def test_a_torn_model_is_made_again(prepared):
+    workspace = prepared
+    options = {"mirror": "off", "model_settings": {"rounds": 10, "depth": 2, "threads": 1}}
+    first = pipeline.train(workspace, "MES", 5, "lightgbm", **options)
+    state = first.artifact / "state.safetensors"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:1000])
+    again = pipeline.train(workspace, "MES", 5, "lightgbm", **options)
+    assert not again.reused and again.artifact == first.artifact and state.read_bytes() == whole
+    assert again.predictions_hash == first.predictions_hash
+    assert pipeline.train(workspace, "MES", 5, "lightgbm", **options).reused

@@ -1,0 +1,60 @@
+"""torchrun from the command line: two processes, the numbers of one, and one of them writes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ml_factory import pipeline
+from ml_factory.storage.workspace import Workspace
+from tests.conftest import ROOT
+
+SETTINGS = {"dropout": 0.0, "epochs": 2, "hidden": 8, "lookback": 6, "threads": 1, "precision": "fp32", "device": "cpu"}
+
+
+def two_processes(root, model: str, settings: dict) -> tuple[dict, str]:
+    """What `torchrun --nproc-per-node 2 -m ml_factory train` prints: the facts, and what it says beside them."""
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    words = ["--workspace", root, "--symbol", "DEMO", "--horizon", "5", "--model", model, "--quick", "--json", *given]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m"]
+    alike = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*start, "ml_factory", "train", *map(str, words)], cwd=ROOT, env=alike, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout), done.stderr  # two of them would not be JSON
+
+
+@pytest.fixture
+def beside(prepared, tmp_path) -> Workspace:
+    """A second copy of the prepared workspace."""
+    shutil.copytree(prepared.root, tmp_path / "beside")
+    return Workspace(tmp_path / "beside")
+
+
+def test_two_processes_from_the_command_line_give_the_losses_of_one_and_one_writes(prepared, beside):
+    alone = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
+    told, _ = two_processes(beside.root, "gru", SETTINGS)
+    together = pipeline.train(beside, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
+    assert together.reused and told["run_id"] == together.run_id == alone.run_id
+    for name in ("train_loss", "val_loss"):
+        np.testing.assert_allclose(together.history[name], alone.history[name], rtol=1e-6)
+    # One attempt, one record, one artifact: the second process left nothing behind.
+    runs = [path.name for path in (beside.results / "DEMO").iterdir() if path.is_dir()]
+    assert runs == [alone.run_id]
+    logged = {path.name.split("-")[1] for path in (together.report_path.parent / "log").glob("segment-*.jsonl")}
+    assert logged == {"0001"}
+    assert told["artifact_hash"] == together.artifact_hash
+    # What is finished is found, and the second process does not wait for a fit that does not come.
+    again, _ = two_processes(beside.root, "gru", SETTINGS)
+    assert again["reused"] and again["artifact_hash"] == told["artifact_hash"]
+
+
+def test_a_booster_has_no_use_for_a_second_process(prepared):
+    told, said = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
+    assert not told["reused"] and told["run_id"] and "Another process" not in said
