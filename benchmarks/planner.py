@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.checkpoints.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import SaveTimer, SaveTimes, cadence, reserve
 
 HOUR = 3600.0
@@ -64,7 +64,7 @@ def units(rng: np.random.Generator) -> list[WorkUnit]:
 def live(world: World, timer_of, announced: float) -> None:
     """Work through the plan until the runtime ends; stop in time where its end is announced."""
     times = SaveTimes()  # the last save tells what the next will take
-    for row in plan(units(world.rng), Room(seconds=announced), Cost(world.durable)):
+    for row in plan(units(world.rng), Budget(seconds=announced), Cost(world.durable)):
         timer, left = timer_of(lambda: world.now), row.unit.work * math.exp(world.rng.normal(0, 0.15))
         world.now += row.unit.model.fixed.seconds
         while left > 0:

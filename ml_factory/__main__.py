@@ -8,7 +8,7 @@ import sys
 
 import typer
 
-from ml_factory.cli_output import Said
+from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, training
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interruptible, resume_line
@@ -29,7 +29,7 @@ for verb in VERBS:
 
 def main() -> None:
     """Run the command line; a user's mistake becomes one line on standard error."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[Said()])
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrHandler()])
     logging.getLogger("ml_factory.training").setLevel(logging.INFO)  # the progress line
     try:
         with interruptible():

@@ -52,7 +52,7 @@ def phases(as_json: bool, console: Console = said, *, what: str = "working") -> 
         bars.remove_task(tasks[None])
 
 
-class Said(logging.Handler):
+class StderrHandler(logging.Handler):
     """Notes on standard error as it is now: above the bars, where some are drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:

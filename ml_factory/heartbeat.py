@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import Phase, duration, unwatch, watch_from_now
 
 SECONDS = 4.0  # between two lines of a pipe; a reader waits at most five
 NOTEBOOK_SECONDS = (3.0, 1.0)  # until a cell's line appears, and between its updates
-ipython, display_of = Late("IPython"), Late("IPython.display")
+ipython, display_of = LazyModule("IPython"), LazyModule("IPython.display")
 
 
 class Heartbeat:

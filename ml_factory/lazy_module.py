@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 
-class Late:
+class LazyModule:
     """Stands for the module `dotted` and imports it when a name of it is first read."""
 
     def __init__(self, dotted: str):

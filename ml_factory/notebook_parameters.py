@@ -15,13 +15,13 @@ from typing import Any
 from ml_factory.argument_checks import check_source
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.heartbeat import show_in_cells
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, check_settings, settings_by_model, spec_of
 from ml_factory.models.settings import read_settings
 from ml_factory.secrets import redact
 from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
 
-ipython = Late("IPython")
+ipython = LazyModule("IPython")
 
 PARAMETERS_TITLE = "#@title Parameters"
 INJECTED_TITLE = "# Parameters"  # papermill's

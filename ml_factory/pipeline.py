@@ -25,7 +25,7 @@ from ml_factory.models.tabular_data import FoldBins
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
 from ml_factory.storage.locks import rank_here
-from ml_factory.storage.workspace import Workspace, check_symbol, pushed_after
+from ml_factory.storage.workspace import Workspace, check_symbol, push_on_exit
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows import predict as predict_module
@@ -66,8 +66,8 @@ from ml_factory.workflows.open_run import (
     Tell,
     certified,
     check_base_models,
-    for_the_model,
-    found_run,
+    check_model_settings,
+    find_or_open_run,
     open_training,
     settings_of_each,
     training_run,
@@ -87,8 +87,8 @@ from ml_factory.workflows.results import (
 )
 from ml_factory.workflows.search_barriers import search_labels
 from ml_factory.workflows.stack import fit_stack, stack_spec
-from ml_factory.workflows.train import close_record, fit_holdout, same_model, student_of
-from ml_factory.workflows.worker_rank import agreed, help_fit
+from ml_factory.workflows.train import build_untrained, finalize_log, fit_holdout, same_model
+from ml_factory.workflows.worker_rank import broadcast_decision, fit_worker_rank
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
@@ -97,14 +97,14 @@ __all__ = [
     "try_feature",
 ]  # fmt: skip
 
-prepare, export = pushed_after(prepare), pushed_after(export)
+prepare, export = push_on_exit(prepare), push_on_exit(export)
 
 Folder = Workspace | str | Path
 Callback = Callable[[int, dict], None]
 _log = logging.getLogger("ml_factory")
 
 
-@pushed_after
+@push_on_exit
 def audit(
     workspace: Folder, symbol: str, horizons: Sequence[int] | None = None, *, cuts: int | None = None,
     fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
@@ -130,7 +130,7 @@ def audit(
     )
 
 
-@pushed_after
+@push_on_exit
 def search_barriers(
     workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = "",
     mirror: str = "auto",
@@ -174,7 +174,7 @@ def plan(
     )  # fmt: skip
 
 
-@pushed_after
+@push_on_exit
 def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
@@ -203,14 +203,14 @@ def train(
     workspace = Workspace(workspace)
     data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     if rank_here():
-        return help_fit(data, spec)
-    check = partial(student_of, data, spec)
-    run, found, artifact = found_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
-    reused = not agreed(spec, fitting=artifact is None)
+        return fit_worker_rank(data, spec)
+    check = partial(build_untrained, data, spec)
+    run, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
+    reused = not broadcast_decision(spec, fitting=artifact is None)
     if reused:
-        close_record(workspace, run, spec, artifact, mirror=mirror)
+        finalize_log(workspace, run, spec, artifact, mirror=mirror)
         if estimator is not None:
-            same_model(student_of(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
+            same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
         artifact = fit_holdout(
             workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
@@ -235,7 +235,7 @@ def train(
     )  # fmt: skip
 
 
-@pushed_after
+@push_on_exit
 def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
@@ -264,11 +264,11 @@ def cross_validate(
     if search is None:
         check_unsearched(data)
     asked = cut.to_dict() | weight_setting(weights) | search_setting(search)
-    settings = asked | for_the_model(model_settings)
+    settings = asked | check_model_settings(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run, found, _ = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
+    run, found, _ = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
@@ -295,7 +295,7 @@ def cross_validate(
     )  # fmt: skip
 
 
-@pushed_after
+@push_on_exit
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
@@ -320,10 +320,10 @@ def stack(
     }
     hashes = [bases[name].artifact_hash for name in base_models]
     spec = stack_spec(data, base_models, hashes, folds, seed, quick, chosen)
-    run, found, artifact = found_run(workspace, spec, fresh, run, tell, mirror=mirror)
+    run, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
     if reused:
-        close_record(workspace, run, spec, artifact, mirror=mirror)
+        finalize_log(workspace, run, spec, artifact, mirror=mirror)
     else:
         artifact = fit_stack(workspace, data, run, spec, folds, mirror=mirror)
     verdict = predict_module.judge(workspace, data, artifact)
@@ -344,7 +344,7 @@ def stack(
     )  # fmt: skip
 
 
-@pushed_after
+@push_on_exit
 def evaluate(
     workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
 ) -> EvaluateResult:
@@ -364,7 +364,7 @@ def evaluate(
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.run_page(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data,
-        Store.current(workspace.processed(symbol)), report.OnTest(rows, test, metrics, verdicts, chosen),
+        Store.current(workspace.processed(symbol)), report.TestPredictions(rows, test, metrics, verdicts, chosen),
         limited=limited, more=[report.runs(found)],
     )  # fmt: skip
     shown = metrics.reset_index()
@@ -377,7 +377,7 @@ def evaluate(
     )  # fmt: skip
 
 
-@pushed_after
+@push_on_exit
 def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
     bars: BarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 
-compilations = Late("ml_factory.compile_times")
+compilations = LazyModule("ml_factory.compile_times")
 
 Watcher = Callable[["Phase"], None]
 _watchers: list[Watcher] = []

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_parameters import SHARED, convert_parameters, notebook_parameters
 from ml_factory.progress import phase
 from ml_factory.storage.workspace import Workspace
 
-papermill = Late("papermill")
+papermill = LazyModule("papermill")
 
 FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
 

@@ -40,11 +40,11 @@ LATER = (
     "tpu",
     "distribute",
 )
-Said = tuple[int, str, str]
+StderrHandler = tuple[int, str, str]
 
 
 @pytest.fixture
-def call(call, monkeypatch) -> Callable[..., Said]:
+def call(call, monkeypatch) -> Callable[..., StderrHandler]:
     """As for every test, with nothing set and in 200 columns."""
     monkeypatch.delenv("ML_FACTORY_QUICK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")

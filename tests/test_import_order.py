@@ -100,7 +100,7 @@ def files() -> dict[str, Path]:
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import, wherever it stands, also by importlib or Late with a plain string."""
+    """(line, dotted module) of every import, wherever it stands, also by importlib or LazyModule."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -111,7 +111,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             for item in node.names:
                 whole = f"{base}.{item.name}"
                 yield node.lineno, whole if is_module(whole) else base
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "Late")):
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "LazyModule")):
             yield from ((node.lineno, name.value) for name in node.args[:1] if isinstance(name, ast.Constant))
 
 
@@ -158,7 +158,7 @@ def test_imports_come_from_above_and_dependencies_from_their_homes(name):
         ("features.build", "import torch.nn"),
         ("pipeline", "import wandb"),
         ("inference.predict", "import importlib\nimportlib.import_module('matplotlib.figure')"),
-        ("data.validation", "later = Late('ml_factory.pipeline')"),
+        ("data.validation", "later = LazyModule('ml_factory.pipeline')"),
         ("storage.workspace", "from google.colab import drive"),
         ("pipeline", "from utils.colab_setup import setup_colab_environment"),
         ("data.validation", "from .io import read_table"),

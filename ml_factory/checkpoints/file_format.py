@@ -32,12 +32,12 @@ _LARGEST_INFO = 1 << 24
 _FOREIGN = {b"PK": "a zip archive, as torch.save writes", b"\x89HDF": "an HDF5 file", b"\x1f\x8b": "a gzip archive"}
 
 
-class NotOurs(CheckpointError):
+class ForeignFileError(CheckpointError):
     """A whole file of another program or version: left alone, never overwritten."""
 
 
 @dataclass(frozen=True)
-class Look:
+class ContainerHeader:
     """What a container says of itself, before its content is read and hashed.
 
     info : its description; {} when its beginning says nothing.  start, payload : where the payload begins, its size.
@@ -93,7 +93,7 @@ def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> d
     return {**found.info, "bytes": found.size, "hash": found.hash}
 
 
-def look_at(disk: Disk, path: Path) -> Look:
+def look_at(disk: Disk, path: Path) -> ContainerHeader:
     """What the container at `path` says of itself: reads its two ends. Raises WorkspaceError where the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _frame(disk, file)
@@ -102,8 +102,8 @@ def look_at(disk: Disk, path: Path) -> Look:
 def read_container(disk: Disk, path: Path, into: bytearray | None = None) -> dict:
     """The info of a whole, verified container, with its `bytes` and `hash`; the payload goes to `into`.
 
-    Raises CheckpointError with the reason when torn, and NotOurs when it is whole but of something else. Marks and
-    sizes are checked first, so that a huge or foreign file is refused without being read.
+    Raises CheckpointError with the reason when torn, and ForeignFileError when it is whole but of something else. Marks
+    and sizes are checked first, so that a huge or foreign file is refused without being read.
     """
     with disk_errors(path), _opened(disk, path) as file:
         found = _frame(disk, file)
@@ -138,7 +138,7 @@ def _head(info: dict, payload_size: int) -> bytes:
     return _HEADER.pack(_MAGIC, VERSION, len(text), payload_size) + text
 
 
-def _read_and_hash(disk: Disk, file: int, found: Look, into: bytearray | None) -> str:
+def _read_and_hash(disk: Disk, file: int, found: ContainerHeader, into: bytearray | None) -> str:
     """The hash of what the file holds; the payload goes to `into`, straight from the disk."""
     seen, whole = xxh3_128(), None
     if into is not None:
@@ -158,27 +158,27 @@ def _settle(disk: Disk, file: int, size: int) -> None:
     disk.forget(file)
 
 
-def _frame(disk: Disk, file: int) -> Look:
+def _frame(disk: Disk, file: int) -> ContainerHeader:
     """Every check that needs only the two ends."""
     size = disk.size(file)
     if size == 0:
-        return Look({}, fault=CheckpointError("it is empty: its save did not finish"))
+        return ContainerHeader({}, fault=CheckpointError("it is empty: its save did not finish"))
     head = _read(disk, file, min(size, _HEADER.size), 0)
     if not head.startswith(_MAGIC):
-        return Look({}, size=size, fault=_foreign(head))
+        return ContainerHeader({}, size=size, fault=_foreign(head))
     if size < _HEADER.size + _FOOTER.size:
-        return Look({}, size=size, fault=CheckpointError("it is cut off", got=f"{size} bytes"))
+        return ContainerHeader({}, size=size, fault=CheckpointError("it is cut off", got=f"{size} bytes"))
     _, version, info_size, payload_size = _HEADER.unpack(head)
     if version != VERSION:
         kind = "a later" if version > VERSION else "an earlier"
         got = f"version {version}"
-        fault = NotOurs(f"{kind} version of ml_factory wrote it", got=got, wanted=f"version {VERSION}")
-        return Look({}, size=size, fault=fault)
+        fault = ForeignFileError(f"{kind} version of ml_factory wrote it", got=got, wanted=f"version {VERSION}")
+        return ContainerHeader({}, size=size, fault=fault)
     info, start = {}, _HEADER.size + info_size
     with suppress(ValueError, RecursionError):
         info = json.loads(_read(disk, file, min(info_size, size, _LARGEST_INFO), _HEADER.size))
     if not isinstance(info, dict) or type(info.get("sequence")) is not int:
-        return Look({}, size=size, fault=CheckpointError("its description is not whole"))
+        return ContainerHeader({}, size=size, fault=CheckpointError("its description is not whole"))
     digest, sequence, told_size, end = _FOOTER.unpack(_read(disk, file, _FOOTER.size, size - _FOOTER.size))
     fault, whole = None, start + payload_size + _FOOTER.size
     if end != _END:
@@ -187,7 +187,7 @@ def _frame(disk: Disk, file: int) -> Look:
         fault = CheckpointError("its sizes disagree", got=f"{size} bytes", wanted=f"{told_size} and {whole}")
     elif sequence != info["sequence"]:
         fault = CheckpointError("its end is of another save: it is torn", got=sequence, wanted=info["sequence"])
-    return Look(info, start, payload_size, size, digest.hex(), fault)
+    return ContainerHeader(info, start, payload_size, size, digest.hex(), fault)
 
 
 def _foreign(head: bytes) -> CheckpointError:
@@ -196,10 +196,10 @@ def _foreign(head: bytes) -> CheckpointError:
         kind = "a pickle, which could run code"
     if kind is None:
         return CheckpointError("it does not start like a checkpoint")
-    return NotOurs(f"it is {kind}, and is never opened")
+    return ForeignFileError(f"it is {kind}, and is never opened")
 
 
-def _check(found: Look) -> None:
+def _check(found: ContainerHeader) -> None:
     if found.fault is not None:
         raise found.fault
 

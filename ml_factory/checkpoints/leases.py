@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ml_factory.checkpoints.file_format import read_small, write_small
-from ml_factory.checkpoints.slot_pool import Lease, Unit
+from ml_factory.checkpoints.slot_pool import Unit, WriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, disk_errors, fingerprint
 from ml_factory.storage.locks import this_machine
@@ -102,7 +102,7 @@ def clock_is_kept() -> bool:
     return 0 <= state < 5 and not _TIMEX.unpack_from(told)[-1] & _UNSYNCHRONISED
 
 
-class Tenure:
+class LeaseHolder:
     """This session's hold on one unit of work.
 
     here, mount : whoever answers `lease_of`, `renew` and `told` for the unit: the pool on this disk, and one on a mount
@@ -115,7 +115,7 @@ class Tenure:
         now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
-        self.unit, self.lease, self._here, self._mount, self._later = unit, Lease(session), here, mount, later
+        self.unit, self.lease, self._here, self._mount, self._later = unit, WriterId(session), here, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
         self.taken, self._asked, self._beat = False, [], 0
         self._one_word = threading.Lock()  # the heartbeat's word never comes after that of who lets go
@@ -217,7 +217,7 @@ def _age_of_word(told: dict) -> tuple[int, int, float]:
 class Heartbeat:
     """One daemon thread that renews what this process holds."""
 
-    def __init__(self, held: Callable[[], Iterable[Tenure]], seconds: float = RENEW_SECONDS):
+    def __init__(self, held: Callable[[], Iterable[LeaseHolder]], seconds: float = RENEW_SECONDS):
         self._held, self._seconds, self._stop = held, seconds, threading.Event()
         self._thread: threading.Thread | None = None
 

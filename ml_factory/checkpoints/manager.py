@@ -22,13 +22,13 @@ from ml_factory.checkpoints.leases import Heartbeat, session_id
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_name
 from ml_factory.checkpoints.remote_slots import ChildSlots
 from ml_factory.checkpoints.schedule import save_times
-from ml_factory.checkpoints.slot_pool import USER, Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import USER, Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots, order
 from ml_factory.checkpoints.staging_buffer import Staging
-from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, Clerk, Courier, Now, State
+from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, BackgroundThread, InlineExecutor, State, Uploader
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, cache_folder, fingerprint
-from ml_factory.storage.file_access import SilentMountError, unheard
+from ml_factory.storage.file_access import SilentMountError, is_unresponsive
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.pending_uploads import pending
 
@@ -92,7 +92,7 @@ class CheckpointManager:
         ending: Callable[[float], bool] = lambda save_seconds: False,
         mean_life_seconds: float = math.inf,
         on_saved: Callable[[], object] = lambda: None,
-        lease: Lease | None = None,
+        lease: WriterId | None = None,
         disk: Disk | None = None,
         beside_training: bool = False,
     ):
@@ -106,11 +106,11 @@ class CheckpointManager:
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
         self.mean_life, self.on_saved, self.times = mean_life_seconds, on_saved, save_times(self.folder)
-        self.lease, self.deadline = lease or Lease(session_id()), deadline_seconds
+        self.lease, self.deadline = lease or WriterId(session_id()), deadline_seconds
         self.staging, self._process, self._one_save = Staging(), os.getpid(), threading.RLock()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._open_tiers(None if local is None else Path(os.path.abspath(local)), quota_bytes, disk)
-        self._clerk = Clerk("checkpoint") if background else Now()
+        self._clerk = BackgroundThread("checkpoint") if background else InlineExecutor()
         self.heartbeat = Heartbeat(lambda: [phase.tenure for phase in list(self._phases.values())])
         _open.add(self)
 
@@ -135,8 +135,8 @@ class CheckpointManager:
                 if disk is None
                 else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
-            clerk = Clerk("checkpoint-mount") if self.background else Now()
-            self.courier = Courier(self.home, self.mount, self.keep_last, clerk, place=str(self.folder))
+            clerk = BackgroundThread("checkpoint-mount") if self.background else InlineExecutor()
+            self.courier = Uploader(self.home, self.mount, self.keep_last, clerk, place=str(self.folder))
 
     @property
     def mine(self) -> bool:
@@ -282,7 +282,7 @@ class CheckpointManager:
         for phase in self._phases.values():
             phase.done()
         if self.courier is not None:
-            usual = _SILENT_SECONDS if self.courier.silent or unheard(self.folder) else self.deadline
+            usual = _SILENT_SECONDS if self.courier.silent or is_unresponsive(self.folder) else self.deadline
             self.courier.wait(usual if seconds is None else seconds)
             self.courier.close()
         self._clerk.close()
@@ -297,7 +297,7 @@ class CheckpointManager:
             self._wait_home(_LAST_SECONDS)
             self._close_children()
 
-    def writer_of(self, payload: memoryview) -> Slots | ChildSlots:
+    def select_writer(self, payload: memoryview) -> Slots | ChildSlots:
         """Who writes this: the child, if it pays and can see the bytes."""
         return self.writer if len(payload) > _SMALL and self.staging.shared else self.home
 

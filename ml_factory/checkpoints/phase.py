@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
-from ml_factory.checkpoints.leases import TakenOverError, Tenure
+from ml_factory.checkpoints.leases import LeaseHolder, TakenOverError
 from ml_factory.checkpoints.schedule import SaveTimer, reserve
 from ml_factory.checkpoints.slot_pool import Unit
 from ml_factory.checkpoints.slots import order
@@ -18,7 +18,7 @@ from ml_factory.errors import CheckpointError, SessionOver, SettingsError, Works
 from ml_factory.secrets import redact
 from ml_factory.storage.locks import claim, release
 from ml_factory.storage.safetensors_layout import Layout
-from ml_factory.storage.state import decode_state, lay_out
+from ml_factory.storage.state import decode_state, plan_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _PATIENCE = 1.0  # seconds a save that is not forced waits for the one before, and the end of a unit for the mount
@@ -47,13 +47,13 @@ class PhaseCheckpoints:
         )
         self._claimed = self._warned = self._listening = self._passed_over = False
         later = manager.courier.do if manager.courier is not None else None
-        self.tenure = Tenure(self.unit, manager.lease.session, manager.home, manager.mount, later)
+        self.tenure = LeaseHolder(self.unit, manager.lease.session, manager.home, manager.mount, later)
         self._lost: TakenOverError | None = None
 
     def due(self) -> bool:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
         if self.manager.courier is not None:
-            self.manager.courier.poke()
+            self.manager.courier.retry_if_due()
         if self._lost is not None or self.stopping():
             return True
         return not self.manager.staging.preparing and self._timer.due()
@@ -74,7 +74,7 @@ class PhaseCheckpoints:
         if self._lost is not None:
             raise self._lost
         metrics = {key: _plain(key, value) for key, value in (metrics or {}).items()}
-        layout = lay_out(state, finite=True)
+        layout = plan_layout(state, finite=True)
         self.claim(wait=False)
         must = force or self.stopping()
         if not must:
@@ -145,7 +145,7 @@ class PhaseCheckpoints:
             release(self._lock)
 
     @contextmanager
-    def claimed(self) -> Iterator["PhaseCheckpoints"]:
+    def acquired(self) -> Iterator["PhaseCheckpoints"]:
         """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
         self.claim()
         self._listen()
@@ -233,7 +233,7 @@ class PhaseCheckpoints:
                 found += _first_whole(copies) if verify else [copies[0][1]]
         return [_shown(info) for info in reversed(found)]
 
-    def glance(self) -> dict | None:
+    def latest_info(self) -> dict | None:
         """What the newest checkpoint says of itself, None without one: not read through, so not verified. Cheap on a
         mount. Raises SilentMountError when the mount does not answer and nothing is on the local disk."""
         manager = self.manager
@@ -304,7 +304,7 @@ class PhaseCheckpoints:
     def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
         manager = self.manager
         try:
-            saved = manager.writer_of(payload).write(self.unit, manager.keep_last, info, payload)
+            saved = manager.select_writer(payload).write(self.unit, manager.keep_last, info, payload)
         except TakenOverError as error:
             self._lose(error)
             return None

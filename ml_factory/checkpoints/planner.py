@@ -77,7 +77,7 @@ class WorkUnit:
 
 
 @dataclass(frozen=True)
-class Room:
+class Budget:
     """What a session has left. Infinite where nothing bounds it.
 
     pool_bytes : of checkpoints that are there already, and that units write over.
@@ -105,7 +105,7 @@ class Planned:
     takes_bytes: float = 0.0
 
 
-def plan(units: Sequence[WorkUnit], room: Room, save: Cost = Cost(0.0)) -> list[Planned]:
+def plan(units: Sequence[WorkUnit], room: Budget, save: Cost = Cost(0.0)) -> list[Planned]:
     """An order for the units and what of it fits.
 
     What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most

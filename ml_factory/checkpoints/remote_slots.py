@@ -14,12 +14,12 @@ from pathlib import Path
 import xxhash
 
 from ml_factory.checkpoints.leases import TakenOverError
-from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk
-from ml_factory.storage.file_access import SilentMountError, hear_no_more, touch_directly
-from ml_factory.storage.worker_process import Child, Link, NoAnswer
+from ml_factory.storage.file_access import SilentMountError, mark_unresponsive, run_in_process
+from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
 _SERVED_BY = __name__
@@ -36,7 +36,7 @@ class ChildSlots(Child):
     """
 
     def __init__(
-        self, folder: Path, lock: Path, lease: Lease, *, memory: int = -1, quota: int | None = None,
+        self, folder: Path, lock: Path, lease: WriterId, *, memory: int = -1, quota: int | None = None,
         deadline: float = 60, niceness: int = 14,
     ):  # fmt: skip
         self.folder = Path(folder)
@@ -79,7 +79,7 @@ class ChildSlots(Child):
         try:
             answer, _ = self.ask({"method": method, "args": plain})
         except NoAnswer as error:
-            hear_no_more(self.folder)
+            mark_unresponsive(self.folder)
             raise SilentMountError(
                 "This folder does not answer", where=self.folder, got=error,
                 next_step="mount it again; until then checkpoints stay on the local disk",
@@ -96,7 +96,7 @@ class ChildSlots(Child):
 class _TellingDisk(Disk):
     """A disk that says after each operation that it came back."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: ParentConnection):
         self._link = link
 
     def __getattribute__(self, name: str):
@@ -115,10 +115,10 @@ class _TellingDisk(Disk):
 def serve(channel: str, parent: str, told: str, niceness: str) -> None:
     """Do what the parent asks until it is gone."""
     os.nice(int(niceness))
-    link, given = Link(channel, parent), json.loads(told)
-    touch_directly()
+    link, given = ParentConnection(channel, parent), json.loads(told)
+    run_in_process()
     pool = Pool(Path(given["folder"]), _TellingDisk(link), lock=Path(given["lock"]), quota=given["quota"])
-    slots = Slots(pool, Lease(**given["lease"]))
+    slots = Slots(pool, WriterId(**given["lease"]))
 
     def do(request: dict) -> tuple[dict, bytes]:
         try:

@@ -124,7 +124,7 @@ def hours_expected(records: Path) -> float:
     return min(hours_left(), limit)
 
 
-class _Record:
+class SessionWriter:
     """This process's line in the record of one workspace, written by threads that may be left behind: a mount that
     hangs stops no save, and keeps no process alive."""
 
@@ -159,9 +159,9 @@ class _Record:
 
 
 @lru_cache(maxsize=8)
-def _record_of(folder: Path, process: int) -> _Record:
+def _record_of(folder: Path, process: int) -> SessionWriter:
     """The record of this process; a child made by fork has its own."""
-    return _Record(folder)
+    return SessionWriter(folder)
 
 
 def _quietly(job: Callable[[], None]) -> None:

@@ -20,7 +20,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ml_factory.checkpoints.file_format import Look, NotOurs, empty_container, look_at, read_small, write_small
+from ml_factory.checkpoints.file_format import (
+    ContainerHeader,
+    ForeignFileError,
+    empty_container,
+    look_at,
+    read_small,
+    write_small,
+)
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, disk_errors
 from ml_factory.storage.locks import exclusive, this_machine
@@ -34,7 +41,7 @@ _SLOT = re.compile(r"slot-[0-9a-f]{6}( \(\d+\))?\.ckpt")
 
 
 @dataclass(frozen=True)
-class Lease:
+class WriterId:
     """Who writes: kept in every container and manifest.
 
     session : name of the process that saves.  fence : a number that grows with each takeover of a unit of work;
@@ -67,7 +74,7 @@ class Slot:
     """
 
     path: Path
-    look: Look = field(default_factory=lambda: Look({}))
+    look: ContainerHeader = field(default_factory=lambda: ContainerHeader({}))
     note: dict = field(default_factory=dict)
     error: WorkspaceError | None = None
 
@@ -78,7 +85,7 @@ class Slot:
     @property
     def strange(self) -> bool:
         """Not to be written: whole but of something else, or the disk does not read it just now."""
-        return isinstance(self.fault, NotOurs | WorkspaceError)
+        return isinstance(self.fault, ForeignFileError | WorkspaceError)
 
     @property
     def returned(self) -> bool:

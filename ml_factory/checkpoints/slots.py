@@ -12,9 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ml_factory.checkpoints.file_format import NotOurs, copy_container, look_at, read_container, write_container
+from ml_factory.checkpoints.file_format import (
+    ForeignFileError,
+    copy_container,
+    look_at,
+    read_container,
+    write_container,
+)
 from ml_factory.checkpoints.leases import check_fence, fence_of, rank_of, read_lease, write_lease
-from ml_factory.checkpoints.slot_pool import HELD, QUARANTINED, USER, WRITING, Lease, Pool, Slot, Unit
+from ml_factory.checkpoints.slot_pool import HELD, QUARANTINED, USER, WRITING, Pool, Slot, Unit, WriterId
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import FULL, Disk
 
@@ -30,15 +36,15 @@ class Slots:
     lease : who writes.
     """
 
-    def __init__(self, pool: Pool, lease: Lease | None = None):
-        self.pool, self.lease = pool, lease or Lease()
+    def __init__(self, pool: Pool, lease: WriterId | None = None):
+        self.pool, self.lease = pool, lease or WriterId()
         self._seen: dict[Path, str] = {}  # slot -> hash this process has verified already
         self._highest: dict[Unit, int] = {}  # sequence written here last, whether or not its slot can be read just now
         self._ended: set[Path] = set()  # slots whose last write here was refused: nothing of it is under way
 
     # ------------------------------------------------------------------ looking
 
-    def survey(self, unit: Unit, trust_seen: bool = False) -> tuple[dict[Path, dict], dict[Path, Exception]]:
+    def verify_slots(self, unit: Unit, trust_seen: bool = False) -> tuple[dict[Path, dict], dict[Path, Exception]]:
         """({path: info} of the unit's verified slots, oldest first; {path: reason} of its others).
 
         trust_seen : do not hash again what was written or verified here.
@@ -192,7 +198,7 @@ class Slots:
             good = {path: info for path, info in good.items() if info["sequence"] == late.get(path, info["sequence"])}
             aside = {*late, *self._keep_aside(unit, [slot for slot in slots if slot.path not in late], bad)}
             failure: Exception | None = None
-            for path in self._targets(unit, keep, slots, good, worthless(bad), aside):
+            for path in self._targets(unit, keep, slots, good, torn_slots(bad), aside):
                 try:
                     self.pool.make_room(slots, path, size)
                     self.pool.note(path, WRITING, self._begun(unit, sequence))
@@ -266,7 +272,7 @@ class Slots:
         """The slot to leave alone: the newest that is torn, for whoever wants to look into it, or whose write another
         session never ended, which may be carried out late."""
         unfinished = {slot.path for slot in slots if slot.note.get("status") == WRITING and unit.of(slot.note)}
-        torn = {slot.path for slot in slots if slot.path in worthless(bad) and slot.look.size}
+        torn = {slot.path for slot in slots if slot.path in torn_slots(bad) and slot.look.size}
         left = [slot for slot in slots if slot.path in torn | unfinished]
         if not left:
             return set()
@@ -309,8 +315,10 @@ def loss_of(info: dict) -> float:
     return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else math.inf
 
 
-def worthless(bad: dict[Path, Exception]) -> set[Path]:
+def torn_slots(bad: dict[Path, Exception]) -> set[Path]:
     """Slots whose content is torn: not those that are whole but strange, nor those the disk would not read just now."""
     return {
-        path for path, error in bad.items() if isinstance(error, CheckpointError) and not isinstance(error, NotOurs)
+        path
+        for path, error in bad.items()
+        if isinstance(error, CheckpointError) and not isinstance(error, ForeignFileError)
     }

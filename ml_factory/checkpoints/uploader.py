@@ -23,7 +23,7 @@ COPIED = "copied to the mount, upload unconfirmed"
 _log = logging.getLogger("ml_factory")
 
 
-class Clerk:
+class BackgroundThread:
     """One daemon thread that does jobs in order; `wait` tells when none is left.
 
     A job that fails costs a line in the log and no other job; after `close` the next job has a thread again.
@@ -71,8 +71,8 @@ class Clerk:
                     self._changed.notify_all()
 
 
-class Now:
-    """The face of a Clerk that has no thread: each job is done before `do` returns."""
+class InlineExecutor:
+    """The interface of BackgroundThread without a thread: each job is done before `do` returns."""
 
     def do(self, job: Callable[[], None]) -> None:
         job()
@@ -115,7 +115,7 @@ def status_line() -> str:
     return str(_newest[0]) if _newest else ""
 
 
-class Courier:
+class Uploader:
     """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
 
     Only the newest and the best checkpoint of a unit are copied: a slow mount skips those between. One line tells that
@@ -124,7 +124,15 @@ class Courier:
     place : the folder on the mount, by name.
     """
 
-    def __init__(self, home, mount, keep: int, clerk: Clerk | Now, retry_seconds: float = 60, place: str = ""):
+    def __init__(
+        self,
+        home,
+        mount,
+        keep: int,
+        clerk: BackgroundThread | InlineExecutor,
+        retry_seconds: float = 60,
+        place: str = "",
+    ):
         self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
         self._place = place
         self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
@@ -152,9 +160,9 @@ class Courier:
         self._behind[unit] = then, lost, fence
         if not self._told:
             self._clerk.do(self._turn)
-        self.poke()
+        self.retry_if_due()
 
-    def poke(self) -> None:
+    def retry_if_due(self) -> None:
         """A moment to try again what failed a while ago; costs nothing."""
         if self._told and self._behind and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry

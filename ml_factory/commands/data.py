@@ -27,12 +27,12 @@ from ml_factory.commands.options import (
     pairs_of,
 )
 from ml_factory.errors import SettingsError
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 
-pipeline = Late("ml_factory.pipeline")
-bars_of, contracts = Late("ml_factory.data.validation"), Late("ml_factory.data.rolls")
-features_of, labels_of = Late("ml_factory.features.build"), Late("ml_factory.targets.labels")
-experiment = Late("ml_factory.experiment")
+pipeline = LazyModule("ml_factory.pipeline")
+bars_of, contracts = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
+features_of, labels_of = LazyModule("ml_factory.features.build"), LazyModule("ml_factory.targets.labels")
+experiment = LazyModule("ml_factory.experiment")
 
 
 def prepare(

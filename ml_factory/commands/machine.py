@@ -12,10 +12,10 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.cli_output import print_json, working
 from ml_factory.commands.options import Folder, Json, Symbol
 from ml_factory.errors import SettingsError
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace, check_symbol
 
-doctor_of, recovery = Late("ml_factory.doctor"), Late("ml_factory.tracking.restore")
+doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.restore")
 
 
 def doctor(workspace: Folder = "", as_json: Json = False) -> None:

@@ -28,12 +28,12 @@ from ml_factory.commands.options import (
     columns_of,
     pairs_of,
 )
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 
-pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.validation")
-experiment = Late("ml_factory.experiment")
+pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
+experiment = LazyModule("ml_factory.experiment")
 
 
 def run(

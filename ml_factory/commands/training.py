@@ -30,12 +30,12 @@ from ml_factory.commands.options import (
     checked_workspace,
     settings_of,
 )
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, settings_by_model
 from ml_factory.storage.locks import rank_here
 
-pipeline, bars_of = Late("ml_factory.pipeline"), Late("ml_factory.data.validation")
-search_spec = Late("ml_factory.targets.barrier_search_spec")
+pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
+search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
 
 
 def train(

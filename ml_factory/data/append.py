@@ -8,7 +8,7 @@ so the two may name other bars. Nothing but the report reads it.
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.report import BarReport, Finding, count_of, row_ranges
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import FEW_BARS, PRICES, BarSpec, check_bars
@@ -21,7 +21,7 @@ _NONE = np.empty(0, np.int64)
 _SINCE = "; in bars added since: "
 
 
-def plain_bars(table: pd.DataFrame) -> pd.DataFrame | None:
+def as_canonical(table: pd.DataFrame) -> pd.DataFrame | None:
     """The table as checked bars have it, where it is spelt as we write it and nothing need be mapped; else None."""
     named = list(table.columns)
     if named not in (["timestamp", *PRICES], ["timestamp", *PRICES, "volume"]):
@@ -38,10 +38,10 @@ def plain_bars(table: pd.DataFrame) -> pd.DataFrame | None:
     return pd.DataFrame(values, index=pd.DatetimeIndex(stamps, name="timestamp").as_unit("ns"), copy=False)
 
 
-def check_more(prefixes: Prefixes, old: int, told: dict, market: MarketSpec) -> dict | None:
+def check_appended(prefixes: PrefixHasher, old: int, told: dict, market: MarketSpec) -> dict | None:
     """The report on all bars, as `BarReport.to_dict`, of which the first `old` were checked and `told` is the report.
 
-    prefixes : of the bars of `plain_bars`. None where new ones are to be mapped or refused: a check of all says why.
+    prefixes : of the bars of `as_canonical`. None where new ones are to be mapped or refused: a check of all says why.
     """
     bars, low = prefixes.bars, max(0, old - LOOK_BACK)
     try:

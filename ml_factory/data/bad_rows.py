@@ -18,7 +18,7 @@ from ml_factory.data.report import Finding, count_of
 from ml_factory.data.timestamp_parsing import TEXT_FORMATS
 from ml_factory.data.validation import PRICES, BarSpec, find_columns
 from ml_factory.errors import BarsError
-from ml_factory.storage.atomic_files import at_hand
+from ml_factory.storage.atomic_files import local_copy
 
 SHOWN = 10
 _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
@@ -120,7 +120,7 @@ def skipped_table(bad: Sequence[BadRow]) -> pd.DataFrame:
 
 def text_lines(path: Path) -> list[tuple[int, str]]:
     """(number from 1, text) of the lines of a CSV (also .gz) that are not blank, the header first; none of others."""
-    with at_hand(path) as here:
+    with local_copy(path) as here:
         with open(here, "rb") as file:
             head = file.read(4)
         if head == b"PAR1":

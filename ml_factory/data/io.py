@@ -22,9 +22,9 @@ from ml_factory.errors import BarsError, SettingsError
 from ml_factory.progress import phase
 from ml_factory.storage import file_access, mount_table
 from ml_factory.storage.atomic_files import (
-    at_hand,
     disk_errors,
     is_file,
+    local_copy,
     read_file,
     replace_file,
     write_bytes_atomic,
@@ -49,7 +49,7 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_ba
     """
     path = local_file(path)
     check_file(path)
-    with at_hand(path) as here:
+    with local_copy(path) as here:
         return _read(path, here, delimiter, skip_bad)
 
 
@@ -256,7 +256,7 @@ def _is_at(source: Path, path: Path) -> bool:
 
 
 def _holds(path: Path, bars: pd.DataFrame) -> bool:
-    with at_hand(path) as here:
+    with local_copy(path) as here:
         try:
             return pd.read_parquet(here).equals(bars.reset_index())
         except (pyarrow.ArrowException, OSError, ValueError):

@@ -12,7 +12,7 @@ import pandas as pd
 BLOCK_ROWS = 65_536
 
 
-class Prefixes:
+class PrefixHasher:
     """SHA-256 (hex) of the first bars: times, columns and every value's bits; file format and metadata do not matter.
 
     bars : checked bars, which do not change while this is used.

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ml_factory.data.market_scale import rows_of_runs
 from ml_factory.data.number_parsing import read_numbers
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.quality import find_blemishes, merge_kinds
 from ml_factory.data.report import SEVERITIES, BarReport, Finding, count_of, name_rows, refuse
 from ml_factory.data.rolls import chain_of
@@ -201,7 +201,7 @@ def _too_few(count: int) -> list[Finding]:
 
 def bars_fingerprint(bars: pd.DataFrame) -> str:
     """SHA-256 (hex) of checked bars: times, columns and every value's bits; file format and metadata do not matter."""
-    return Prefixes(bars).whole
+    return PrefixHasher(bars).whole
 
 
 def _plain(name: object) -> str:

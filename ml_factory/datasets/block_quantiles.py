@@ -11,7 +11,7 @@ from numba import njit
 
 from ml_factory.cpu_count import cores
 from ml_factory.data.plain_parquet import ColumnBlocks, sample_rows
-from ml_factory.datasets.quantiles import LARGEST, between, brackets, evenly, of_counts, room_for
+from ml_factory.datasets.quantiles import LARGEST, between, brackets, buffer_size, evenly, of_counts
 
 WHOLE_ROWS = 16_384  # columns of fewer are sorted as they are
 AT_ONCE = 8  # columns; as many rows as are written to a file at once make a megabyte
@@ -49,7 +49,7 @@ def _of_part(blocks: Sequence[np.ndarray], part: slice, shares: tuple[float, ...
     low_QF, high_QF, tied_F = brackets(sample, shares)
     low_QF, high_QF = (_filled_up(edges) for edges in (low_QF, high_QF))
     counts, many = np.zeros((features, 1 + 2 * len(low_QF), 2), np.int64), np.zeros(features, np.int64)
-    room = room_for(count, sample.shape[1], shares)
+    room = buffer_size(count, sample.shape[1], shares)
     held = np.empty((features, room + TILE_VALUES), np.float32)
     for block in _columns_of(blocks, part):
         flat, step = _flat(block)

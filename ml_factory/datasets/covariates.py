@@ -72,7 +72,7 @@ def _asked(setting: str, given: object, there: Sequence[str]) -> list[str]:
     return names
 
 
-def read_beside(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
+def covariates_for(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
     """What `model.network_spec` names: argument -> float32 (N, S, K) or (N, V), of rows known at these moments.
 
     settings : those of the data and the market, as stored.  A symbol is 1: a data set has one.

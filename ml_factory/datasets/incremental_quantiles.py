@@ -13,12 +13,12 @@ from ml_factory.datasets.quantiles import (
     FEW_ROWS,
     SAMPLE_ROWS,
     brackets,
+    buffer_size,
     counted,
     evenly,
     of_counts,
     over_columns,
     quantiles,
-    room_for,
 )
 
 SHARE_KEPT, LEAST_KEPT = 1 / 200, 256
@@ -29,7 +29,7 @@ MOST_GROWN = 1.25  # times the rows that were counted; with more of them too
 
 
 @dataclass(frozen=True)
-class Ranks:
+class QuantileState:
     """What is known around Q quantiles of F columns.
 
     rows : int64, positions of the rows that were counted, rising.  low, high : float32 (Q, F), the brackets' edges.
@@ -52,16 +52,16 @@ class Ranks:
         return packed | {"low": self.low, "high": self.high, "counts": self.counts}
 
     @classmethod
-    def from_state(cls, state: dict) -> "Ranks":
+    def from_state(cls, state: dict) -> "QuantileState":
         """What `to_state` gave."""
         rows = np.concatenate([np.arange(first, first + count) for first, count in state["runs"].T])
         values = tuple(np.split(state["values"], state["ends"][:-1]))
         return cls(rows, state["low"], state["high"], state["counts"], values)
 
 
-def quantiles_of_grown(
-    x_NF: np.ndarray, rows: np.ndarray, shares: tuple[float, ...], before: Ranks | None = None
-) -> tuple[np.ndarray, Ranks | None]:
+def update_quantiles(
+    x_NF: np.ndarray, rows: np.ndarray, shares: tuple[float, ...], before: QuantileState | None = None
+) -> tuple[np.ndarray, QuantileState | None]:
     """`quantiles(x_NF, shares, rows)`, to the bit, and what to give as `before` once there are more rows.
 
     x_NF : float32, C-contiguous.  rows : int64, rising.  before : of earlier rows of the same matrix; where they are
@@ -70,11 +70,11 @@ def quantiles_of_grown(
     if len(rows) < FEW_ROWS:
         return quantiles(x_NF, shares, rows), None
     more = None if before is None else _more(before, x_NF, rows)
-    gone_on = None if more is None else _gone_on(before, x_NF, rows, more, shares)
+    gone_on = None if more is None else _update(before, x_NF, rows, more, shares)
     return gone_on or _begun(x_NF, rows, shares)
 
 
-def _more(before: Ranks, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+def _more(before: QuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
     """Those of `rows` that were not counted; None where they are many, or where a row that was is not among them."""
     if len(rows) > MOST_GROWN * len(before.rows) or before.low.shape[1] != x_NF.shape[1]:
         return None
@@ -86,7 +86,7 @@ def _more(before: Ranks, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | Non
     return np.flatnonzero(asked)
 
 
-def _gone_on(before: Ranks, x_NF, rows, more, shares) -> tuple[np.ndarray, Ranks] | None:
+def _update(before: QuantileState, x_NF, rows, more, shares) -> tuple[np.ndarray, QuantileState] | None:
     """None where too many ranks have left their brackets."""
     low, high, left = before.low, before.high, []
     new, inside = _counted(x_NF[more], low, high)
@@ -103,7 +103,7 @@ def _gone_on(before: Ranks, x_NF, rows, more, shares) -> tuple[np.ndarray, Ranks
     low, high = low.copy(), high.copy()
     for f in left:
         values[f] = _around(x_NF[rows, f], shares, low[:, f], high[:, f], counts[f])
-    return found, Ranks(rows, low, high, counts, tuple(values))
+    return found, QuantileState(rows, low, high, counts, tuple(values))
 
 
 def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -117,13 +117,13 @@ def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple
     return counts, inside
 
 
-def _begun(x_NF, rows, shares) -> tuple[np.ndarray, Ranks]:
+def _begun(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
     """A pass over all rows, and brackets that are drawn tighter around what it found."""
 
-    def work(x_NF: np.ndarray) -> tuple[np.ndarray, Ranks]:
+    def work(x_NF: np.ndarray) -> tuple[np.ndarray, QuantileState]:
         chosen = evenly(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
         low, high, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
-        counts, kept = counted(x_NF, rows, low, high, room_for(len(rows), len(chosen), shares))
+        counts, kept = counted(x_NF, rows, low, high, buffer_size(len(rows), len(chosen), shares))
         selected = {}
 
         def column(f: int) -> np.ndarray:
@@ -135,12 +135,12 @@ def _begun(x_NF, rows, shares) -> tuple[np.ndarray, Ranks]:
             edges = low[:, f], high[:, f], counts[f]
             whole = selected.get(f)
             values.append(_tightened(kept(f), shares, *edges) if whole is None else _around(whole, shares, *edges))
-        return found, Ranks(rows, low, high, counts, tuple(values))
+        return found, QuantileState(rows, low, high, counts, tuple(values))
 
     found, parts = zip(*over_columns(x_NF, work), strict=True)
     edges = (np.concatenate([getattr(one, name) for one in parts], axis=1) for name in ("low", "high"))
     counts = np.concatenate([one.counts for one in parts])
-    return np.concatenate(found), Ranks(rows, *edges, counts, sum((one.values for one in parts), ()))
+    return np.concatenate(found), QuantileState(rows, *edges, counts, sum((one.values for one in parts), ()))
 
 
 def _around(column: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:

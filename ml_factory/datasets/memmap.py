@@ -152,7 +152,7 @@ def _sound(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
 
 def _copy(source: Path, target: Path) -> None:
     with atomic_files.disk_errors(source):
-        file_access.bring(source, str(target))
+        file_access.download(source, str(target))
 
 
 def _sweep(folder: Path) -> None:

@@ -65,7 +65,7 @@ def _of_columns(x_NF, rows, shares) -> np.ndarray:
     count = len(rows) or len(x_NF)
     chosen = evenly(count, min(SAMPLE_ROWS, count // 4))
     low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    counts, kept = counted(x_NF, rows, low_QF, high_QF, room_for(count, len(chosen), shares))
+    counts, kept = counted(x_NF, rows, low_QF, high_QF, buffer_size(count, len(chosen), shares))
     return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
 
 
@@ -92,7 +92,7 @@ def evenly(count: int, wanted: int) -> np.ndarray:
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
-def room_for(count: int, sampled: int, shares: tuple[float, ...]) -> int:
+def buffer_size(count: int, sampled: int, shares: tuple[float, ...]) -> int:
     """What the brackets of a column hold on average, and a quarter more."""
     return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / sampled) ** 0.5 for p in shares)) + 4096
 

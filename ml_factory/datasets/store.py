@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import Ranks
+from ml_factory.datasets.incremental_quantiles import QuantileState
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage import atomic_files, file_access, mount_table
@@ -175,10 +175,10 @@ class Store:
         """The scaler, or all steps up to it, fitted on this horizon's training rows."""
         return from_dict(atomic_files.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
 
-    def load_ranks(self, horizon: int) -> Ranks | None:
+    def load_ranks(self, horizon: int) -> QuantileState | None:
         """What was counted of this horizon's training rows for its scaler; None where nothing was kept."""
         name = f"ranks_h{horizon}.state"
-        return Ranks.from_state(decode_state(self._checked(name).read_bytes())) if name in self.files else None
+        return QuantileState.from_state(decode_state(self._checked(name).read_bytes())) if name in self.files else None
 
     def load_state(self) -> dict | None:
         """What the rows after these are made from, None where this data set was written without."""

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ml_factory.datasets import memmap, store_parts
-from ml_factory.datasets.incremental_quantiles import Ranks
+from ml_factory.datasets.incremental_quantiles import QuantileState
 from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, Store, folder_of, read_manifest
 from ml_factory.features.build import FeatureMatrix
@@ -93,7 +93,7 @@ class StoreWriter(Store):
         """scaler_h{horizon}.json."""
         self._write(f"scaler_h{horizon}.json", lambda aside: store_parts.write_plain(scaler.to_dict(), aside))
 
-    def write_ranks(self, horizon: int, ranks: Ranks) -> None:
+    def write_ranks(self, horizon: int, ranks: QuantileState) -> None:
         """ranks_h{horizon}.state: what a scaler of more training rows goes on from."""
         self._write(f"ranks_h{horizon}.state", lambda aside: aside.write_bytes(encode_state(ranks.to_state())))
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
-from ml_factory.evaluation.metrics import CLASSES, among
+from ml_factory.evaluation.metrics import CLASSES, restrict_classes
 from ml_factory.targets.weights import training_weights
 
 Fold = tuple[np.ndarray, np.ndarray]
@@ -94,11 +94,11 @@ class FoldFit:
         model = self.make_model(number)
         result = model.fit(take(fit), y[fit], w_fit, validation=held_out, **self.fit_options(number))
         if held_out is not None:
-            known = log_probabilities(among(model.predict_proba(held_out[0]), self.classes))
+            known = log_probabilities(restrict_classes(model.predict_proba(held_out[0]), self.classes))
             clear = (held_out[2] > 0).astype(np.float64)
             calibration = Calibration.fit(known, held_out[1], clear, horizon=self.horizon)
         if said.any():
-            p[said] = among(model.predict_proba(take(test[said])), self.classes)
+            p[said] = restrict_classes(model.predict_proba(take(test[said])), self.classes)
         self.on_fold(number, result)
         return p, calibration
 

@@ -54,7 +54,7 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return y.astype(np.int64) + 1, p_N3, w
 
 
-def among(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
+def restrict_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
     """Probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
     p_N3 = np.asarray(p_N3, dtype=np.float64)
     if set(classes) == set(CLASSES):

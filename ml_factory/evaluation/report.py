@@ -58,12 +58,12 @@ def render(title, sections, *, subtitle="", facts=None, notice="", footer="") ->
     facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
     links = "".join(f'<a href="#{key}">{_safe(part.title)}</a>' for key, part in zip(keys, sections, strict=True))
-    tiles = "".join(_tile(name, value) for name, value in facts.items())
+    summary_cards = "".join(_tile(name, value) for name, value in facts.items())
     body = [
         "<header>",
         f"<h1>{_safe(title)}</h1>",
         f"<p class=subtitle>{_safe(subtitle)}</p>" if subtitle else "",
-        f'<dl class=tiles style="--columns:{_columns(len(facts))}">{tiles}</dl>' if tiles else "",
+        f'<dl class=tiles style="--columns:{_columns(len(facts))}">{summary_cards}</dl>' if summary_cards else "",
         _notice(notice),
         "</header>",
         f'<nav aria-label="Contents">{links}</nav>' if len(sections) > 1 else "",
@@ -90,9 +90,9 @@ def _tile(name: str, value: object) -> str:
     return f"<div class=tile><dt>{_safe(name)}</dt><dd>{_safe(_shown(value))}{below}</dd></div>"
 
 
-def _columns(tiles: int) -> int:
+def _columns(summary_cards: int) -> int:
     """Tiles in a row, so that no row is left with a single one."""
-    return -(-tiles // -(-tiles // 5))
+    return -(-summary_cards // -(-summary_cards // 5))
 
 
 def _section(part: Section, key: str) -> str:

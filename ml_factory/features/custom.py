@@ -21,7 +21,7 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.isolation import names_read, twin
+from ml_factory.features.isolation import referenced_globals, twin
 from ml_factory.seeding import generator
 
 _FEATURES: dict[str, "CustomFeature"] = {}
@@ -31,13 +31,13 @@ _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 @dataclass(frozen=True)
 class CustomFeature:
     """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source and of the plain
-    values it reads from outside.  uncalled : the function as it was when it was registered."""
+    values it reads from outside.  original : the function as it was when it was registered."""
 
     name: str
     function: Callable[[Frame], np.ndarray]
     memory: int
     signature: str
-    uncalled: Callable[[Frame], np.ndarray]
+    original: Callable[[Frame], np.ndarray]
 
 
 def feature(function: Callable | None = None, *, memory: int = 256, name: str | None = None):
@@ -73,14 +73,14 @@ class Column(np.ndarray):
 
 
 @contextmanager
-def uncalled() -> Iterator[None]:
+def fresh_instances() -> Iterator[None]:
     """Within it every feature is as it was registered: what it has kept of calls since then, it does not know.
 
     A function that answers from what it has met could not be told from one that looks back: it has met the future of
     every cut. (`features.afresh` says what is reached.)
     """
     called = dict(_FEATURES)
-    _FEATURES.update({name: replace(made, function=twin(made.uncalled)) for name, made in called.items()})
+    _FEATURES.update({name: replace(made, function=twin(made.original)) for name, made in called.items()})
     try:
         yield
     finally:
@@ -290,7 +290,7 @@ def _read_outside(function: Callable) -> Iterator[tuple[str, object]]:
     yield from ((name, cell.cell_contents) for name, cell in zip(
         function.__code__.co_freevars, function.__closure__ or (), strict=True
     ))  # fmt: skip
-    read = names_read(function.__code__)
+    read = referenced_globals(function.__code__)
     yield from ((name, function.__globals__[name]) for name in sorted(read & function.__globals__.keys()))
 
 

@@ -20,10 +20,10 @@ _INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES
 
 def twin(function: Callable) -> Callable:
     """Of the same code, sharing nothing that a call may change; what cannot be copied is shared."""
-    return _Twins().of(function)
+    return _FunctionCloner().of(function)
 
 
-class _Twins:
+class _FunctionCloner:
     """Copies of what functions read, each made once, so that two that share something share its copy."""
 
     def __init__(self):
@@ -57,7 +57,9 @@ class _Twins:
         made.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
         made.__kwdefaults__ = function.__kwdefaults__ and self.each(function.__kwdefaults__)
         made.__dict__.update(self.each(vars(function)))
-        found.update(self.each({name: outside[name] for name in names_read(function.__code__) & outside.keys()}))
+        found.update(
+            self.each({name: outside[name] for name in referenced_globals(function.__code__) & outside.keys()})
+        )
         return made
 
     def each(self, named: dict) -> dict:
@@ -72,7 +74,7 @@ class _Twins:
         return self.made[id(cell)]
 
 
-def names_read(code: CodeType) -> set[str]:
+def referenced_globals(code: CodeType) -> set[str]:
     """The globals that this code reads, and the functions inside it."""
     return {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
 

@@ -5,12 +5,12 @@ import importlib
 import numpy as np
 import pandas as pd
 
-from ml_factory.datasets.covariates import read_beside
+from ml_factory.datasets.covariates import covariates_for
 from ml_factory.datasets.preprocessing import from_dict, transform
 from ml_factory.datasets.rows import rows_with_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, among
+from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 
@@ -59,11 +59,11 @@ def predict_features(
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        told = read_beside(model, features.index[some], bundle.spec)
+        told = covariates_for(model, features.index[some], bundle.spec)
         said = calibration.apply(
-            among(model.predict_proba(_inputs(scaled, some, bundle.lookback, told)), bundle.classes)
+            restrict_classes(model.predict_proba(_inputs(scaled, some, bundle.lookback, told)), bundle.classes)
         )
-        p_N3[first : first + batch] = among(said, bundle.classes)
+        p_N3[first : first + batch] = restrict_classes(said, bundle.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from pathlib import Path
 
-from ml_factory.data.prefix_hash import Prefixes, block_edges
+from ml_factory.data.prefix_hash import PrefixHasher, block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
@@ -94,7 +94,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Standing:
+class CertificateCoverage:
     """What an earlier certificate is still worth for these bars: `rows` of them are proved, in these stretches."""
 
     rows: int
@@ -102,10 +102,10 @@ class Standing:
     history: int
 
 
-NOTHING = Standing(0, (), 0)
+NOTHING = CertificateCoverage(0, (), 0)
 
 
-def standing(certificate: Certificate, prefixes: Prefixes, form: str = "quick") -> Standing:
+def standing(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
     """The longest prefix of these bars that the certificate proves in this form or a harder one.
 
     Bars that were revised leave the blocks before them proved.
@@ -116,19 +116,19 @@ def standing(certificate: Certificate, prefixes: Prefixes, form: str = "quick") 
     while hard and (hard[-1].rows > len(prefixes) or prefixes.of(hard[-1].rows) != hard[-1].hash):
         hard.pop()  # of the longest that is the same, all before it is the same
     if hard:
-        return Standing(hard[-1].rows, tuple(hard), certificate.history)
+        return CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
     edges = block_edges(min(len(prefixes), certificate.stretches[0].rows))
     same = [k for k, edge in enumerate(edges) if prefixes.of(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
         return NOTHING
     rows, first = edges[same[-1]], certificate.stretches[0]
     kept = Stretch(rows, prefixes.of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
-    return Standing(rows, (kept,), certificate.history)
+    return CertificateCoverage(rows, (kept,), certificate.history)
 
 
 def issue(
-    proof: Proof, prefixes: Prefixes, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
-    form: str, before: Standing = NOTHING,
+    proof: Proof, prefixes: PrefixHasher, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
+    form: str, before: CertificateCoverage = NOTHING,
 ) -> Certificate:  # fmt: skip
     """The certificate of these bars: what stood before, and the stretch that this proof adds."""
     new = Stretch(len(prefixes), prefixes.whole, str(prefixes.bars.index[-1]), form, len(proof.cuts))
@@ -185,8 +185,8 @@ def read_certificate(path: Path) -> Certificate | None:
 
 
 def newest_standing(
-    processed: Path, prefixes: Prefixes, horizon: int, *, code: str, settings: str, form: str
-) -> Standing:
+    processed: Path, prefixes: PrefixHasher, horizon: int, *, code: str, settings: str, form: str
+) -> CertificateCoverage:
     """The best that any earlier certificate of this symbol, with the same code and settings, still says of these
     bars."""
     best = NOTHING

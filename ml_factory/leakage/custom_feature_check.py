@@ -89,16 +89,16 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: Frame, rows: np.ndar
     """
     for run in np.split(rows, np.flatnonzero(np.diff(rows) > made.memory) + 1) if len(rows) else ():
         low = max(0, int(run[0]) - 2 * made.memory)
-        heads, fresh = np.empty(len(run)), _uncalled(made)
+        heads, fresh = np.empty(len(run)), _fresh_instance(made)
         for k, row in enumerate(run):
             heads[k] = custom.compute(fresh, custom.part(base, low, int(row) + 1))[-1]
             done(1)
-        whole = custom.compute(_uncalled(made), custom.part(base, low, int(run[-1]) + 1 + LATER_BARS))
+        whole = custom.compute(_fresh_instance(made), custom.part(base, low, int(run[-1]) + 1 + LATER_BARS))
         yield from run[~same_bits(heads, np.ascontiguousarray(whole[run - low]))].tolist()
 
 
-def _uncalled(made: custom.CustomFeature) -> custom.CustomFeature:
-    return replace(made, function=twin(made.uncalled))
+def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
+    return replace(made, function=twin(made.original))
 
 
 def _leak(column: str, base: Frame, rows: Sequence[int]) -> Leak:

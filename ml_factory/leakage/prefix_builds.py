@@ -18,7 +18,7 @@ UNSEEN = (0.3, 0.5, 0.85)  # and others in a proof: what keeps its first answers
 
 
 @dataclass(frozen=True)
-class FirstSight:
+class PrefixBuild:
     """stop : how many bars were shown.  tables : what was made of them.  error : what was raised instead."""
 
     stop: int
@@ -26,10 +26,10 @@ class FirstSight:
     error: str = ""
 
 
-def first_sights(
+def build_on_prefixes(
     pipeline: Pipeline, bars: pd.DataFrame, facts: dict | None = None, most: int | None = None,
     shares: tuple[float, ...] = UNSEEN,
-) -> list[FirstSight]:  # fmt: skip
+) -> list[PrefixBuild]:  # fmt: skip
     """The tables of shares of the first `most` bars, shortest first; one too short for a row is left out.
 
     facts : what holds for the market, where it is given; else the pipeline is asked, of the bars shown.
@@ -43,9 +43,9 @@ def first_sights(
             if facts is None and pipeline.head(head) > stop:
                 continue  # nothing can be known of the market yet
             tables = tables_of(pipeline, head, pipeline.facts(head) if facts is None else facts)
-            seen.append(FirstSight(stop, tables))
+            seen.append(PrefixBuild(stop, tables))
         except BarsError:
             continue  # a longer one may do; where all of them are too short the whole file says so
         except Exception as error:  # noqa: BLE001 - fails closed: what cannot be built is not proven
-            seen.append(FirstSight(stop, None, f"{type(error).__name__}: {error}"))
+            seen.append(PrefixBuild(stop, None, f"{type(error).__name__}: {error}"))
     return seen

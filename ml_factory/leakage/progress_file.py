@@ -8,7 +8,7 @@ from ml_factory.storage.atomic_files import fingerprint, json_or_none, plain, re
 
 
 @dataclass(frozen=True)
-class Tried:
+class ProofProgress:
     """path : where it is kept.  proof : fingerprint of all that decides what the proof finds.
 
     horizons : proved at once: where only some of their certificates were written, the others need the same proof.

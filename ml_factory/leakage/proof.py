@@ -16,8 +16,8 @@ from ml_factory.leakage.cut_points import Cut, choose_cuts
 from ml_factory.leakage.fitted import labels_to_divide, leaks_of_fitted, leaks_of_splits, rows_to_fit
 from ml_factory.leakage.perturbations import KEEP_THEIR_TIMES, TRUNCATE, disturb
 from ml_factory.leakage.pipeline_under_test import Pipeline, Split, tables_of
-from ml_factory.leakage.prefix_builds import FirstSight, first_sights
-from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.prefix_builds import PrefixBuild, build_on_prefixes
+from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.streaming_check import shared
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
@@ -51,8 +51,8 @@ class Proof:
 def prove(
     pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec | None = None, *, facts: dict | None = None,
     whole: Callable[[], Mapping[str, Table]] | None = None, since: int = 0, history: int = 0,
-    progress: Callable[[int, int], None] | None = None, seen: Sequence[FirstSight] = (),
-    tried: Tried | None = None,
+    progress: Callable[[int, int], None] | None = None, seen: Sequence[PrefixBuild] = (),
+    tried: ProofProgress | None = None,
 ) -> Proof:  # fmt: skip
     """Try to make the pipeline's past depend on its future.
 
@@ -98,7 +98,7 @@ def _behind(
 class _Attempt:
     def __init__(
         self, pipeline: Pipeline, bars: pd.DataFrame, spec: ProofSpec, progress: Callable | None,
-        tried: Tried | None = None, turn: int = 0,
+        tried: ProofProgress | None = None, turn: int = 0,
     ):  # fmt: skip
         """turn : which kinds of cuts and disturbances come first, where few are tried."""
         self.pipeline, self.bars, self.spec, self.progress = pipeline, bars, spec, progress
@@ -108,9 +108,11 @@ class _Attempt:
         self.cuts: list[Cut] = []
         self.builds, self.told, self.history, self.started = 0, 0, 0, time.perf_counter()
 
-    def run(self, facts: dict | None, build: Callable | None, since: int = 0, seen: Sequence[FirstSight] = ()) -> Proof:
+    def run(
+        self, facts: dict | None, build: Callable | None, since: int = 0, seen: Sequence[PrefixBuild] = ()
+    ) -> Proof:
         if not since:
-            seen = (*seen, *first_sights(self.pipeline, self.bars, facts, self.spec.unseen_bars))
+            seen = (*seen, *build_on_prefixes(self.pipeline, self.bars, facts, self.spec.unseen_bars))
         facts = self.tried(lambda: self.pipeline.facts(self.bars)) if facts is None else facts
         whole = None
         if facts is not None:
@@ -188,7 +190,7 @@ class _Attempt:
             what, last = f"{RAISED} too few bars after the first row of features to cut", str(self.bars.index[-1])
             self.found(Leak("pipeline", what, 0, last, None, last, "no cut", "none", "whole file"))
 
-    def try_first_sights(self, seen: Sequence[FirstSight], whole: Mapping[str, Table]) -> None:
+    def try_first_sights(self, seen: Sequence[PrefixBuild], whole: Mapping[str, Table]) -> None:
         """What was made of the first bars before any later one was shown is what the whole file gives there."""
         for sight in seen:
             self.builds += 1

@@ -15,7 +15,8 @@ class ProofSpec:
 
     cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
     ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
-    whole_bars : a whole file is taken to be this long at most.  unseen_bars : and this long by `first_sights`; 0: none.
+    whole_bars : a whole file is taken to be this long at most.
+    unseen_bars : and this long by `build_on_prefixes`; 0: none.
     fit_rows : labels that fitted objects are tried on.  fit_splits : on the first so many of the splits;
         None: on every one, of all schemes and folds.
     feed_rows : rows of features compared with a feed, bar by bar.

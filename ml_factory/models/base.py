@@ -260,7 +260,7 @@ def check_same_run(saved: Mapping, wanted: Mapping) -> None:
             )
 
 
-def remind(callbacks: Iterable, history: Iterable[Mapping]) -> None:
+def replay_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
     """Tell callbacks that want to know of the epochs before this session; each is as in `FitResult.history`."""
     past = [dict(epoch) for epoch in history]
     for callback in callbacks if past else ():

@@ -11,7 +11,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ml_factory.models.clock_offset import softmax
-from ml_factory.models.tabular import BlockSpec, Grower, Tabular
+from ml_factory.models.tabular import BlockSpec, BlockTrainer, Tabular
 from ml_factory.models.tabular_data import Rows
 
 K = 3
@@ -123,7 +123,7 @@ class _Part:
         return (self.x_NP.T @ (residual_NK * self.weight[:, None]).astype(np.float32)).astype(np.float64)
 
 
-class _Grower(Grower):
+class _Grower(BlockTrainer):
     """path : the weights after each round, from which the best are taken. Scores begin anew with each block."""
 
     def __init__(self, spec: LinearSpec, scale: Scale, parts: list[Rows]):

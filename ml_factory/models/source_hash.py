@@ -14,7 +14,7 @@ from types import FunctionType
 
 import numpy as np
 
-from ml_factory.features.isolation import is_the_users, names_read
+from ml_factory.features.isolation import is_the_users, referenced_globals
 from ml_factory.storage.atomic_files import fingerprint
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -71,7 +71,7 @@ def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[objec
         return
     yield _source(function)
     yield _told([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)
-    for name in sorted(names_read(function.__code__) & function.__globals__.keys()):
+    for name in sorted(referenced_globals(function.__code__) & function.__globals__.keys()):
         yield [name, _told(function.__globals__[name], seen)]
 
 

@@ -31,7 +31,7 @@ from ml_factory.models.base import (
     hint_when_flat,
     make_settings,
     merged,
-    remind,
+    replay_history,
     with_model,
 )
 from ml_factory.models.clock_offset import ClockOffset, check_offset, mean_log_loss, softmax
@@ -125,7 +125,7 @@ def gpu_present(devices: Path = Path("/dev")) -> bool:
     return first not in ("", "-1") and any(devices.glob("nvidia[0-9]*"))
 
 
-class Grower(ABC):
+class BlockTrainer(ABC):
     """A model in the making. `part` is all it needs to go on, in bytes and arrays."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Grower(ABC):
 
 
 class Tabular(Estimator, ABC):
-    """The common face; a model differs in its Grower, and in how what it fitted is read and asked.
+    """The common face; a model differs in its BlockTrainer, and in how what it fitted is read and asked.
 
     library : the package whose version its bits depend on. gpu : whether `device="auto"` takes a GPU.
     """
@@ -164,7 +164,7 @@ class Tabular(Estimator, ABC):
         self.best_round = 0
         self._fitted: Any = None
         self._predictor: Any = None
-        self._growing: tuple[Grower, int, int] | None = None  # inside a fit: the grower, its rounds, the features
+        self._growing: tuple[BlockTrainer, int, int] | None = None  # inside a fit: the grower, its rounds, the features
         self._offset: ClockOffset | None = None
 
     def fit(
@@ -187,7 +187,7 @@ class Tabular(Estimator, ABC):
         result = FitResult(exact=not progress["inexact"], inexact=tuple(progress["inexact"]), limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
         callbacks = with_model(callbacks, self)
-        remind(callbacks, progress["history"])
+        replay_history(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
@@ -231,7 +231,9 @@ class Tabular(Estimator, ABC):
         """What keeps a run that is interrupted from being promised to the bit."""
         return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
 
-    def _blocks(self, spec: BlockSpec, grower: Grower, progress: dict, callbacks, checkpoints, start: float) -> None:
+    def _blocks(
+        self, spec: BlockSpec, grower: BlockTrainer, progress: dict, callbacks, checkpoints, start: float
+    ) -> None:
         if progress["rounds"]:
             grower.restore(progress["part"], progress["rounds"])
         with phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
@@ -246,7 +248,7 @@ class Tabular(Estimator, ABC):
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
     def _grow(
-        self, spec: BlockSpec, grower: Grower, progress: dict, callbacks, checkpoints, start: float,
+        self, spec: BlockSpec, grower: BlockTrainer, progress: dict, callbacks, checkpoints, start: float,
         moved: Callable[[int], None],
     ) -> None:  # fmt: skip
         """Blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
@@ -320,8 +322,8 @@ class Tabular(Estimator, ABC):
         """The library's matrices of the rows: what is built once a fold. Nothing of `spec` but the device counts."""
 
     @abstractmethod
-    def _open(self, spec: BlockSpec, train: Rows, valid: Rows | None, bins: Any) -> Grower:
-        """The library's Grower on these matrices."""
+    def _open(self, spec: BlockSpec, train: Rows, valid: Rows | None, bins: Any) -> BlockTrainer:
+        """The library's BlockTrainer on these matrices."""
 
     @abstractmethod
     def _read(self, fitted: Any) -> Any:
@@ -358,7 +360,7 @@ class Tabular(Estimator, ABC):
 
     @abstractmethod
     def _grown(self, part: Mapping, rounds: int) -> Any:
-        """The model of all rounds so far, from what `Grower.part` gave; as `Grower.model` gives it."""
+        """The model of all rounds so far, from what `BlockTrainer.part` gave; as `BlockTrainer.model` gives it."""
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()

@@ -16,7 +16,7 @@ import numpy as np
 
 from ml_factory.errors import CheckpointError
 from ml_factory.models.base import CLASSES
-from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
+from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
 
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
@@ -116,7 +116,7 @@ class _Until:
         return info.iteration < self.rounds
 
 
-class _Grower(Grower):
+class _Grower(BlockTrainer):
     def __init__(self, spec: BoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
         self.folder = tempfile.TemporaryDirectory(prefix="catboost-")
         self.snapshot = Path(self.folder.name) / "snapshot.cbsnapshot"

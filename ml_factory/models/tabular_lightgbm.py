@@ -8,7 +8,7 @@ import numpy as np
 
 from ml_factory.errors import FactoryError
 from ml_factory.models.lightgbm_predict import compile_trees
-from ml_factory.models.tabular import BoosterSpec, Grower, Rows, Tabular
+from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
 from ml_factory.seeding import derive_seed
 
 _METRIC = "multi_logloss"
@@ -92,7 +92,7 @@ class ModelText:
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
-class _Grower(Grower):
+class _Grower(BlockTrainer):
     """Each block is a booster of its own that starts from the rows' scores so far (`init_score`).
 
     Scores are kept in float64 and grow by our own walk through the block's trees, leaf after leaf: what a run that

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import xgboost as xgb
 
-from ml_factory.models.tabular import BoosterSpec, Grower, Tabular
+from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Tabular
 
 _METRIC = "mlogloss"
 _BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
@@ -49,7 +49,7 @@ class XGBoost(Tabular):
         return self._predictor.predict(xgb.DMatrix(x), pred_contribs=True, strict_shape=True)
 
 
-class _Grower(Grower):
+class _Grower(BlockTrainer):
     """Each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
 
     A cached score and one predicted again are the same float32 additions in the same order.

@@ -95,7 +95,7 @@ class Artifact:
 
 
 @dataclass(frozen=True)
-class Origin:
+class LineageEntry:
     """One line of a lineage.
 
     depth : 0 for the artifact itself, 1 for what it was made from.  kind : that of an artifact, "run" or "data".
@@ -121,7 +121,7 @@ class Registry:
         """On this machine's disk: what a mount did not take, until it does."""
         return Registry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
 
-    def outlives(self, artifact: Artifact) -> bool:
+    def is_persisted(self, artifact: Artifact) -> bool:
         """Whether the artifact is in the workspace, and not on this machine's disk alone."""
         return artifact.path.is_relative_to(self.folder)
 
@@ -156,7 +156,7 @@ class Registry:
             )  # fmt: skip
             return kept
 
-    def adopt(self, folder: Path) -> Artifact:
+    def import_artifact(self, folder: Path) -> Artifact:
         """Take in a copy of an artifact from elsewhere, as `state.safetensors` and `artifact.json` in a folder.
 
         Raises CheckpointError or WorkspaceError when it is not whole; nothing is taken in then.
@@ -213,7 +213,7 @@ class Registry:
         with exclusive(home / ".carry.lock"):
             for artifact in self.aside._there(symbol):
                 try:
-                    self.adopt(artifact.path)
+                    self.import_artifact(artifact.path)
                     shutil.rmtree(artifact.path, ignore_errors=True)
                     clear_pending((str(self.folder), artifact.hash))
                     _log.warning(
@@ -257,24 +257,26 @@ class Registry:
                 return artifact
         return None
 
-    def lineage(self, artifact: Artifact) -> tuple[Origin, ...]:
+    def lineage(self, artifact: Artifact) -> tuple[LineageEntry, ...]:
         """The artifact and everything it was made from, each right below what was made from it; a thing that several
         were made from stands below each. One that is no longer here is listed with its hash and `here` False."""
         by_hash = {one.hash: one for one in self.list(artifact.symbol)}
         return tuple(_walk(artifact, by_hash, 0, ()))
 
 
-def _walk(artifact: Artifact, by_hash: dict[str, Artifact], depth: int, above: tuple[str, ...]) -> Iterator[Origin]:
-    yield Origin(depth, artifact.kind, artifact.name, artifact.hash, artifact.whole())
+def _walk(
+    artifact: Artifact, by_hash: dict[str, Artifact], depth: int, above: tuple[str, ...]
+) -> Iterator[LineageEntry]:
+    yield LineageEntry(depth, artifact.kind, artifact.name, artifact.hash, artifact.whole())
     made_from = artifact.made_from
     for kind in ("run", "data"):
         if kind in made_from:
-            yield Origin(depth + 1, kind, "", str(made_from[kind]))
+            yield LineageEntry(depth + 1, kind, "", str(made_from[kind]))
     for name, digest in dict(made_from.get("models", {})).items():
         if digest in by_hash and digest not in above:  # a description that was tampered with may name itself
             yield from _walk(by_hash[digest], by_hash, depth + 1, (*above, artifact.hash))
         else:
-            yield Origin(depth + 1, "model", name, str(digest), False)
+            yield LineageEntry(depth + 1, "model", name, str(digest), False)
 
 
 def _first_version(facts: dict) -> dict:

@@ -19,7 +19,7 @@ from pathlib import Path
 from ml_factory.errors import WorkspaceError
 from ml_factory.secrets import redact
 from ml_factory.storage import file_access
-from ml_factory.storage.atomic_rename import aside_of, flush_to_disk, settle, sweep_leftovers
+from ml_factory.storage.atomic_rename import flush_to_disk, settle, sweep_leftovers, temp_path
 from ml_factory.storage.file_access import SilentMount, SilentMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 
@@ -43,7 +43,7 @@ def replace_file(
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     sweep_leftovers(path)
-    aside = aside_of(path)
+    aside = temp_path(path)
     try:
         with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
@@ -107,7 +107,7 @@ def json_or_none(path: str | os.PathLike) -> object | None:
 
 
 @contextmanager
-def at_hand(path: str | os.PathLike) -> Iterator[Path]:
+def local_copy(path: str | os.PathLike) -> Iterator[Path]:
     """The file where it is on a disk of this machine; else a copy of it there, which is gone afterwards.
 
     Raises WorkspaceError when the disk refuses, or the mount does not answer.
@@ -122,7 +122,7 @@ def at_hand(path: str | os.PathLike) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=waiting) as folder:
         here = Path(folder) / path.name
         with disk_errors(path):
-            file_access.bring(path, str(here))
+            file_access.download(path, str(here))
         yield here
 
 

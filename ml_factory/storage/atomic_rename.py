@@ -12,7 +12,7 @@ _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _LEFTOVER_SECONDS = 3600
 
 
-def aside_of(path: Path) -> Path:
+def temp_path(path: Path) -> Path:
     """Where `path` is written before it takes its place."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 

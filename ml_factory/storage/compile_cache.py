@@ -35,7 +35,7 @@ def _copy_of(there: Path, process: int) -> Path:
     try:
         with disk_errors(there):
             here.mkdir(parents=True, exist_ok=True)
-            file_access.bring_new(there, str(here))
+            file_access.download_missing(there, str(here))
     except WorkspaceError as error:
         _log.warning("Compiled programs are not taken from the workspace: %s", error)
     return here
@@ -53,7 +53,7 @@ def carry_programs(root: Path) -> None:
 
 def _carry(there: Path) -> None:
     with suppress(OSError):  # the next save tries again, and what never arrives is compiled anew
-        file_access.take_new(there, str(_here(there)))
+        file_access.upload_changed(there, str(_here(there)))
 
 
 def _here(there: Path) -> Path:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_rename import aside_of, settle, sweep_leftovers
+from ml_factory.storage.atomic_rename import settle, sweep_leftovers, temp_path
 from ml_factory.storage.mount_table import mount_of
-from ml_factory.storage.worker_process import Child, Link, NoAnswer
+from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
 
 DEADLINE, AGAIN = 30.0, 2.0  # seconds of silence: of a mount that has answered so far, of one that has not
 YOUNG_SECONDS = 5.0  # that a file of a compiler's lies untouched before it is taken for whole
@@ -41,13 +41,13 @@ _alive: Callable[[], None] = bool  # in a child: says that the last piece came b
 _direct = False
 
 
-def touch_directly(alive: Callable[[], None] = bool) -> None:
+def run_in_process(alive: Callable[[], None] = bool) -> None:
     """For a process that may hang: from now on the operations are done by itself, wherever the path is."""
     global _alive, _direct
     _alive, _direct = alive, True
 
 
-def _guarded(operation: Callable) -> Callable:
+def remote_call(operation: Callable) -> Callable:
     """The operation as it is for a disk of this machine; by a child where its path is on a mount."""
     _OPERATIONS[operation.__name__] = operation
 
@@ -59,7 +59,7 @@ def _guarded(operation: Callable) -> Callable:
     return call
 
 
-@_guarded
+@remote_call
 def read(path: Path) -> bytes:
     """The whole file. Raises OSError, as all of these do."""
     pieces = []
@@ -70,7 +70,7 @@ def read(path: Path) -> bytes:
     return b"".join(pieces)
 
 
-@_guarded
+@remote_call
 def sha256(path: Path, remembered: bool = True) -> str:
     """Of the file's content, 64 hex digits.  remembered : whether what the system still has in memory will do."""
     seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
@@ -83,7 +83,7 @@ def sha256(path: Path, remembered: bool = True) -> str:
     return seen.hexdigest()
 
 
-@_guarded
+@remote_call
 def names(path: Path) -> list[str]:
     """What is in the folder, sorted; nothing where there is no such folder."""
     try:
@@ -92,7 +92,7 @@ def names(path: Path) -> list[str]:
         return []
 
 
-@_guarded
+@remote_call
 def kind(path: Path) -> str:
     """What is there: "file", "folder", or "" for nothing. Unlike pathlib's tests it raises where the disk refuses."""
     try:
@@ -102,7 +102,7 @@ def kind(path: Path) -> str:
     return "folder" if found & 0o170000 == 0o040000 else "file"
 
 
-@_guarded
+@remote_call
 def is_top(path: Path) -> bool:
     """Whether something is mounted there, that answers."""
     try:
@@ -112,13 +112,13 @@ def is_top(path: Path) -> bool:
     return os.path.ismount(path)
 
 
-@_guarded
+@remote_call
 def size(path: Path) -> int:
     """Of a file, in bytes."""
     return os.stat(path).st_size
 
 
-@_guarded
+@remote_call
 def sizes(path: Path) -> list[int]:
     """Bytes of the file there, or of each file in the folder and below it; nothing where nothing is."""
     found = [os.stat(path).st_size] if path.is_file() else []
@@ -128,25 +128,25 @@ def sizes(path: Path) -> list[int]:
     return found
 
 
-@_guarded
+@remote_call
 def same_file(path: Path, other: str) -> bool:
     """Whether both paths lead to one file."""
     return os.path.samefile(path, other)
 
 
-@_guarded
+@remote_call
 def remove(path: Path) -> None:
     """The file; one that is not there is fine."""
     path.unlink(missing_ok=True)
 
 
-@_guarded
+@remote_call
 def writable(path: Path) -> bool:
     """Whether this user may write there."""
     return os.access(path, os.W_OK)
 
 
-@_guarded
+@remote_call
 def free_bytes(path: Path) -> int:
     """Bytes free on the disk that holds `path`, or that would hold it."""
     folder = path.absolute()
@@ -155,18 +155,18 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-@_guarded
+@remote_call
 def make_folder(path: Path) -> None:
     """With those above it; one that is there is fine."""
     path.mkdir(parents=True, exist_ok=True)
 
 
-@_guarded
+@remote_call
 def take(path: Path, source: str) -> None:
     """Put a copy of a local file in the place of `path` in one step: written aside in its folder, flushed, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep_leftovers(path)
-    aside = aside_of(path)
+    aside = temp_path(path)
     try:
         with open(source, "rb") as file, open(aside, "wb") as copy:
             while piece := file.read(_PIECE):
@@ -178,8 +178,8 @@ def take(path: Path, source: str) -> None:
             aside.unlink(missing_ok=True)
 
 
-@_guarded
-def bring(path: Path, target: str) -> None:
+@remote_call
+def download(path: Path, target: str) -> None:
     """Copy the file to a path on the local disk, over what is there."""
     with open(path, "rb") as file, open(target, "wb") as copy:
         while piece := file.read(_PIECE):
@@ -187,14 +187,14 @@ def bring(path: Path, target: str) -> None:
             _alive()
 
 
-@_guarded
-def bring_new(path: Path, target: str) -> None:
+@remote_call
+def download_missing(path: Path, target: str) -> None:
     """Copy what is in the folder and below it, and is not in the local folder `target`, there; nothing of no folder."""
     _copy_new(path, Path(target), _is_absent)
 
 
-@_guarded
-def take_new(path: Path, source: str) -> None:
+@remote_call
+def upload_changed(path: Path, source: str) -> None:
     """Copy what is in the local folder `source` and below it, and is not in the folder or of another size, there; what
     was written in the last YOUNG_SECONDS may be half of a file, and waits for the next time."""
     _copy_new(Path(source), path, _is_settled)
@@ -258,13 +258,13 @@ def _mount(top: str) -> _Mount:
     return _mount_for(top, os.getpid())
 
 
-def hear_no_more(path: str | os.PathLike) -> None:
+def mark_unresponsive(path: str | os.PathLike) -> None:
     """Somebody else's question to the mount of this path found no answer: ours need not wait as long for theirs."""
     if (top := mount_of(path)) is not None:
         _mount(top).silent = True
 
 
-def unheard(path: str | os.PathLike) -> bool:
+def is_unresponsive(path: str | os.PathLike) -> bool:
     """Whether the last question to the mount of this path found no answer."""
     return (top := mount_of(path)) is not None and _mount(top).silent
 
@@ -274,8 +274,8 @@ def unheard(path: str | os.PathLike) -> bool:
 
 def serve(channel: str, parent: str) -> None:
     """Do what the parent asks until it is gone."""
-    link = Link(channel, parent)
-    touch_directly(link.alive)
+    link = ParentConnection(channel, parent)
+    run_in_process(link.alive)
     link.answer_with(_done)
 
 

@@ -28,7 +28,7 @@ class NonFiniteError(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Blob:
+class TensorEntry:
     """One array of a state.
 
     data : flat and contiguous, a NumPy array or a torch tensor on a CUDA device; not yet copied.
@@ -52,7 +52,7 @@ class Layout:
     blobs : name -> array.  size : bytes of the file.
     """
 
-    def __init__(self, blobs: dict[str, Blob]):
+    def __init__(self, blobs: dict[str, TensorEntry]):
         # Wide items first, so that each array stands at a multiple of its item; the format allows no holes.
         order = sorted(blobs, key=lambda name: -_itemsize(blobs[name]))
         table, offset, places = {}, 0, []
@@ -107,15 +107,15 @@ class Layout:
         yield from (path for (path, _), good in zip(checked, fine, strict=True) if not good)
 
 
-def _itemsize(blob: Blob) -> int:
+def _itemsize(blob: TensorEntry) -> int:
     return blob.data.element_size() if blob.on_device else blob.data.itemsize
 
 
-def _bytes(blob: Blob) -> int:
+def _bytes(blob: TensorEntry) -> int:
     return blob.data.numel() * blob.data.element_size() if blob.on_device else blob.data.nbytes
 
 
-def _copy(blob: Blob, target: np.ndarray) -> bool:
+def _copy(blob: TensorEntry, target: np.ndarray) -> bool:
     """Whether what was copied is as finite as it must be."""
     source = blob.data.reshape(-1).view(np.uint8)
     if not blob.floats:

@@ -20,7 +20,7 @@ from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.atomic_files import read_file, write_bytes_atomic
-from ml_factory.storage.safetensors_layout import Blob, Layout
+from ml_factory.storage.safetensors_layout import Layout, TensorEntry
 
 VERSION = 1
 _TREE = "tree"
@@ -34,7 +34,7 @@ _MUST_BE_FINITE = {"float16", "bfloat16", "float32", "float64"}
 _TRAINED = re.compile(r"\['(network|model|module|weights|params|parameters|optimizer|ema|coef|state_dict)'\]")
 
 
-def lay_out(state: dict, *, finite: bool = False) -> Layout:
+def plan_layout(state: dict, *, finite: bool = False) -> Layout:
     """Where the state's values go in its bytes; nothing is copied before `Layout.fill`.
 
     state : dict of None, bool, int, float, str, bytes, list, tuple, dict (keys str or int), NumPy arrays and scalars
@@ -44,18 +44,18 @@ def lay_out(state: dict, *, finite: bool = False) -> Layout:
     """
     if not isinstance(state, dict):
         raise CheckpointError("A state is a dict", got=type(state).__name__, wanted="dict")
-    blobs: dict[str, Blob] = {}
+    blobs: dict[str, TensorEntry] = {}
     tree = {"version": VERSION, "state": _pack(state, "state", blobs, 0)}
     if not finite:
         blobs = {name: replace(blob, floats="") for name, blob in blobs.items()}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     words = np.frombuffer(text.encode(), np.uint8)
-    return Layout({**blobs, _TREE: Blob(words, words.shape, _TREE)})
+    return Layout({**blobs, _TREE: TensorEntry(words, words.shape, _TREE)})
 
 
 def encode_state(state: dict) -> bytes:
-    """The state's values, copied as they are now; equal states give equal bytes. As `lay_out` takes and refuses."""
-    layout = lay_out(state)
+    """The state's values, copied as they are now; equal states give equal bytes. As `plan_layout` takes and refuses."""
+    layout = plan_layout(state)
     data = bytearray(layout.size)
     layout.fill(memoryview(data))
     return bytes(data)
@@ -101,7 +101,7 @@ def load_state(path: str | os.PathLike) -> dict:
         raise CheckpointError("This state cannot be loaded", where=path, got=error) from error
 
 
-def _pack(value: object, path: str, blobs: dict[str, Blob], depth: int) -> object:
+def _pack(value: object, path: str, blobs: dict[str, TensorEntry], depth: int) -> object:
     """The JSON node for one value; what JSON cannot hold exactly goes to `blobs`. Types are exact: a subclass would
     come back as something else."""
     if depth > _DEEPEST:
@@ -129,7 +129,7 @@ def _pack(value: object, path: str, blobs: dict[str, Blob], depth: int) -> objec
     raise _refusal(path, f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _pack_dict(value: dict, path: str, blobs: dict[str, Blob], depth: int) -> dict:
+def _pack_dict(value: dict, path: str, blobs: dict[str, TensorEntry], depth: int) -> dict:
     for key in value:
         if type(key) is not str and type(key) is not int:
             raise _refusal(path, f"the key {key!r} of type {type(key).__name__}")
@@ -139,7 +139,7 @@ def _pack_dict(value: dict, path: str, blobs: dict[str, Blob], depth: int) -> di
     return {"items": [[_pack(key, path, blobs, 0), item] for key, item in items.items()]}
 
 
-def _pack_array(array: np.ndarray, path: str, blobs: dict[str, Blob]) -> list:
+def _pack_array(array: np.ndarray, path: str, blobs: dict[str, TensorEntry]) -> list:
     """[blob, dtype, shape]. Dtypes that safetensors lacks (dates, texts, big-endian) are kept as raw bytes."""
     if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.itemsize == 0:
         raise _refusal(path, f"an array of dtype {array.dtype}")
@@ -152,7 +152,7 @@ def _pack_array(array: np.ndarray, path: str, blobs: dict[str, Blob]) -> list:
     return [_keep(kept, path, blobs, floats), array.dtype.str, list(array.shape)]
 
 
-def _pack_tensor(tensor, path: str, blobs: dict[str, Blob]) -> list:
+def _pack_tensor(tensor, path: str, blobs: dict[str, TensorEntry]) -> list:
     name = str(tensor.dtype).removeprefix("torch.")
     torch = sys.modules["torch"]
     if name not in _NATIVE_TENSORS | _RAW_TENSORS or tensor.layout is not torch.strided:
@@ -161,16 +161,16 @@ def _pack_tensor(tensor, path: str, blobs: dict[str, Blob]) -> list:
     if tensor.device.type == "cuda":  # stays there until it is copied into pinned pages
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         blob = str(len(blobs))
-        blobs[blob] = Blob(flat, (flat.numel() * flat.element_size(),), path, floats)
+        blobs[blob] = TensorEntry(flat, (flat.numel() * flat.element_size(),), path, floats)
         return [blob, name, list(tensor.shape)]
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     array = flat.numpy().reshape(tuple(tensor.shape)) if name in _NATIVE_TENSORS else flat.view(torch.uint8).numpy()
     return [_keep(array, path, blobs, floats), name, list(tensor.shape)]
 
 
-def _keep(array: np.ndarray, path: str, blobs: dict[str, Blob], floats: str = "") -> str:
+def _keep(array: np.ndarray, path: str, blobs: dict[str, TensorEntry], floats: str = "") -> str:
     name = str(len(blobs))
-    blobs[name] = Blob(array.reshape(-1), tuple(array.shape), path, floats)
+    blobs[name] = TensorEntry(array.reshape(-1), tuple(array.shape), path, floats)
     return name
 
 

@@ -175,7 +175,7 @@ def _lives(pid: int) -> bool:
 # ---------------------------------------------------------------------- in the child
 
 
-class Link:
+class ParentConnection:
     """The child's end of the line. It ends the process when the parent is gone: another one may own its files."""
 
     def __init__(self, channel: str, parent: str):

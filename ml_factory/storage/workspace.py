@@ -203,7 +203,7 @@ def push_checkpoints(root: Path) -> None:
         bucket.push_later("checkpoints/")
 
 
-def pushed_after(verb: Callable) -> Callable:
+def push_on_exit(verb: Callable) -> Callable:
     """A function whose first argument is a workspace, which brings to the bucket what it wrote, also when it fails:
     checkpoints and parts that are whole are worth keeping."""
 

@@ -13,7 +13,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_kernels import SLACK, log_ratio
-from ml_factory.targets.label_table import Lives, label_table, lives, rows_with_bars_left, unbarred
+from ml_factory.targets.label_table import LabelPaths, label_table, lives, no_barriers, rows_with_bars_left
 from ml_factory.targets.labels import LabelSpec, barriers_of
 
 
@@ -61,6 +61,8 @@ def direction(
     return label_table(base, rows, label, spec, market, session_close, distances)
 
 
-def _to_the_vertical(base: Frame, spec: LabelSpec, market: MarketSpec, entry: np.ndarray, last: np.ndarray) -> Lives:
+def _to_the_vertical(
+    base: Frame, spec: LabelSpec, market: MarketSpec, entry: np.ndarray, last: np.ndarray
+) -> LabelPaths:
     end = np.minimum(entry + spec.horizon, last)
-    return lives(base, None, entry, last, end, *unbarred(base), market, spec.horizon)
+    return lives(base, None, entry, last, end, *no_barriers(base), market, spec.horizon)

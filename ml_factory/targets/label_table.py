@@ -20,7 +20,7 @@ NOT_PROVEN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Lives:
+class LabelPaths:
     """R rows of a frame and what became of them.
 
     entry, exit_bar, last : int64[R], positions in the frame of the row, of the bar it leaves on and of the last bar
@@ -64,7 +64,7 @@ def rows_with_bars_left(
 
 def lives(
     base: Frame, fine: Frame | None, entry: np.ndarray, last: np.ndarray, end: np.ndarray, up, down, market, horizon
-) -> Lives:
+) -> LabelPaths:
     """The rows `entry` on bars entry + 1 to `end`, between the barrier prices up and down (float64[N])."""
     finer, first, stop = _bars_inside(base, fine)
     # Made here: NumPy asks for large pages, which compiled code does not.
@@ -75,17 +75,17 @@ def lives(
         int(horizon), finer.open, finer.high, finer.low, first, stop,
         barrier, exit_bar, ret, mae, mfe,
     )  # fmt: skip
-    return Lives(entry, exit_bar, last, barrier, ret, mae, mfe)
+    return LabelPaths(entry, exit_bar, last, barrier, ret, mae, mfe)
 
 
-def unbarred(base: Frame) -> tuple[np.ndarray, np.ndarray]:
+def no_barriers(base: Frame) -> tuple[np.ndarray, np.ndarray]:
     """Barrier prices that no bar reaches."""
     return np.full(len(base), np.inf), np.full(len(base), -np.inf)
 
 
 def label_table(
     base: Frame,
-    rows: Lives,
+    rows: LabelPaths,
     label: np.ndarray,
     spec,
     market: MarketSpec,
@@ -145,7 +145,7 @@ def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np
     return fine, first.astype(np.int64), stop.astype(np.int64)
 
 
-def _proven_at(base, rows: Lives, horizon, session_end, market, session_close) -> np.ndarray:
+def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_close) -> np.ndarray:
     """int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
 
     With session_end="drop" a row is proven to be kept only when all its bars are there; with "span" no session's close

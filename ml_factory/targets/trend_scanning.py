@@ -15,7 +15,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_kernels import SESSION, VERTICAL
-from ml_factory.targets.label_table import label_table, lives, rows_with_bars_left, unbarred
+from ml_factory.targets.label_table import label_table, lives, no_barriers, rows_with_bars_left
 from ml_factory.targets.labels import LabelSpec
 
 
@@ -60,7 +60,7 @@ def trend_scanning(
     entry, last = rows_with_bars_left(base, spec.session_end)
     longest = np.minimum(entry + spec.horizon, last)
     chosen, t_value = strongest_trend(base.close, entry, longest, int(shortest))
-    rows = lives(base, None, entry, last, chosen, *unbarred(base), market, spec.horizon)
+    rows = lives(base, None, entry, last, chosen, *no_barriers(base), market, spec.horizon)
     whole = np.where(longest == entry + spec.horizon, VERTICAL, SESSION).astype(np.int8)
     rows = replace(rows, exit_bar=longest, barrier=whole)
     label = np.where(np.abs(t_value) >= least_t, np.sign(t_value), 0).astype(np.int8)

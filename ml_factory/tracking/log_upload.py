@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.atomic_files import disk_errors, is_file, read_json, write_bytes_atomic
-from ml_factory.storage.file_access import SilentMountError, touch_directly
+from ml_factory.storage.file_access import SilentMountError, run_in_process
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.worker_process import readable
 from ml_factory.tracking.run_log import Attempt, in_order, read_attempts, segments
@@ -53,7 +53,7 @@ def deliver(local: Path, folder: Path, attempt: Attempt, writing: str, texts: Ma
         return sorted(path.name for path in segments(folder).values())
 
 
-def is_told(folder: Path) -> bool:
+def is_log_complete(folder: Path) -> bool:
     """Whether a run's log says that it was finished. Raises SilentMountError where a mount does not answer."""
     try:
         told = read_json(folder / SUMMARY) if is_file(folder / SUMMARY) else {}
@@ -148,7 +148,7 @@ class Delivery:
 
 def serve(local: str, folder: str, parent: str) -> None:
     """The child: do what the parent asks until it is gone."""
-    touch_directly()
+    run_in_process()
     for line in sys.stdin.buffer:
         if os.getppid() != int(parent):
             return  # another process may own the run already

@@ -18,10 +18,10 @@ from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import read_json
 from ml_factory.tracking.artifact_versions import PROJECT, artifact_name
 from ml_factory.tracking.run_log import read_rows
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import begin_run, client
-from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, ask, give_up, mirror_mode
-from ml_factory.tracking.wandb_sync import CHECKPOINTS, Retelling
+from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, ask, disable_wandb, mirror_mode
+from ml_factory.tracking.wandb_sync import CHECKPOINTS, WandbSync
 
 ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # until the service says whether it has it; until the files are here
 _FETCH = f"import sys; from {__name__} import fetch_main; fetch_main(sys.stdin.read())"
@@ -36,11 +36,11 @@ def recover_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | N
     with tempfile.TemporaryDirectory() as folder:
         if not _fetch([artifact_name(kind, run_id)], Path(folder)):
             return None
-        return registry.adopt(Path(folder))
+        return registry.import_artifact(Path(folder))
 
 
 def recover(
-    manager: CheckpointManager, keepsake: Keepsake, registry: Registry | None = None, kinds: Sequence[str] = ()
+    manager: CheckpointManager, keepsake: RunSnapshot, registry: Registry | None = None, kinds: Sequence[str] = ()
 ) -> str:
     """What W&B kept of this run: the first of `kinds` that it left there, into the registry, else CHECKPOINTS, into
     the manager's slots and the files beside them; its kind, or "" for nothing. Raises as `recover_artifact` does."""
@@ -48,9 +48,9 @@ def recover(
     with tempfile.TemporaryDirectory() as folder:
         kind = names.get(_fetch(list(names), Path(folder)), "")
         if kind == CHECKPOINTS:
-            keepsake.put_back(Path(folder), manager.home, manager.keep_last)
+            keepsake.restore_into(Path(folder), manager.home, manager.keep_last)
         elif kind:
-            registry.adopt(Path(folder))
+            registry.import_artifact(Path(folder))
     return kind
 
 
@@ -80,12 +80,14 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     return {"run": answer["run"], "steps": len(rows), "mode": mode, "folder": answer["folder"]}
 
 
-def recover_quietly(manager: CheckpointManager, keepsake: Keepsake, *rest) -> str:
+def try_restore(manager: CheckpointManager, keepsake: RunSnapshot, *rest) -> str:
     """As `recover`. A service that does not answer costs its deadline once in a process, and one warning."""
     try:
         return recover(manager, keepsake, *rest)
     except FactoryError as error:
-        give_up(f"Nothing is restored from W&B, and it is not waited for again; runs are recorded locally: {error}")
+        disable_wandb(
+            f"Nothing is restored from W&B, and it is not waited for again; runs are recorded locally: {error}"
+        )
         return ""
 
 
@@ -117,7 +119,7 @@ def replay_main(text: str) -> None:
     spec = json.loads(text)
     try:
         wandb = client()
-        story = Retelling(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
+        story = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named))
         story.catch_up(sys.maxsize)
         story.run.summary.update(spec["summary"])
         where = str(Path(story.run.dir).parent)

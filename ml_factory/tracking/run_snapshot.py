@@ -24,7 +24,7 @@ PARTS = "parts.json"
 
 
 @dataclass(frozen=True)
-class Keepsake:
+class RunSnapshot:
     """Where the parts of one run lie.
 
     run : its id.  pool : the folder of slots that saves land in first.
@@ -38,7 +38,7 @@ class Keepsake:
     kept: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def from_dict(cls, told: dict) -> "Keepsake":
+    def from_dict(cls, told: dict) -> "RunSnapshot":
         kept = tuple((folder, pattern) for folder, pattern in told["kept"])
         return cls(told["run"], told["pool"], tuple(told["runs"]), kept)
 
@@ -77,7 +77,7 @@ class Keepsake:
         (aside / PARTS).write_text(json.dumps({"run": self.run, "files": parts}))
         return {"run": self.run, "fences": fences}
 
-    def put_back(self, folder: Path, slots: Slots, keep: int) -> int:
+    def restore_into(self, folder: Path, slots: Slots, keep: int) -> int:
         """Take what `pack` made into the pool, and finished parts to where they were; how many files.
 
         Everything is checked first. Raises CheckpointError where something is missing, changed or another run's.

@@ -31,9 +31,9 @@ from ml_factory.tracking.run_log import (
     segment_name,
     segments,
 )
-from ml_factory.tracking.run_snapshot import Keepsake
-from ml_factory.tracking.wandb_process import MirrorProcess, Watchdog, mirror_mode, tell_once
-from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, Retelling, how_it_ended, is_over
+from ml_factory.tracking.run_snapshot import RunSnapshot
+from ml_factory.tracking.wandb_process import MirrorProcess, Watchdog, mirror_mode, warn_once
+from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, is_over, read_exit_record
 
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
@@ -66,7 +66,7 @@ class Tracker:
         folder: str | os.PathLike,
         local_folder: str | os.PathLike | None = None,
         mirror: str = "auto",
-        keepsake: Keepsake | None = None,
+        keepsake: RunSnapshot | None = None,
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
@@ -108,7 +108,7 @@ class Tracker:
                 self._file.write(line)
             self._logged = True
         except WorkspaceError as error:
-            tell_once(f"A step of {self.run_id} is not in its record: {error}")
+            warn_once(f"A step of {self.run_id} is not in its record: {error}")
         if self._mirror is not None:
             self._mirror.check()
 
@@ -142,7 +142,7 @@ class Tracker:
         self._tell_of_the_run(SUMMARY, record)
         self._delivery.close()
         if self._mirror is not None:
-            self._mirror.end(record | {"artifacts": [_parcel(artifact)] if artifact else []}, mirror_seconds)
+            self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
 
     def wait_mirror(self, seconds: float) -> bool:
         """Whether the mirror has everything, after waiting for it at most so long; True without a mirror."""
@@ -184,7 +184,7 @@ class Tracker:
         try:
             names = self._delivery.send(self._attempt, writing, self._texts, patience)
         except WorkspaceError as error:
-            tell_once(f"The record of {self.run_id} stays on the local disk for now: {error}", f"record {self.run_id}")
+            warn_once(f"The record of {self.run_id} stays on the local disk for now: {error}", f"record {self.run_id}")
             return []
         self._texts.clear()
         return names
@@ -204,11 +204,11 @@ def mirror_main(text: str) -> None:
     with suppress(OSError):
         os.nice(10)
     wandb = client()
-    story = Retelling(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
+    story = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
     watchdog.allow(None, "")
     status.write_text("ready")
     story.follow(lambda: is_over(end, spec["parent"]))
-    record = how_it_ended(end)
+    record = read_exit_record(end)
     parcels = record.get("artifacts", [])
     keeps = not parcels and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
     watchdog.allow(spec["finish_seconds"], "the workspace did not say what is left to send")
@@ -238,7 +238,7 @@ def begin_run(wandb, spec: dict, **named):
     )
 
 
-def _parcel(artifact: Artifact) -> dict:
+def _artifact_payload(artifact: Artifact) -> dict:
     """An artifact of the registry as the mirror sends it."""
     facts = {name: value for name, value in artifact.facts.items() if name in ("model", "horizon", "data", "run_id")}
     return {

@@ -46,7 +46,7 @@ class MirrorProcess:
         mode : "online" or "offline".  home : the run's local folder.
         """
         if not _wandb_installed():
-            tell_once("W&B is not installed: runs are recorded locally only")
+            warn_once("W&B is not installed: runs are recorded locally only")
             return None
         for process in _children:
             process.poll()
@@ -67,7 +67,7 @@ class MirrorProcess:
                     start_new_session=True,
                 )
         except OSError as error:
-            tell_once(f"The W&B mirror cannot be started, the run is recorded locally: {error.strerror}")
+            warn_once(f"The W&B mirror cannot be started, the run is recorded locally: {error.strerror}")
             return None
         _children.append(process)
         return cls(process, status, end, mode)
@@ -87,7 +87,7 @@ class MirrorProcess:
         if code and not self._over:
             with suppress(OSError):
                 code = self._status.read_text()
-            give_up(f"The W&B mirror stopped, the local record is whole: {code}")
+            disable_wandb(f"The W&B mirror stopped, the local record is whole: {code}")
         self._over = code is not None
         return code == 0
 
@@ -97,7 +97,7 @@ class MirrorProcess:
             write_bytes_atomic(self._end, redact(json.dumps(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
         if not self._over and self._mode == "online" and not self._status.exists():
-            tell_once("W&B has not answered yet; the local record is whole, the mirror tries on for a while", SERVICE)
+            warn_once("W&B has not answered yet; the local record is whole, the mirror tries on for a while", SERVICE)
 
 
 def ask(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
@@ -182,13 +182,13 @@ def _mirror_environment(mode: str, home: Path) -> dict[str, str]:
     return env | {f"WANDB_{name}_DIR": str(home / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
 
 
-def give_up(text: str) -> None:
+def disable_wandb(text: str) -> None:
     """W&B has failed: say so, and let nobody wait for it again in this process."""
-    tell_once(text, SERVICE)
+    warn_once(text, SERVICE)
     _told.add(_LOST)
 
 
-def tell_once(text: str, topic: str = "") -> None:
+def warn_once(text: str, topic: str = "") -> None:
     """Log a warning, the first of its text or topic in this process only."""
     if (topic or text) not in _told:
         _told.add(topic or text)

@@ -15,7 +15,7 @@ from pathlib import Path
 from ml_factory.errors import FactoryError
 from ml_factory.tracking.artifact_versions import Versions, artifact_name, wandb_name
 from ml_factory.tracking.run_log import Attempt, parse_lines, read_rows, segments
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
 # Until the first checkpoint is sent to a service that answers, and between two; offline the last one is kept.
@@ -24,7 +24,7 @@ SECONDS_PER_MB = 4.0  # what an upload or a download is given: 250 kB/s
 CHECKPOINTS = "checkpoints"  # type, and begin of the name, of what lets a run go on
 
 
-class Retelling:
+class WandbSync:
     """One attempt's record, told to W&B as it grows.
 
     wandb : the module, or what stands in for it.
@@ -40,7 +40,7 @@ class Retelling:
         self._name = wandb_name(spec["run_id"])
         self._offsets: dict[Path, int] = {}
         self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
-        self._keepsake = Keepsake.from_dict(spec["keepsake"]) if spec["keepsake"] else None
+        self._keepsake = RunSnapshot.from_dict(spec["keepsake"]) if spec["keepsake"] else None
         self._versions = Versions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
         self.run = begin(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
@@ -160,7 +160,7 @@ def is_behind(facts: dict, there: dict) -> bool:
     return any(known.get(unit, 0) > fence for unit, fence in facts["fences"].items())
 
 
-def how_it_ended(end: Path) -> dict:
+def read_exit_record(end: Path) -> dict:
     """What the run said at its end; "killed" when it said nothing."""
     try:
         return json.loads(end.read_bytes())

@@ -21,7 +21,7 @@ SHARE_OF_MEMORY = 0.4
 Part = Windows | np.ndarray
 
 
-class Reused:
+class BatchBuffer:
     """Memory of the host for one batch after another, written again once no tensor lies in it any more.
 
     Pages that are fresh from the system cost more than what is copied into them. Whether a batch, or a view of it that
@@ -109,7 +109,7 @@ def _on_host(part: Part) -> Callable[[Tensor], Tensor]:
     """index_B -> the part's rows, in the host's memory."""
     if not isinstance(part, Windows):
         return lambda index_B: torch.from_numpy(part[index_B.numpy()])
-    memory, (_, T, F) = Reused(), part.shape
+    memory, (_, T, F) = BatchBuffer(), part.shape
     return lambda index_B: part.gather(index_B, out=memory.empty(len(index_B), T, F))
 
 
@@ -135,5 +135,5 @@ def _place(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[T
 
 def _with_room(rows: Tensor, device: Device) -> Tensor:
     """On the device, behind them as many rows of 0 as it wants; nobody asks for those."""
-    room = device.room_for(len(rows)) - len(rows)
+    room = device.padded_length(len(rows)) - len(rows)
     return device.place(torch.cat([rows, rows.new_zeros(room, *rows.shape[1:])]) if room else rows)

@@ -66,7 +66,7 @@ class Device:
         """A tensor, module or Windows on this device."""
         return value.to(self.target)
 
-    def room_for(self, rows: int) -> int:
+    def padded_length(self, rows: int) -> int:
         """The rows that a data set of so many is given on this device."""
         return rows
 
@@ -230,7 +230,7 @@ class Xla(Device):
         spmd.mark_sharding(batch, mesh, ("rows", *[None] * (batch.ndim - 1)))
         return batch
 
-    def room_for(self, rows: int) -> int:
+    def padded_length(self, rows: int) -> int:
         # A length is part of the program. Eight for each power of two, so that folds, and bars that grow, share some.
         step = 1 << max(rows.bit_length() - 4, 0)
         return -(-rows // step) * step

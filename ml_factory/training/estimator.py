@@ -25,7 +25,7 @@ from ml_factory.models.multi_scale import Strides, as_strides, several_frames
 from ml_factory.models.tabular_data import class_factors
 from ml_factory.training.batches import Feed
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, beside_of, fresh, split_settings
+from ml_factory.training.estimator_base import Neural, covariate_shapes, fresh, split_settings
 from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_cross_entropy
 
@@ -53,7 +53,7 @@ class NeuralClassifier(Neural, Estimator):
         self.name, self.network_kind, self.lookback = name, network, lookback
         self.kind = several_frames(network, self.frames) if self.frames else network
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.beside = beside_of(self.network_spec, getattr(self.network_spec, "ahead", 0))
+        self.beside = covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
         if self.frames and self.beside:
             raise SettingsError(
                 "Frames at paces of their own have no place for these inputs", where="frames",

@@ -41,7 +41,7 @@ def _whose(setting: str) -> str:
     return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
-def beside_of(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
+def covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
     """What a network of this spec reads beside a window: argument -> shape of a row. steps : S that are looked at."""
     known, static = (getattr(spec, name, ()) for name in ("known", "static"))
     shapes = {"known_BSK": (known, (steps,)), "static_BV": (static, ())}
@@ -60,7 +60,7 @@ def fresh(name: str, network: type[nn.Module], features: int, lookback: int, tas
 class Neural:
     """What estimators of networks do alike; `_loss` is theirs.
 
-    network : None until it is fitted or loaded.  beside : what it reads beside a window, as of `beside_of`.
+    network : None until it is fitted or loaded.  beside : what it reads beside a window, as of `covariate_shapes`.
     """
 
     name: str

@@ -16,7 +16,7 @@ from ml_factory.models.base import FitResult, data_signature
 from ml_factory.models.heads import Forecast
 from ml_factory.training.batches import Feed
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, beside_of, fresh, split_settings
+from ml_factory.training.estimator_base import Neural, covariate_shapes, fresh, split_settings
 from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_mse, weighted_pinball
 
@@ -32,7 +32,7 @@ class NeuralForecaster(Neural):
     def __init__(self, name: str, network: type[nn.Module], forecast: Forecast, *, lookback: int, **settings: Any):
         self.name, self.kind, self.forecast, self.lookback = name, network, forecast, lookback
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.beside = beside_of(self.network_spec, forecast.steps)
+        self.beside = covariate_shapes(self.network_spec, forecast.steps)
         self.network: nn.Module | None = None
 
     def fit(

@@ -14,10 +14,10 @@ from torch import nn
 
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
-from ml_factory.models.base import FitResult, hint_when_flat, remind
+from ml_factory.models.base import FitResult, hint_when_flat, replay_history
 from ml_factory.progress import phase
 from ml_factory.training.device import Device, pinned
-from ml_factory.training.progress_line import Meter
+from ml_factory.training.progress_line import ProgressMeter
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import Run
 from ml_factory.training.step import Batch, Loss, take_step
@@ -53,10 +53,10 @@ def fit(
         saver = _Saver(run, checkpoints)
         if saver.resume():
             result.resumed_from, result.resumed_step = len(run.memory.history), run.step
-            remind(callbacks, run.memory.history)
+            replay_history(callbacks, run.memory.history)
         elif from_start and validate is not None:
             _judge_start(run, validate)
-        meter = Meter(run)
+        meter = ProgressMeter(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
         with phase("training", total, start=before) as moved:
             while not run.done:
@@ -73,12 +73,12 @@ def fit(
     return _told(run, result, meter)
 
 
-def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: Meter, moved: Callable) -> None:
+def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: ProgressMeter, moved: Callable) -> None:
     """Steps up to the end of the epoch that `run.step` is in."""
     end, timed = run.order.steps_until(run.epoch), _Timed(batch)
     while run.step < end or run.check_finite():
         # ------------------------------------------------------------------ the step: nothing waits for the device
-        if not _survives(run, timed, loss, end):
+        if not _step_or_shrink(run, timed, loss, end):
             continue
         # ------------------------------------------------------------------ the log
         moved(run.order.batch)
@@ -89,7 +89,7 @@ def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: Meter, mo
         saver.step()
 
 
-def _survives(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
+def _step_or_shrink(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
     """Take a step. False when memory ran out and the run went back, with smaller micro-batches."""
     try:
         take_step(run, batch, loss, end)
@@ -107,7 +107,7 @@ def _judge_start(run: Run, validate: Callable[[], float]) -> None:
     """Remember the untrained network as the best one so far."""
     with run.judged():
         run.memory.best_loss, run.memory.best_weights = _finite(validate(), 0), run.weights()
-    run.keep_copy()
+    run.snapshot()
 
 
 def _finite(val_loss: float, epoch: int) -> float:
@@ -143,7 +143,7 @@ def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> di
     hint_when_flat(memory.history, spec.lr)
     run.clear_totals()
     run.done = epoch == spec.epochs or memory.out_of_patience(spec)
-    run.keep_copy()
+    run.snapshot()
     return metrics
 
 
@@ -155,7 +155,7 @@ def _finish(run: Run) -> None:
     run.network.eval()
 
 
-def _told(run: Run, result: FitResult, meter: Meter) -> FitResult:
+def _told(run: Run, result: FitResult, meter: ProgressMeter) -> FitResult:
     memory, device = run.memory, run.device
     result.history, result.best_epoch = list(memory.history), memory.best_epoch
     result.stopped_early = len(result.history) < run.spec.epochs
@@ -221,7 +221,7 @@ class _Saver:
             return
         if stop.asked is None and time.monotonic() - self.last < self.run.spec.save_seconds:
             return
-        if self.checkpoints.due() and self.run.may_be_saved():
+        if self.checkpoints.due() and self.run.is_finite():
             self._save(self.run.state(), self.run.memory.verdict(), force=False)
 
     def unit(self, metrics: dict) -> None:

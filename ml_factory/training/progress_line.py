@@ -10,7 +10,7 @@ SECONDS_BETWEEN = 10.0
 _log = logging.getLogger("ml_factory.training")
 
 
-class Meter:
+class ProgressMeter:
     """Rows and seconds of this session; `clock` gives seconds."""
 
     def __init__(self, run: Run, clock=time.perf_counter):

@@ -23,7 +23,7 @@ _log = logging.getLogger("ml_factory.training")
 
 
 @dataclass
-class Memory:
+class EarlyStoppingState:
     """What early stopping and the report remember between epochs, in plain values and tensors of the host.
 
     best_epoch : 0 for the untrained network. inexact : why the run's bits are not those of an undisturbed one. slower :
@@ -67,11 +67,11 @@ class Run:
         self.average = Average(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
         self.scale = LossScale(device.place) if device.precision == "fp16" else None
         self.forward = device.wrap(network, spec.compile)
-        self.memory = Memory()
+        self.memory = EarlyStoppingState()
         self.step, self.done = 0, False
         self.clear_totals()
         device.flush("start")
-        self.keep_copy()
+        self.snapshot()
 
     @property
     def parts(self) -> int:
@@ -151,13 +151,13 @@ class Run:
         self._cut(micro)
         # Once continued elsewhere, always so: the reasons travel with the run.
         self.memory.inexact = merged(self.memory.inexact, found)
-        self.keep_copy()
+        self.snapshot()
 
-    def keep_copy(self) -> None:
+    def snapshot(self) -> None:
         """Remember this moment in memory: what the run turns back to when it fails later on."""
         self.copy = self.state()
 
-    def turn_back(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
+    def rollback(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
         """Stand where the last copy was taken, with smaller parts or a smaller rate, and say so."""
         at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
         self._load(self.copy)
@@ -177,7 +177,7 @@ class Run:
         if bad < 0:
             return False
         if self.memory.slower == 1.0:
-            self.turn_back(f"Loss or gradient not finite in step {bad + 1}", slower=0.5)
+            self.rollback(f"Loss or gradient not finite in step {bad + 1}", slower=0.5)
             return True
         rows = self.order.positions(bad)
         raise FactoryError(
@@ -187,7 +187,7 @@ class Run:
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
 
-    def may_be_saved(self) -> bool:
+    def is_finite(self) -> bool:
         """False with the flag up. Alone, the run turns back at once; several processes, of which one asks, do so at the
         next progress line, all together: another's step would wait in vain for one that went back before it."""
         return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
@@ -199,7 +199,7 @@ class Run:
         if micro >= self.micro or self.device.processes.world > 1:
             return False
         self.device.release()
-        self.turn_back("Out of memory", micro=micro)
+        self.rollback("Out of memory", micro=micro)
         return True
 
     def _load(self, state: Mapping) -> None:
@@ -212,7 +212,7 @@ class Run:
         self.step, self.done = int(state["step"]), bool(state["done"])
         self.clear_totals()
         self.totals = self.device.place(state["totals"].clone())
-        self.memory = Memory(**state["memory"])
+        self.memory = EarlyStoppingState(**state["memory"])
         self.optimizer.clear()
         self.device.flush("restore")
 

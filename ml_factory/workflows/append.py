@@ -7,13 +7,13 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.activity_bars import base_and_frames
-from ml_factory.data.append import check_more, plain_bars
+from ml_factory.data.append import as_canonical, check_appended
 from ml_factory.data.io import read_table
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import Frame, asof_rows
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.validation import BarSpec
-from ml_factory.datasets.incremental_quantiles import Ranks, quantiles_of_grown
+from ml_factory.datasets.incremental_quantiles import QuantileState, update_quantiles
 from ml_factory.datasets.preprocessing import Fitted, fit_steps
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
@@ -36,7 +36,7 @@ class CheckedBars:
     """prefixes : the bars and their hashes.  told : the report on them, as `BarReport.to_dict`.  before : the data set
     that holds the first of these bars, made in the same way; None where there is none."""
 
-    prefixes: Prefixes
+    prefixes: PrefixHasher
     market: MarketSpec
     told: dict
     before: Store | None = None
@@ -79,10 +79,10 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     with phase("reading") as done:
         table = read_table(path)
         done(len(table))
-    bars = plain_bars(table)
+    bars = as_canonical(table)
     if bars is None or len(bars) < old:
         return None
-    prefixes = Prefixes(bars)
+    prefixes = PrefixHasher(bars)
     market = market_of(symbol, bars, settings)
     if prefixes.of(old) != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
         return None
@@ -90,7 +90,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     if len(bars) > old:
         with phase("checking", len(bars) - old):
             usual = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
-            told = check_more(prefixes, old, told, usual)
+            told = check_appended(prefixes, old, told, usual)
     return None if told is None else CheckedBars(prefixes, market, told, before)
 
 
@@ -126,8 +126,8 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
 
 
 def fitted_on(
-    sample: Sample, steps: Sequence[str | Mapping], before: Ranks | None = None
-) -> tuple[Fitted, Ranks | None]:
+    sample: Sample, steps: Sequence[str | Mapping], before: QuantileState | None = None
+) -> tuple[Fitted, QuantileState | None]:
     """`fit_steps`, and what to give as `before` when the training rows have grown; None where nothing is kept of them.
 
     before : of training rows among the first rows of `sample`. A robust scaler alone goes on from there: what else is
@@ -135,7 +135,7 @@ def fitted_on(
     """
     if tuple(steps) != (RobustScaler.kind,):
         return fit_steps(steps, sample), None
-    quartiles, ranks = quantiles_of_grown(sample.x_NF, sample.rows, QUARTILES, before)
+    quartiles, ranks = update_quantiles(sample.x_NF, sample.rows, QUARTILES, before)
     return RobustScaler.of_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
 
 

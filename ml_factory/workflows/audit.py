@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.io import load_bars
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
@@ -20,7 +20,7 @@ from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import place_of, trainings_of
 from ml_factory.leakage.fitted import leaks_of_fitted
 from ml_factory.leakage.pipeline_under_test import Fitted, Split
-from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.spec import FULL_CUTS, ProofSpec
 from ml_factory.leakage.tables import Leak
@@ -89,7 +89,7 @@ def audit_data(
     if tamper and found.leaks:  # a leak is named: the cuts would say nothing more of it
         return _tampered(symbol, horizons, found, started)
     proved = prove_store(
-        store, Prefixes(bars), horizons, spec, fresh=fresh, also=found.leaks, compared=found.compared,
+        store, PrefixHasher(bars), horizons, spec, fresh=fresh, also=found.leaks, compared=found.compared,
         progress=progress, write=tamper is None,
     )  # fmt: skip
     if tamper:
@@ -151,15 +151,15 @@ def _tampered(
     )  # fmt: skip
 
 
-def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> Tried:
+def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> ProofProgress:
     """Where an audit keeps what its trainings have shown, until its certificates are written."""
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}
-    return Tried(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
+    return ProofProgress(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
 
 
-def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: Tried | None) -> list[Leak]:
+def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: ProofProgress | None) -> list[Leak]:
     """`leaks_of_training` of each model, kept as soon as it is known."""
     done = (tried and tried.load()) or {}
     for model in models:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.io import load_bars, read_table
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.scaling import SCALERS
@@ -64,7 +64,7 @@ def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamp
     settings, symbol = settings_of(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
     leaks = differences_of_frame("bars", given, again, "the raw file's checked bars")
-    if not leaks and Prefixes(again).whole != store.facts["raw"]["bars"]:
+    if not leaks and PrefixHasher(again).whole != store.facts["raw"]["bars"]:
         leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == BarSpec():
         leaks += _beside_the_raw_file(read_table(raw_bars_of(workspace, symbol)), again)
@@ -92,7 +92,7 @@ def check_rows_stored(
     """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
     settings, facts = settings_of(store), store.facts["market"]
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=0)
-    with custom.uncalled():
+    with custom.fresh_instances():
         known_at, values, names = pipeline.features(bars, facts)
         labels = pipeline.labels(bars, facts)
     index = pd.DatetimeIndex(known_at.astype("M8[ns]"), tz="UTC", name="known_at")

@@ -14,7 +14,7 @@ from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.dataset import SPLITS, Dataset
-from ml_factory.workflows.predict import STACK, predictions_path, read_frame, said_by
+from ml_factory.workflows.predict import STACK, is_prediction_of, predictions_path, read_frame
 
 NETWORK_ROWS = 1_000  # of each part, the newest: a network takes long over all of them
 CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on another device
@@ -28,7 +28,7 @@ def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, t
         if artifact.kind == STACK or (facts.get("data"), facts.get("horizon")) != (data.fingerprint, data.horizon):
             continue
         path = predictions_path(workspace, artifact)
-        if not artifact.whole() or not said_by(path, artifact):
+        if not artifact.whole() or not is_prediction_of(path, artifact):
             continue  # what is not whole, or not vouched for, is made again before anyone reads it
         part = f"predictions of {facts['run_id']}"
         state, frame = artifact.load_state(), read_frame(path)

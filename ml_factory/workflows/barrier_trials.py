@@ -63,7 +63,7 @@ def kept_search(
         return SearchOutcome(found, record, count, told["elsewhere"])
     here = machine_with(("optuna",), 1)
     kept = Kept(checkpoints, here, lambda record: trial_of(len(record["trials"]), spec))
-    with checkpoints.claimed():
+    with checkpoints.acquired():
         before = (kept.load() or {"state": None})["state"]
         keeper = _Keeper(kept, before, done)
         try:

@@ -44,11 +44,11 @@ from ml_factory.workflows.folds import (
     out_of_fold_predictions,
 )
 from ml_factory.workflows.restore_run import keepsake_of, recorded
-from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, how_far, nested_run, trials_file
+from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, format_progress, nested_run, trials_file
 
 
 @dataclass(frozen=True)
-class FoldsTold:
+class CrossValidationScores:
     """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
 
     gain, gain_se : mean gain over the blocks and its standard error; gain_uncalibrated : the mean without calibration.
@@ -71,7 +71,7 @@ class FoldsTold:
 
 def plain_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
-) -> FoldsTold:
+) -> CrossValidationScores:
     """Every fold on the labels as they are prepared."""
     with _recorded(workspace, run, model.spec, mirror) as (manager, finish):
         keep = forecasts_file(run, model.name)
@@ -79,7 +79,7 @@ def plain_folds(
         judged = judged_folds(data, outcome, model.name)
         scores = fold_metrics(data, judged)
         gains = _gains(scores, model.name, finish)
-    return FoldsTold(
+    return CrossValidationScores(
         scores, plan.table().assign(**calibration_columns(outcome.calibrations)),
         path_metrics(data, plan, judged), **gains,
         untaught=outcome.untaught, found=outcome.found, reached=outcome.reached, inexact=outcome.inexact,
@@ -107,7 +107,7 @@ def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> d
 
 def searched_folds(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
-) -> FoldsTold:
+) -> CrossValidationScores:
     """Every fold on labels made with what a search on its own training rows found; purged again.
 
     Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
@@ -123,9 +123,11 @@ def searched_folds(
         gains = _gains(scores, model.name, finish)
     labels = pd.concat([fold.labels for fold in nest if fold.labels is not None]).sort_index()
     found = sum(fold.found for fold in nest)
-    reached = how_far(f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found])
+    reached = format_progress(
+        f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found]
+    )
     inexact = tuple(dict.fromkeys(reason for fold in nest for reason in fold.inexact))
-    return FoldsTold(
+    return CrossValidationScores(
         scores, pd.concat([fold.table for fold in nest], ignore_index=True), None, **gains,
         untaught=untaught, found=found, reached=reached, inexact=inexact,
         verdict=verdict_of_folds(data, scores, model.name, labels),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.datasets.covariates import named, read_beside
+from ml_factory.datasets.covariates import covariates_for, named
 from ml_factory.datasets.preprocessing import Fitted, changing_columns, evenly_scaled, fit_steps, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.transforms import Sample
@@ -27,7 +27,13 @@ from ml_factory.evaluation.baselines import (
     trailing_volatility,
 )
 from ml_factory.evaluation.calibration import calibration_by_class
-from ml_factory.evaluation.metrics import among, interval_by_class, log_loss_by_class, metrics_table, row_log_loss
+from ml_factory.evaluation.metrics import (
+    interval_by_class,
+    log_loss_by_class,
+    metrics_table,
+    restrict_classes,
+    row_log_loss,
+)
 from ml_factory.evaluation.verdict import ModelVerdict, missing_classes, model_verdict, row_gains
 from ml_factory.experiment import QuickLimits
 from ml_factory.features.build import FeatureSpec
@@ -151,7 +157,7 @@ def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> Take:
     windows = importlib.import_module("ml_factory.datasets.windows")
 
     def take(positions: np.ndarray):
-        told = read_beside(model, data.labels.index[positions], data.settings)
+        told = covariates_for(model, data.labels.index[positions], data.settings)
         return windows.Windows(scaled_NF, data.row[positions], model.lookback, told)
 
     return take
@@ -312,7 +318,7 @@ def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[s
         "clock": fitted.predict(data.clock.take(rows)),
         "clock_volatility": fitted.predict(data.clock.take(rows), data.volatility[rows]),
     }
-    return {name: among(p_N3, data.classes.values()) for name, p_N3 in found.items()}
+    return {name: restrict_classes(p_N3, data.classes.values()) for name, p_N3 in found.items()}
 
 
 def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
@@ -368,5 +374,5 @@ def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) 
     """
     teachers, taught = weighted(data, teachers)
     rows, weights = weighted(data, rows)
-    p_N3 = among(prior_probabilities(data.y[teachers], taught, len(rows)), data.classes.values())
+    p_N3 = restrict_classes(prior_probabilities(data.y[teachers], taught, len(rows)), data.classes.values())
     return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))

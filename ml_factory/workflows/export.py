@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError
 from ml_factory.inference.bundle import Bundle
-from ml_factory.lazy_module import Late
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import load_model, spec_of
 from ml_factory.storage.atomic_files import write_bytes_atomic
 from ml_factory.storage.workspace import Workspace, check_symbol
@@ -16,7 +16,7 @@ from ml_factory.workflows.results import Result
 
 FORMATS = ("pth",)
 PTH = "model_tpu.pth"
-state_dict = Late("ml_factory.training.state_dict")  # torch comes with the networks only
+state_dict = LazyModule("ml_factory.training.state_dict")  # torch comes with the networks only
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pandas as pd
 from ml_factory.ensemble.out_of_fold import FoldFit, inner_validation
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.intervals import fold_interval, weeks_lacking
-from ml_factory.evaluation.metrics import among
+from ml_factory.evaluation.metrics import restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict, block_gains, missing_classes, model_verdict
 from ml_factory.targets.labels import expected_classes
 from ml_factory.workflows.dataset import Dataset, baselines, best_baseline, verdicts
@@ -46,7 +46,7 @@ def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]
         finite = np.isfinite(p).all(axis=1)
         rows, train_rows = plan.rows[test[finite]], plan.rows[train[plan.usable[train]]]
         counted, best = (baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
-        calibrated = among(calibration.apply(p[finite]), data.classes.values())
+        calibrated = restrict_classes(calibration.apply(p[finite]), data.classes.values())
         forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
         found.append(Judged(rows, plan.block[test[finite]], forecasts, best))
     return found

@@ -29,7 +29,7 @@ from ml_factory.workflows.dataset import (
     weights_of,
 )
 from ml_factory.workflows.fold_schemes import FoldPlan
-from ml_factory.workflows.unit_checkpoints import FoldSlots, how_far
+from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_progress
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FoldOutcome:
     @property
     def reached(self) -> str:
         """What was there before, in words; "" where all of it was done now."""
-        return how_far(f"fold {self.found} of {len(self.plan.folds)}" if self.found else "", self.inside)
+        return format_progress(f"fold {self.found} of {len(self.plan.folds)}" if self.found else "", self.inside)
 
     @property
     def p_N3(self) -> np.ndarray:
@@ -121,7 +121,7 @@ def forecast_folds(
     if keep is not None and (found := _finished(keep, plan)):
         return found
     reader = build_model(model.name, **resolved(data, model.name, model.settings))
-    slots = FoldSlots(manager, model.name, len(plan.folds), machine(model.spec))
+    slots = FoldCheckpoints(manager, model.name, len(plan.folds), machine(model.spec))
 
     def inputs(fit: np.ndarray):
         take = model_inputs(data, model.fit_scaler(data, plan.rows[fit]), reader)

@@ -15,9 +15,9 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
 from ml_factory.workflows.prove import check_certified
-from ml_factory.workflows.restore_run import bring_back
-from ml_factory.workflows.run_status import check_named, check_unlocked, standing_line
-from ml_factory.workflows.train import student_of
+from ml_factory.workflows.restore_run import restore_from_wandb
+from ml_factory.workflows.run_status import check_named, check_unlocked, format_run_status
+from ml_factory.workflows.train import build_untrained
 
 Tell = Callable[[str], None]
 
@@ -45,7 +45,7 @@ def open_training(
     data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     run = open_run(workspace.results, symbol, spec, fresh)
     manager = CheckpointManager(workspace.checkpoints, run=run.run_id, beside_training=True)
-    return student_of(data, spec)[0], manager
+    return build_untrained(data, spec)[0], manager
 
 
 def training_run(
@@ -55,14 +55,14 @@ def training_run(
     """The certified data and the run of a training."""
     spec_of(model)
     data = certified(workspace, symbol, horizon, uncertified)
-    settings = for_the_model(model_settings) | weight_setting(weights)
+    settings = check_model_settings(model_settings) | weight_setting(weights)
     spec = run_spec(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
     return data, spec
 
 
-def found_run(
+def find_or_open_run(
     workspace: Workspace,
     spec: RunSpec,
     fresh: bool,
@@ -84,19 +84,19 @@ def found_run(
     kind = "stack" if spec.task == "stack" else "model"
     check_unlocked(workspace, run, spec)
     artifact = None
-    bring_back(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
+    restore_from_wandb(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
     if spec.task != "folds":
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
     whole = artifact if artifact is not None and artifact.whole() else None
     finished = whole is not None or (spec.task == "folds" and run.ended)
-    line = standing_line(workspace, run, spec, finished=finished)
+    line = format_run_status(workspace, run, spec, finished=finished)
     if not finished:
         check()
     tell(line)
     return run, line, whole
 
 
-def for_the_model(settings: Mapping | None) -> dict:
+def check_model_settings(settings: Mapping | None) -> dict:
     """The model's own settings; what is asked of the run has an argument of its own and only that one."""
     for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
         if name in (settings or {}):
@@ -117,7 +117,7 @@ def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) 
                 "Settings of a model that is not used here", where="model_settings", got=name, wanted=", ".join(names),
                 next_step="leave them out, or name the model",
             )  # fmt: skip
-    return {name: own_settings(name, for_the_model(settings)) for name, settings in (given or {}).items()}
+    return {name: own_settings(name, check_model_settings(settings)) for name, settings in (given or {}).items()}
 
 
 def weight_setting(spec: WeightSpec | None) -> dict:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import save_times
 from ml_factory.checkpoints.session import hours_expected
 from ml_factory.checkpoints.slot_pool import Pool
@@ -26,7 +26,7 @@ from ml_factory.workflows.dataset import Dataset, resolved
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.results import Result
 from ml_factory.workflows.stack import stack_spec
-from ml_factory.workflows.unit_checkpoints import folds_phase, turns_in
+from ml_factory.workflows.unit_checkpoints import folds_phase, parse_progress
 from ml_factory.workflows.warm_up import SLOTS, Size, device_of, free_memory, full_size, warm_up, work_of
 
 
@@ -102,7 +102,7 @@ def plan_models(
     wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
     units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](asked)]
     save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
-    room = Room(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
+    room = Budget(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
     rows = plan(units, room, save)
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
@@ -149,7 +149,7 @@ class _Asked:
     def reached(self, run: Run, phase: str) -> dict:
         """The metrics of a run's newest checkpoint; {} without one, and where a mount does not tell."""
         with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(SilentMountError):
-            return (manager.phase(phase).glance() or {"metrics": {}})["metrics"]
+            return (manager.phase(phase).latest_info() or {"metrics": {}})["metrics"]
         return {}
 
     def fold_plan(self, rows: np.ndarray, name: str, scheme: SchemeSpec) -> FoldPlan:
@@ -163,7 +163,7 @@ def _fits(asked: _Asked) -> Iterator[WorkUnit]:
         if run.run_id in asked.known.artifacts:
             continue
         whole, model = asked.measured.of(name, asked.limited(name))
-        turns = turns_in(str(asked.reached(run, f"train_{name}").get("reached", "")))
+        turns = parse_progress(str(asked.reached(run, f"train_{name}").get("reached", "")))
         yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, turns / whole.turns))
 
 

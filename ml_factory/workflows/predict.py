@@ -16,7 +16,7 @@ from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.ensemble.stacking import Stack, equal_pool
 from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.evaluation.metrics import PROBABILITIES, among
+from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.experiment import DATA_ROOMS
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
@@ -75,7 +75,7 @@ class Verdict:
 
 def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
     """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
-    frame = labelled(workspace, data, artifact)
+    frame = load_or_predict(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
@@ -105,7 +105,7 @@ def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.
     if artifact.kind != STACK:
         return {}
     bases = base_artifacts(workspace, artifact)
-    said = {name: labelled(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()}
+    said = {name: load_or_predict(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()}
     return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in said.items()})}
 
 
@@ -114,7 +114,7 @@ def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
     return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
 
 
-def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
     """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
 
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label. Purged rows belong to no
@@ -122,7 +122,7 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
     write, or that was changed since, is written again.
     """
     path = predictions_path(workspace, artifact)
-    if said_by(path, artifact):
+    if is_prediction_of(path, artifact):
         return read_frame(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
@@ -134,30 +134,30 @@ def labelled(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.Data
     split = data.split_of()[positions]
     frame = frame.assign(split=split, run_id=artifact.facts["run_id"], label=data.y[positions])[split != "purged"]
     write_frame(path, frame)
-    write_json(_voucher(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
+    write_json(_checksum_path(path), {"artifact": artifact.hash, "predictions": file_hash(path)})
     return frame
 
 
-def said_by(path: Path, artifact: Artifact) -> bool:
+def is_prediction_of(path: Path, artifact: Artifact) -> bool:
     """Whether the predictions there are this artifact's and as they were written: folders outlive their models."""
-    if not (is_file(path) and is_file(_voucher(path))):
+    if not (is_file(path) and is_file(_checksum_path(path))):
         return False
     try:
-        return read_json(_voucher(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
+        return read_json(_checksum_path(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
     except SilentMountError:
         raise
     except WorkspaceError:  # torn: they are made again
         return False
 
 
-def _voucher(path: Path) -> Path:
+def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
 def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
     """Predictions of labelled rows without the model's calibration: what out-of-fold ones are comparable with."""
-    frame = labelled(workspace, data, artifact)[PROBABILITIES]
-    p_N3 = among(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
+    frame = load_or_predict(workspace, data, artifact)[PROBABILITIES]
+    p_N3 = restrict_classes(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
@@ -184,7 +184,7 @@ def load_predictions(
     workspace = Workspace(workspace)
     artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     path = predictions_path(workspace, artifact)
-    if not said_by(path, artifact):
+    if not is_prediction_of(path, artifact):
         step = "train it again: the finished run is found and predicts"
         raise NotPreparedError("The predictions of this run are not there, or not its own", where=path, next_step=step)
     return read_frame(path)
@@ -238,7 +238,7 @@ def on_common_rows(
     workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(positions of the split's rows that every model can predict, model -> its probabilities there)."""
-    frames = {name: labelled(workspace, data, one) for name, one in found.items()}
+    frames = {name: load_or_predict(workspace, data, one) for name, one in found.items()}
     index = data.labels.index[data.splits[split]]
     index = index[index.isin(common_index(frames))]
     rows = data.labels.index.get_indexer(index)
@@ -336,7 +336,7 @@ def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     index = common_index(said)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
     p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(among(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
+    return pd.DataFrame(restrict_classes(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
 
 
 def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:

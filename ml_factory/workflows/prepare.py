@@ -12,7 +12,7 @@ import pandas as pd
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
 from ml_factory.data.activity_bars import fine_bars
 from ml_factory.data.io import import_bars, load_bars, raw_minutes
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import Frame, check_length
 from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
@@ -24,7 +24,7 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.experiment import DATA_ROOMS, DataSpec
 from ml_factory.features.build import FeatureSpec, build_features, column_names
-from ml_factory.leakage.prefix_builds import FirstSight
+from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
 from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
@@ -158,8 +158,8 @@ def _certify(
     store: Store,
     workspace: Workspace,
     horizons: Sequence[int],
-    prefixes: Prefixes | None = None,
-    seen: Sequence[FirstSight] = (),
+    prefixes: PrefixHasher | None = None,
+    seen: Sequence[PrefixBuild] = (),
 ) -> None:
     """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
     lacking = []
@@ -170,7 +170,7 @@ def _certify(
             lacking.append(horizon)
     if lacking:
         if prefixes is None:
-            prefixes = Prefixes(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
+            prefixes = PrefixHasher(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
         found = quick_check(store, horizons_to_prove(store, lacking))
         proved = prove_store(store, prefixes, lacking, also=found.leaks, compared=found.compared, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
@@ -212,7 +212,7 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
 def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_of(symbol, bars, settings)
-    return CheckedBars(Prefixes(bars), market, report.to_dict())
+    return CheckedBars(PrefixHasher(bars), market, report.to_dict())
 
 
 def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
@@ -239,7 +239,7 @@ class _Rows:
     names: list[str]
     staleness: dict[str, dict[str, float]]
     grown_from: Store | None = None
-    seen: Sequence[FirstSight] = ()
+    seen: Sequence[PrefixBuild] = ()
 
 
 def _write(

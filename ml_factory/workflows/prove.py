@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.experiment import DataSpec, certified_code
@@ -27,8 +27,8 @@ from ml_factory.leakage.certificate import (
 from ml_factory.leakage.custom_feature_check import leaks_of_sampled_days
 from ml_factory.leakage.fitted import leaks_of_splits
 from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
-from ml_factory.leakage.prefix_builds import EARLIER, FirstSight, first_sights
-from ml_factory.leakage.progress_file import Tried, horizons_tried
+from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_on_prefixes
+from ml_factory.leakage.progress_file import ProofProgress, horizons_tried
 from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
@@ -42,7 +42,7 @@ FOLDS = 10  # of each scheme in a full proof: with combinations of two, 76 split
 
 
 @dataclass(frozen=True)
-class Proved:
+class ProofOutcome:
     """proof : what was tried now; None where all of it was proved before.  certificates : horizon -> certificate."""
 
     proof: Proof | None
@@ -50,10 +50,10 @@ class Proved:
 
 
 def prove_store(
-    store: Store, prefixes: Prefixes, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
+    store: Store, prefixes: PrefixHasher, horizons: Sequence[int], spec: ProofSpec = QUICK, *, fresh: bool = False,
     also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
-    seen: Sequence[FirstSight] = (), write: bool = True,
-) -> Proved:  # fmt: skip
+    seen: Sequence[PrefixBuild] = (), write: bool = True,
+) -> ProofOutcome:  # fmt: skip
     """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
 
     What a proof of the same data had tried when it was killed is not tried again; it ends with the same certificates.
@@ -71,7 +71,7 @@ def prove_store(
     before = {horizon: standing(horizon) for horizon in horizons}
     there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
     if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(there.values()):
-        return Proved(None, there)
+        return ProofOutcome(None, there)
     since = 0 if fresh else min(one.rows for one in before.values())
     since = since if since < len(bars) else 0
     facts = store.facts["market"]
@@ -81,7 +81,7 @@ def prove_store(
     tried = _tried(unfinished, decided, horizons) if write else None
     if fresh and tried:
         tried.forget()
-    with custom.uncalled():
+    with custom.fresh_instances():
         proof = prove(
             pipeline, bars, spec, facts=facts, since=since, progress=progress,
             history=min(one.history for one in before.values()),
@@ -100,7 +100,7 @@ def prove_store(
             write_certificate(processed, certificates[horizon])
     if tried:
         tried.forget()
-    return Proved(proof, certificates)
+    return ProofOutcome(proof, certificates)
 
 
 def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
@@ -117,17 +117,17 @@ def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
     return tuple(first.values())
 
 
-def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> Tried:
+def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
     """What a proof decided by these facts, and by the sources that prove, has tried so far."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
-    return Tried(unfinished, fingerprint(plain(decided)), tuple(horizons))
+    return ProofProgress(unfinished, fingerprint(plain(decided)), tuple(horizons))
 
 
-def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[FirstSight]:
+def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
     """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
     if not settings.features.custom:
         return []
-    return first_sights(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
+    return build_on_prefixes(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
 
 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:

@@ -28,7 +28,7 @@ MANY = 2  # more forecasts than this in one reliability plot hide each other
 
 
 @dataclass(frozen=True)
-class OnTest:
+class TestPredictions:
     """Forecasts of N test rows, and how good they were.
 
     rows : int64 (N,), positions into the labels.  forecasts : name -> (N, 3) probabilities.
@@ -50,7 +50,7 @@ class OnTest:
 
 
 def run_page(
-    path: Path, title: str, data: Dataset, store: Store, judged: OnTest, *, limited: Mapping[str, object],
+    path: Path, title: str, data: Dataset, store: Store, judged: TestPredictions, *, limited: Mapping[str, object],
     more: Sequence[Section] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run (or of several on the same rows).
@@ -67,14 +67,14 @@ def run_page(
     return write_report(
         path, title, sections,
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, judged)}",
-        facts=tiles(judged, sided=sided(data)) | {"proof": words_of(store, data.horizon)},
+        facts=summary_cards(judged, sided=sided(data)) | {"proof": words_of(store, data.horizon)},
         notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
     )  # fmt: skip
 
 
-def period(data: Dataset, judged: OnTest) -> str:
+def period(data: Dataset, judged: TestPredictions) -> str:
     """The test period with its rows, in words."""
     times = data.labels.index[judged.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
@@ -87,7 +87,7 @@ def period(data: Dataset, judged: OnTest) -> str:
 def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Verdict) -> Path:
     """`report.html` of one finished model, in the folder of its run."""
     facts, name = artifact.facts, artifact.facts["model"]
-    judged = OnTest(
+    judged = TestPredictions(
         verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name, verdict.beaten
     )
     return run_page(
@@ -118,7 +118,7 @@ def sided(data: Dataset) -> bool:
     return len(data.classes) == len(CLASSES)
 
 
-def verdict(judged: OnTest, of: int, *, sided: bool = True) -> Section:
+def verdict(judged: TestPredictions, of: int, *, sided: bool = True) -> Section:
     """The verdict on each model in a sentence with its numbers, and the metrics with those of the baselines.
 
     of : test rows in all.
@@ -160,7 +160,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def returns(data: Dataset, judged: OnTest) -> Section:
+def returns(data: Dataset, judged: TestPredictions) -> Section:
     """Realised return and information coefficient by decile of the chosen model's forecast, on clear test rows."""
     rows, p_N3 = judged.rows, judged.forecasts[judged.chosen]
     clear = data.clear[rows]
@@ -197,7 +197,7 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def calibration(data: Dataset, judged: OnTest) -> Section:
+def calibration(data: Dataset, judged: TestPredictions) -> Section:
     """Reliability diagrams of the test rows, predicted and observed frequency by class, calibration errors."""
     rows, test = judged.rows, judged.forecasts
     clear, errors = data.clear[rows], judged.metrics[["ece_debiased", "ece"]]
@@ -276,7 +276,7 @@ def runs(found: Mapping[str, Artifact]) -> Section:
     return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def tiles(judged: OnTest, *, sided: bool = True) -> dict[str, object]:
+def summary_cards(judged: TestPredictions, *, sided: bool = True) -> dict[str, object]:
     """The figures under the title, those of the chosen model: label -> value, or (value, note)."""
     one, loss = judged.headline, judged.metrics["log_loss"]
     side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}

@@ -8,45 +8,47 @@ from ml_factory.errors import NotPreparedError
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
-from ml_factory.tracking.log_upload import is_told
-from ml_factory.tracking.restore import recover_artifact, recover_quietly
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.log_upload import is_log_complete
+from ml_factory.tracking.restore import recover_artifact, try_restore
+from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import mirror_mode
-from ml_factory.workflows.run_status import reached_in
+from ml_factory.workflows.run_status import progress_of
 from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_run
 
 
-def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> Keepsake:
+def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnapshot:
     """All that this run can go on from: its checkpoints, those of folds nested in it, and its finished parts."""
     settings = dict(spec.settings)
     nested = range(int(settings["folds"])) if "search" in settings else ()
     runs = (run.run_id, *(nested_run(run, fold).run_id for fold in nested))
     kept = tuple((str(run.folder), pattern) for pattern in FINISHED_PARTS)
-    return Keepsake(run.run_id, str(manager.home_folder), runs, kept)
+    return RunSnapshot(run.run_id, str(manager.home_folder), runs, kept)
 
 
-def record_of(run: Run, settings: dict, mirror: str, keepsake: Keepsake | None = None) -> Tracker:
+def record_of(run: Run, settings: dict, mirror: str, keepsake: RunSnapshot | None = None) -> Tracker:
     """The run's record; with a keepsake the newest of that is also kept at W&B."""
     return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, keepsake=keepsake)
 
 
 @contextmanager
 def recorded(
-    manager: CheckpointManager, run: Run, settings: dict, keepsake: Keepsake, mirror: str, *, owned: str
+    manager: CheckpointManager, run: Run, settings: dict, keepsake: RunSnapshot, mirror: str, *, owned: str
 ) -> Iterator[Callable[[dict], None]]:
     """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
 
     owned : the phase that is owned before the record is opened: a second session is refused, and has touched nothing.
     """
-    if is_told(run.folder / "log"):
+    if is_log_complete(run.folder / "log"):
         yield lambda summary: None
         return
-    with manager.phase(owned).claimed(), record_of(run, settings, mirror, keepsake) as tracker:
+    with manager.phase(owned).acquired(), record_of(run, settings, mirror, keepsake) as tracker:
         yield tracker.finish
 
 
-def bring_back(workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mirror: str, fresh: bool = False) -> None:
+def restore_from_wandb(
+    workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mirror: str, fresh: bool = False
+) -> None:
     """Fill the registry, or else the pool of checkpoints, with what W&B kept of this run.
 
     source : "wandb" takes its model from there, whatever the registry has, and raises NotPreparedError where that
@@ -64,6 +66,6 @@ def bring_back(workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mi
     elif online and not fresh and (kinds or not run.ended):  # what an ended run left may be gone
         if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
             return
-        if not reached_in(workspace, run, spec):
+        if not progress_of(workspace, run, spec):
             with open_checkpoints(workspace.checkpoints, run) as manager:
-                recover_quietly(manager, keepsake_of(manager, run, spec), registry, kinds)
+                try_restore(manager, keepsake_of(manager, run, spec), registry, kinds)

@@ -17,7 +17,7 @@ from ml_factory.workflows.unit_checkpoints import (
     fold_phase,
     folds_phase,
     forecasts_file,
-    how_far,
+    format_progress,
     nested_run,
     trials_file,
 )
@@ -26,7 +26,7 @@ _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 
 
 @dataclass(frozen=True)
-class Other:
+class MismatchedRun:
     """A run of the same model and horizon that this one is not.
 
     begun_at : UTC, ISO 8601.  why : settings, data or code.  details : settings with both values, or sources that
@@ -65,7 +65,7 @@ def check_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
         manager.phase(owned).check_free()
 
 
-def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
+def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
     """What was found of this run and what is done now.
 
     finished : its artifact is there.
@@ -82,7 +82,7 @@ def standing_line(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bo
 
 
 def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
-    reached = reached_in(workspace, run, spec)
+    reached = progress_of(workspace, run, spec)
     if reached:
         elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
@@ -102,7 +102,7 @@ def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
-def reached_in(workspace: Workspace, run: Run, spec: RunSpec) -> str:
+def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
     """How far a run is, in words, as its newest checkpoints say, those of a fit inside a fold among them; "" where
     there is none."""
     if "search" in dict(spec.settings):
@@ -117,9 +117,9 @@ def reached_in(workspace: Workspace, run: Run, spec: RunSpec) -> str:
 def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
     if is_file(forecasts_file(run, model)):
         return "all folds"
-    found = manager.phase(folds_phase(model)).glance()
+    found = manager.phase(folds_phase(model)).latest_info()
     done = int(found["metrics"]["finished"]) if found else 0
-    return how_far(_told(manager, folds_phase(model)), _told(manager, fold_phase(model, done)))
+    return format_progress(_told(manager, folds_phase(model)), _told(manager, fold_phase(model, done)))
 
 
 def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
@@ -131,11 +131,11 @@ def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
     if not inside and is_file(trials_file(run, done)):
         trials = dict(spec.settings)["search"]["trials"]
         inside = f"trial {trials} of {trials}"
-    return how_far(f"fold {done} of {count}" if done else "", inside)
+    return format_progress(f"fold {done} of {count}" if done else "", inside)
 
 
 def _told(manager: CheckpointManager, phase: str) -> str:
-    found = manager.phase(phase).glance()
+    found = manager.phase(phase).latest_info()
     return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
 
 
@@ -149,7 +149,7 @@ def begun_on(run: Run) -> dict | None:
         return None
 
 
-def others(parent: Path, spec: RunSpec) -> list[Other]:
+def others(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
     """Runs of the same model, horizon, seed and form that this one is not, the one begun last at the end."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
@@ -166,7 +166,7 @@ def others(parent: Path, spec: RunSpec) -> list[Other]:
     return sorted(found, key=lambda one: one.begun_at)
 
 
-def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> Other:
+def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> MismatchedRun:
     """Changed code changes more than its hashes: what it prepares is other data, and what a stack is built on are other
     models. Both count as settings or data only where no code explains them."""
     files = changed(told.get("sources") or {}, sources)
@@ -179,7 +179,7 @@ def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> Othe
     else:
         why, details = "code", files
     ended, commit = Run(told["run_id"], path.parent).ended, str(told.get("commit") or "")
-    return Other(told["run_id"], str(told.get("begun_at") or ""), why, tuple(details), prepared, commit, ended)
+    return MismatchedRun(told["run_id"], str(told.get("begun_at") or ""), why, tuple(details), prepared, commit, ended)
 
 
 def _differing(there: Mapping, here: Mapping, but: str) -> list[str]:

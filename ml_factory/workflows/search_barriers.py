@@ -39,8 +39,8 @@ from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.fixed_horizon import forward_return
 from ml_factory.targets.label_table import marked
 from ml_factory.targets.splits import SplitSpec, holdout
-from ml_factory.tracking.restore import recover_quietly
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.restore import try_restore
+from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import mirror_mode
 from ml_factory.workflows.barrier_trials import frames_for, kept_search
 from ml_factory.workflows.prove import settings_of
@@ -67,10 +67,10 @@ def search_labels(
     run = _open(workspace.results / symbol, store, spec, fresh, named)
     keep, decided = folder / f"trials-{run.run_id}.json", _decided(store, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        keepsake = Keepsake(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
-        begun = is_file(keep) or manager.phase("trials").glance()
+        keepsake = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
+        begun = is_file(keep) or manager.phase("trials").latest_info()
         if not begun and not fresh and mirror_mode(mirror) == "online":
-            recover_quietly(manager, keepsake)
+            try_restore(manager, keepsake)
         with recorded(manager, run, decided, keepsake, mirror, owned="trials") as finish:
             outcome = kept_search(manager.phase("trials"), frames, train, judged, spec, keep=keep, done=done)
             finish(outcome.spec.best)

@@ -49,12 +49,12 @@ def fit_stack(
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
-        manager.phase(folds_phase(spec.models[0])).claimed(),
+        manager.phase(folds_phase(spec.models[0])).acquired(),
         record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
     ):
         artifact = _fitted(workspace, manager, data, run, spec, folds)
         tracker.finish(summary_of(artifact), artifact=artifact)
-    if Registry(workspace.models).outlives(artifact):
+    if Registry(workspace.models).is_persisted(artifact):
         run.end()
     return artifact
 

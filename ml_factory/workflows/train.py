@@ -10,7 +10,7 @@ import numpy as np
 from ml_factory.checkpoints.manager import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
-from ml_factory.evaluation.metrics import among, classification_metrics
+from ml_factory.evaluation.metrics import classification_metrics, restrict_classes
 from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.base import Estimator, FitResult, merged
@@ -20,7 +20,7 @@ from ml_factory.models.tabular_data import FoldBins
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.tracking.log_upload import is_told
+from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import first_missing
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
@@ -41,22 +41,22 @@ def fit_holdout(
     bins : of this split, where other trials and seeds have built or will want them.
     estimator : the model to fit, as `open_training` gave it; None builds one.
     """
-    started, lesson = time.perf_counter(), lesson_of(data, spec)
+    started, lesson = time.perf_counter(), training_data(data, spec)
     model, held_out, limited = same_model(lesson.model, estimator), lesson.held_out, lesson.limited
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
-        manager.phase(fit_phase(spec.model)).claimed() as phase,
+        manager.phase(fit_phase(spec.model)).acquired() as phase,
         record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
     ):
-        checkpoints = _RecordFirst(phase, machine(spec), tracker, model.trained_on)
+        checkpoints = _LogThenCheckpoint(phase, machine(spec), tracker, model.trained_on)
         result = model.fit(
             *lesson.train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
         phase.settle()
-        p_N3 = among(model.predict_proba(held_out[0]), data.classes.values())
+        p_N3 = restrict_classes(model.predict_proba(held_out[0]), data.classes.values())
         calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
         inexact = merged(result.inexact, checkpoints.elsewhere)
         facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
@@ -70,7 +70,7 @@ def fit_holdout(
         registry = Registry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(summary_of(artifact), artifact=artifact)
-        if registry.outlives(artifact):  # else its checkpoints do
+        if registry.is_persisted(artifact):  # else its checkpoints do
             phase.finish()
             manager.release_user_saves()
             run.end()
@@ -78,7 +78,7 @@ def fit_holdout(
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingData:
     """A fresh model and what it is given: (inputs, labels, weights) to learn from, and those held out."""
 
     model: Estimator
@@ -87,17 +87,17 @@ class Lesson:
     limited: dict
 
 
-def lesson_of(data: Dataset, spec: RunSpec) -> Lesson:
+def training_data(data: Dataset, spec: RunSpec) -> TrainingData:
     """What a run's settings say is learnt from which rows; the same in every process that takes part."""
-    model, train, validation, limited = student_of(data, spec)
+    model, train, validation, limited = build_untrained(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))
     take = model_inputs(data, data.scaler, model)
     (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
     held_out = (take(validation), data.y[validation], w_validation)
-    return Lesson(model, (take(train), data.y[train], w_train), held_out, limited)
+    return TrainingData(model, (take(train), data.y[train], w_train), held_out, limited)
 
 
-def student_of(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
+def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
     """An unfitted model by a run's settings, the rows it learns from, those held out, and what QUICK limits.
 
     Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
@@ -105,7 +105,7 @@ def student_of(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.
     settings = {name: value for name, value in spec.settings if name != "weights"}
     model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
-    return model, *_teachers(data, model, spec.quick)
+    return model, *_train_validation_rows(data, model, spec.quick)
 
 
 def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
@@ -136,21 +136,21 @@ def _compared(model: Estimator | None, what: str) -> object:
     return value.identity() if what == "settings" and value is not None else value
 
 
-def close_record(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
+def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
     """The record of a run whose artifact is there, made whole where a kill came between the two, or where a mount took
     the artifact late; and the slots of its checkpoints given back, once the artifact outlives this machine."""
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
-    if not is_told(log) or first_missing([step for step, _ in history], log) < len(history):
+    if not is_log_complete(log) or first_missing([step for step, _ in history], log) < len(history):
         with record_of(run, spec.to_dict(), mirror) as tracker:
             tracker.catch_up(history)
             tracker.finish(summary_of(artifact), artifact=artifact)
-    if not run.ended and Registry(workspace.models).outlives(artifact):  # else its checkpoints do
+    if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else its checkpoints do
         if spec.task == "train":
             with (
                 suppress(CheckpointError),  # who works on it just now gives them back
                 open_checkpoints(workspace.checkpoints, run) as manager,
-                manager.phase(fit_phase(spec.model)).claimed() as phase,
+                manager.phase(fit_phase(spec.model)).acquired() as phase,
             ):
                 phase.finish()
                 manager.release_user_saves()
@@ -169,7 +169,7 @@ def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
     return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
-def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
+def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
     """Training and validation rows this model can read; at least one of each."""
     usable = data.usable(model.lookback)
     parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
@@ -183,7 +183,7 @@ def _teachers(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray,
     return train, parts["validation"], limited
 
 
-class _RecordFirst(Kept):
+class _LogThenCheckpoint(Kept):
     """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save.
 
     An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.

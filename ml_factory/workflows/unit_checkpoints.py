@@ -54,7 +54,7 @@ class Kept:
         )
 
 
-class FoldSlots:
+class FoldCheckpoints:
     """Checkpoints of folds: an outer phase for what finished ones forecast, one for the fit inside each.
 
     The slots of a fold serve the next ones as soon as its forecasts are in the outer checkpoint.
@@ -131,7 +131,7 @@ def nested_run(run: Run, fold: int) -> Run:
     return Run(f"{run.run_id}-fold{fold}", run.folder)
 
 
-def how_far(done: str, inside: str) -> str:
+def format_progress(done: str, inside: str) -> str:
     """How far folds are, in words: what is `done` ("fold 1 of 3", "" without any) and what was begun of the one after
     ("round 10"); "" where there is neither."""
     if not inside:
@@ -151,7 +151,7 @@ def reached_by_fit(state: Mapping) -> str:
     return f"epoch {len(history_of(state))}, step {state['step']}"
 
 
-def turns_in(reached: str) -> int:
+def parse_progress(reached: str) -> int:
     """The rounds, or whole epochs, of what `reached_by_fit` says; 0 of anything else."""
     found = re.match(r"(?:round|epoch) (\d+)", reached)
     return int(found[1]) if found else 0

@@ -28,7 +28,7 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.progress import phase
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.storage.locks import exclusive
-from ml_factory.storage.worker_process import Child, Link, NoAnswer
+from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 DAYS = 15  # of made-up bars: so many that a scaler of them is the one of large files
@@ -106,7 +106,7 @@ def serve(channel: str, parent: str, folder: str) -> None:
         compile_share(request["share"])
         return {}, b""
 
-    Link(channel, parent).answer_with(answer)
+    ParentConnection(channel, parent).answer_with(answer)
 
 
 def _save_one_at_a_time(lock: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ml_factory.checkpoints.planner import Cost, CostModel
 from ml_factory.datasets.rows import contiguous_blocks
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.storage.state import encode_state, lay_out
+from ml_factory.storage.state import encode_state, plan_layout
 from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, weighted
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
@@ -91,7 +91,7 @@ class _Scale:
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> None:
         if force:
-            self.bytes = max(self.bytes, lay_out(state).size)
+            self.bytes = max(self.bytes, plan_layout(state).size)
 
 
 def work_of(name: str, size: Size) -> float:

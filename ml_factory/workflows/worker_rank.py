@@ -13,10 +13,10 @@ from ml_factory.experiment import RunSpec
 from ml_factory.models.registry import WITH_DATA, build_model, spec_of
 from ml_factory.storage.locks import started_together
 from ml_factory.workflows.dataset import Dataset
-from ml_factory.workflows.train import lesson_of
+from ml_factory.workflows.train import training_data
 
 
-def agreed(spec: RunSpec, fitting: bool = False) -> bool:
+def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
     """Whether a fit begins now: what the first process says, in all of them. Alone, what it says itself."""
     if not started_together() or not spec_of(spec.model).windowed:
         return fitting
@@ -26,14 +26,14 @@ def agreed(spec: RunSpec, fitting: bool = False) -> bool:
     return device.processes.tell({"fitting": fitting})["fitting"]
 
 
-def help_fit(data: Dataset, spec: RunSpec) -> None:
+def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
     """Take part in the fit of the first process, if there is one, and keep nothing of it.
 
     Raises FactoryError when that process ends before the fit does.
     """
-    if not agreed(spec):
+    if not broadcast_decision(spec):
         return
-    lesson = lesson_of(data, spec)
+    lesson = training_data(data, spec)
     stop.listen()  # the first process hears the signal too: it saves, and leaves
     try:
         lesson.model.fit(*lesson.train, validation=lesson.held_out)

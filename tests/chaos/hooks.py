@@ -158,12 +158,12 @@ def _files(hooks: Hooks) -> None:
 
 def _work(hooks: Hooks) -> None:
     from ml_factory.datasets.store_writer import StoreWriter
-    from ml_factory.models.tabular import Grower
+    from ml_factory.models.tabular import BlockTrainer
     from ml_factory.targets import barrier_search
     from ml_factory.training.sampler import Order
 
     wrap_method(Order, "positions", before(hooks, "step"))
-    for kind in Grower.__subclasses__():
+    for kind in BlockTrainer.__subclasses__():
         wrap_method(kind, "grow", before(hooks, "block"))
     wrap_method(barrier_search._View, "judge", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import leases
-from ml_factory.checkpoints.leases import SILENCE_SECONDS, Heartbeat, TakenOverError, Tenure
+from ml_factory.checkpoints.leases import SILENCE_SECONDS, Heartbeat, LeaseHolder, TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
 
@@ -27,12 +27,12 @@ class Machine:
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
         self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
         self.while_waiting, self.waited, self.kept = lambda: None, 0.0, True
-        self.slots = Slots(Pool(folder), Lease(name))
+        self.slots = Slots(Pool(folder), WriterId(name))
 
-    def tenure(self) -> Tenure:
+    def tenure(self) -> LeaseHolder:
         self.sits_here()
         clocks = {"now": lambda: self.now, "clock": lambda: self.waited, "sleep": self._sleep}
-        return Tenure(UNIT, self.name, self.slots, **clocks)
+        return LeaseHolder(UNIT, self.name, self.slots, **clocks)
 
     def sits_here(self) -> None:
         self.patch.setattr(leases, "this_machine", lambda: self.name)
@@ -54,10 +54,10 @@ def test_the_first_comes_with_fence_one_and_again_with_the_same(machines):
     one, _ = machines
     tenure = one.tenure()
     tenure.take()
-    assert tenure.lease == Lease("one", 1)
+    assert tenure.lease == WriterId("one", 1)
     again = one.tenure()
     again.take()
-    assert again.lease == Lease("one", 1)
+    assert again.lease == WriterId("one", 1)
 
 
 def test_a_living_session_elsewhere_is_left_alone(machines):
@@ -105,7 +105,7 @@ def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_w
     one.tenure().take()
     tenure = two.tenure()
     tenure.take()
-    assert tenure.lease == Lease("two", 2) and two.waited == pytest.approx(SILENCE_SECONDS)
+    assert tenure.lease == WriterId("two", 2) and two.waited == pytest.approx(SILENCE_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ class Words:
 
 def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
     here = Words()
-    tenure = Tenure(UNIT, "one", here)
+    tenure = LeaseHolder(UNIT, "one", here)
     tenure.taken = True
     beat = threading.Thread(target=tenure.renew)
     beat.start()
@@ -217,7 +217,7 @@ def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
     here.go.set()
     mount.go.set()
     clock = iter(range(10))
-    tenure = Tenure(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
+    tenure = LeaseHolder(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
     tenure.take(ask_mount=False)
     for _ in range(4):
         tenure.renew()
@@ -247,7 +247,7 @@ def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(
     two.now = 1000 + SILENCE_SECONDS + 1
     tenure = two.tenure()
     tenure.take()
-    assert tenure.lease == Lease("two", 2) and two.now == 1000 + SILENCE_SECONDS + 1
+    assert tenure.lease == WriterId("two", 2) and two.now == 1000 + SILENCE_SECONDS + 1
 
 
 def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_enough(machines, caplog):
@@ -268,7 +268,7 @@ def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(ma
     tenure = two.tenure()
     tenure.take()
     assert tenure.lease.fence == 2 and two.now == 1000
-    here = Tenure(
+    here = LeaseHolder(
         UNIT, "two, another process", two.slots, now=lambda: 1000.0, sleep=lambda seconds: pytest.fail("waits")
     )
     here.take()
@@ -321,7 +321,7 @@ def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
     one, two = machines
     for number in range(4):
         one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
-    elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), Lease("two"))
+    elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), WriterId("two"))
     saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, b"new")
     assert saved["sequence"] == 1
     one.slots.copy_in(UNIT, 3, saved["path"])
@@ -331,10 +331,10 @@ def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
 
 def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):
     state = {"weights": np.zeros(1000)}
-    with CheckpointManager(tmp_path, run="run", lease=Lease("first"), background=False) as first:
+    with CheckpointManager(tmp_path, run="run", lease=WriterId("first"), background=False) as first:
         assert first.phase("p").load() is None
         first.save_checkpoint("p", state, force=True)
-        with CheckpointManager(tmp_path, run="run", lease=Lease("second"), background=False) as second:
+        with CheckpointManager(tmp_path, run="run", lease=WriterId("second"), background=False) as second:
             second.phase("p").tenure.take()
             assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
             with pytest.raises(TakenOverError):

@@ -420,7 +420,7 @@ SAVER = """
 import sys, numpy as np
 from ml_factory.checkpoints import file_format
 from ml_factory.checkpoints.manager import CheckpointManager
-containers._CHUNK = 1024  # many small writes, so that a kill at a random moment often falls between two
+file_format._CHUNK = 1024  # many small writes, so that a kill at a random moment often falls between two
 manager = CheckpointManager(sys.argv[1], run="r", background=False)
 checkpoint = manager.load_latest_checkpoint("p")
 value = checkpoint["state"]["value"] if checkpoint else 0
@@ -588,7 +588,7 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
     if child == 0:
         refused = 0
         for attempt in (lambda: phase.save({"value": 2}, force=True), phase.load, phase.latest, phase.claim,
-                        phase.finish, manager.list_checkpoints, phase.glance):
+                        phase.finish, manager.list_checkpoints, phase.latest_info):
             try:
                 attempt()
             except CheckpointError as error:

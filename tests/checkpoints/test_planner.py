@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planner import learned, optimum, share
-from ml_factory.checkpoints.planner import Cost, CostModel, Room, WorkUnit, plan
+from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import SaveTimer, reserve
 from ml_factory.errors import SettingsError
 
@@ -48,7 +48,7 @@ def test_one_size_is_refused():
 def test_the_shortest_first_finishes_the_most_by_any_moment():
     units = [WorkUnit(f"u{i}", line(0, 1), seconds) for i, seconds in enumerate([50, 10, 30, 20])]
     for life in (25, 61, 75, 200):
-        planned = sum(row.fits == "whole" for row in plan(units, Room(seconds=life)))
+        planned = sum(row.fits == "whole" for row in plan(units, Budget(seconds=life)))
         until = life - reserve(0)
         best = max(
             sum(end <= until for end in itertools.accumulate(unit.work for unit in order))
@@ -59,14 +59,14 @@ def test_the_shortest_first_finishes_the_most_by_any_moment():
 
 def test_what_was_begun_comes_first_and_costs_what_is_left_of_it():
     begun = WorkUnit("begun", line(4, 1), 100, done=0.75)
-    rows = plan([WorkUnit("short", line(0, 1), 5), begun], Room(seconds=1000))
+    rows = plan([WorkUnit("short", line(0, 1), 5), begun], Budget(seconds=1000))
     assert [row.unit.name for row in rows] == ["begun", "short"]
     assert rows[0].cost.seconds == pytest.approx(29) and rows[1].starts == pytest.approx(29)
 
 
 def test_the_last_unit_is_begun_in_part_only_when_something_of_it_can_be_saved():
     save = Cost(10.0)
-    room = Room(seconds=200 + reserve(10.0))
+    room = Budget(seconds=200 + reserve(10.0))
     rows = plan([WorkUnit("a", line(0, 1), 150), WorkUnit("b", line(5, 1), 300)], room, save)
     assert [row.fits for row in rows] == ["whole", "in part"]
     rows = plan([WorkUnit("a", line(0, 1), 190), WorkUnit("b", line(5, 1), 300)], room, save)
@@ -78,7 +78,7 @@ def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
         WorkUnit("greedy", line(1, 0, memory=9e9), 1), WorkUnit("fat", line(2, 0, disk=8e8), 1),
         WorkUnit("plain", line(3, 0, memory=1e9, disk=3e8), 1), WorkUnit("plain too", line(4, 0, disk=3e8), 1),
     ]  # fmt: skip
-    room = Room(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
+    room = Budget(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
     fits = {row.unit.name: row.fits for row in plan(units, room, Cost(1, disk_bytes=1e8))}
     assert fits == {"greedy": "memory", "fat": "disk", "plain": "whole", "plain too": "whole"}
 
@@ -104,11 +104,11 @@ def test_units_share_one_pool_of_checkpoints_as_large_as_the_largest_needs():
         return WorkUnit(name, CostModel(Cost(seconds, 0, 1e8, pool), Cost(0.0)), 1)
 
     units = [unit("first", 1, 5e8), unit("second", 2, 5e8), unit("large", 3, 9e8), unit("small", 4, 1e8)]
-    rows = {row.unit.name: row for row in plan(units, Room(seconds=1000, disk_bytes=1.35e9))}
+    rows = {row.unit.name: row for row in plan(units, Budget(seconds=1000, disk_bytes=1.35e9))}
     assert {name: row.fits for name, row in rows.items()} == dict.fromkeys(rows, "whole")  # 0.9 slots, 0.4 models
     took = {name: row.takes_bytes for name, row in rows.items()}
     assert took == {"first": 6e8, "second": 1e8, "large": 5e8, "small": 1e8}
-    fits = {row.unit.name: row.fits for row in plan(units, Room(seconds=1000, disk_bytes=1.0e9))}
+    fits = {row.unit.name: row.fits for row in plan(units, Budget(seconds=1000, disk_bytes=1.0e9))}
     assert fits == {"first": "whole", "second": "whole", "large": "disk", "small": "whole"}
 
 
@@ -116,7 +116,7 @@ def test_slots_that_are_there_already_are_not_charged_and_a_device_that_is_too_s
     def unit(name, pool, device):
         return WorkUnit(name, CostModel(Cost(1, 0, 1e8, pool, device), Cost(0.0)), 1)
 
-    room = Room(seconds=1000, disk_bytes=3e8, device_bytes=1e9, pool_bytes=4e8)
+    room = Budget(seconds=1000, disk_bytes=3e8, device_bytes=1e9, pool_bytes=4e8)
     rows = {row.unit.name: row for row in plan([unit("a", 5e8, 1e9), unit("b", 5e8, 2e9)], room)}
     assert (rows["a"].fits, rows["a"].takes_bytes, rows["b"].fits) == ("whole", 2e8, "device memory")
 
@@ -127,9 +127,9 @@ def test_what_waits_for_others_is_last_and_begins_when_they_fit_whole():
         WorkUnit("a", line(0, 1), 10),
         WorkUnit("b", line(0, 1), 60),
     ]
-    rows = plan(units, Room(seconds=100 + reserve(0)))
+    rows = plan(units, Budget(seconds=100 + reserve(0)))
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "whole"), ("stack", "whole")]
-    rows = plan(units, Room(seconds=50 + reserve(0)))
+    rows = plan(units, Budget(seconds=50 + reserve(0)))
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "in part"), ("stack", "later")]
-    begun = plan([WorkUnit("stack", line(0, 1), 30, done=0.5, after=("a",))], Room(seconds=100))
+    begun = plan([WorkUnit("stack", line(0, 1), 30, done=0.5, after=("a",))], Budget(seconds=100))
     assert begun[0].fits == "whole"  # what it waited for is no unit any more

@@ -19,7 +19,7 @@ from ml_factory.checkpoints.file_format import look_at
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.remote_slots import ChildSlots
-from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.uploader import COPIED, LOCAL
 from ml_factory.errors import WorkspaceError
@@ -113,10 +113,10 @@ def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
     hang(drive)
-    with manager_of(drive, deadline=2, lease=Lease("earlier")) as manager:
+    with manager_of(drive, deadline=2, lease=WriterId("earlier")) as manager:
         save(manager, 1)
     heal(drive)
-    with manager_of(drive, lease=Lease("later")) as manager:
+    with manager_of(drive, lease=WriterId("later")) as manager:
         assert manager.phase("p").load()["state"] == {"value": 1}
         assert manager.wait(LONG) and manager.mount.lease_of(UNIT)["fence"] == 2
         assert manager.mount.told(UNIT)[0]["sequence"] == 1
@@ -124,11 +124,11 @@ def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(driv
 
 def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
     """Whatever its number: the other session went on from an older checkpoint, and this machine's never went up."""
-    with manager_of(drive, lease=Lease("here")) as manager:
+    with manager_of(drive, lease=WriterId("here")) as manager:
         save(manager, "common")
         assert manager.wait(LONG)
-    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("there"))
-    with manager_of(drive, lease=Lease("here")) as manager:
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=WriterId("there"))
+    with manager_of(drive, lease=WriterId("here")) as manager:
         drive.rename(drive.parent / "gone")
         drive.write_text("a mount that is away")
         saved = [save(manager, f"left behind {number}") for number in range(3)]
@@ -138,7 +138,7 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
         assert other.phase("p").load()["state"] == {"value": "common"}
         assert save(other, "later") and other.wait(LONG)
         assert other.mount.told(UNIT)[0]["sequence"] < saved[-1]["sequence"]
-    with manager_of(drive, lease=Lease("back here")) as manager:
+    with manager_of(drive, lease=WriterId("back here")) as manager:
         assert manager.phase("p").load()["state"] == {"value": "later"}
         assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
 
@@ -166,7 +166,7 @@ def test_who_was_taken_over_gives_nothing_back(drive):
         ours.phase("p").load()
         save(ours, 1)
         assert ours.wait(LONG)
-        other.phase("p").tenure.lease = Lease("zzz", fence=9)
+        other.phase("p").tenure.lease = WriterId("zzz", fence=9)
         other.phase("p").tenure.taken = True
         save(other, 2)
         assert other.wait(LONG)
@@ -212,7 +212,7 @@ def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
 
 
 def test_a_child_that_dies_is_told_and_replaced(drive):
-    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
     hang(drive)
     caught = []
 
@@ -236,7 +236,7 @@ def test_a_child_that_dies_is_told_and_replaced(drive):
 
 def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
     """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
-    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
     assert slots.told(UNIT) == []
     child = slots._process.pid
     assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -340,8 +340,8 @@ def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(d
 
 
 def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
-    first = manager_of(drive, lease=Lease("first"))
-    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=Lease("second"))
+    first = manager_of(drive, lease=WriterId("first"))
+    other = CheckpointManager(drive, run="r", local=drive.parent / "other", lease=WriterId("second"))
     with first, other:
         save(first, 1)
         assert first.wait(LONG)
@@ -367,7 +367,7 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
     forget_local(drive)
     with manager_of(drive) as manager:
         assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not asked
-        assert manager.phase("p").glance()["sequence"] == 5 and not asked
+        assert manager.phase("p").latest_info()["sequence"] == 5 and not asked
         there = len(manager.list_checkpoints())
         assert there == len(asked) >= 1
         newest = manager.list_checkpoints()[-1]["path"]
@@ -383,11 +383,11 @@ def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
         save(manager, 1)
     hang(drive)
     with manager_of(drive, deadline=2) as manager:
-        assert manager.phase("p").glance()["sequence"] == 1  # what is here is told
+        assert manager.phase("p").latest_info()["sequence"] == 1  # what is here is told
         assert [one["sequence"] for one in manager.list_checkpoints()] == [1]
     forget_local(drive)
     with manager_of(drive, deadline=2) as manager, pytest.raises(SilentMountError, match="no answer for 2 s"):
-        manager.phase("p").glance()
+        manager.phase("p").latest_info()
 
 
 def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
@@ -442,7 +442,7 @@ def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypat
     """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
-    slots = ChildSlots(drive, drive.parent / "lock", Lease())
+    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
     try:
         with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
             slots.told(UNIT)

@@ -12,7 +12,7 @@ from xxhash import xxh3_128
 
 from ml_factory.checkpoints import file_format, slot_pool
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk
@@ -55,11 +55,11 @@ def test_a_glance_at_what_is_there_reads_no_checkpoint_through(tmp_path):
     disk, size = Reading(), 1_000_000
     for local in (None, tmp_path / "local"):
         with written(tmp_path / "drive", disk=disk, local=local) as manager:
-            assert manager.phase("p").glance() is None
+            assert manager.phase("p").latest_info() is None
             for value in range(3):
                 manager.save_checkpoint("p", state(value, size), force=True, metrics={"reached": value, "loss": np.nan})
             disk.count = 0
-            told = manager.phase("p").glance()
+            told = manager.phase("p").latest_info()
             assert told["metrics"]["reached"] == 2 and np.isnan(told["metrics"]["loss"])
             assert disk.count < size / 10
             assert manager.list_checkpoints("p")[-1]["hash"] == told["hash"]
@@ -133,7 +133,7 @@ def test_a_thousand_rotations_use_no_more_than_the_pool(tmp_path):
             manager.save_checkpoint("p", state(value, 50), force=True, metrics={"val_loss": abs(value - 400)})
         paths = sorted(tmp_path.glob("slot-*.ckpt"))
         assert len(paths) == 5  # three last, the best, the one being written
-        good = manager.home.survey(Unit("r", "p"))[0].values()
+        good = manager.home.verify_slots(Unit("r", "p"))[0].values()
         assert {401, 998, 999, 1000} <= {info["sequence"] for info in good}
         assert manager.load_latest_checkpoint("p")["state"]["value"] == 999
 
@@ -143,7 +143,7 @@ def test_the_best_is_kept_however_old_and_infinity_is_not_best(tmp_path):
     with written(tmp_path) as manager:
         for loss in losses:
             manager.save_checkpoint("p", state(0), force=True, metrics={"val_loss": loss})
-        good = [info["sequence"] for info in manager.home.survey(Unit("r", "p"))[0].values()]
+        good = [info["sequence"] for info in manager.home.verify_slots(Unit("r", "p"))[0].values()]
         assert 3 in good and {8, 9, 10} <= set(good)
         assert manager.list_checkpoints("p")[-1]["metrics"] == {"val_loss": 4.0}
 
@@ -248,7 +248,7 @@ def test_sessions_on_different_models_share_the_pool(tmp_path):
 
 
 def test_who_was_taken_over_writes_no_more(tmp_path):
-    old, new = (Slots(Pool(tmp_path), Lease(name, fence)) for name, fence in (("old", 1), ("new", 2)))
+    old, new = (Slots(Pool(tmp_path), WriterId(name, fence)) for name, fence in (("old", 1), ("new", 2)))
     unit, info = Unit("r", "p"), {"metrics": {}}
     assert old.write(unit, 3, info, b"1")["lease"] == {"session": "old", "fence": 1}
     new.write(unit, 3, info, b"2")
@@ -269,7 +269,7 @@ def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
     paths[0].write_bytes(paths[0].read_bytes()[:5000] + b"?" + paths[0].read_bytes()[5001:])
     with pytest.raises(CheckpointError, match="hash"):
         there.copy_in(unit, 3, saved["path"])
-    assert [one["sequence"] for one in there.survey(unit)[0].values()] == [1]
+    assert [one["sequence"] for one in there.verify_slots(unit)[0].values()] == [1]
 
 
 def test_content_is_hashed_alike_in_pieces_and_whole(tmp_path, monkeypatch):

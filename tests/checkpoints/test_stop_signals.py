@@ -31,7 +31,7 @@ class Slow(Disk):  # a mount
         return super().write(descriptor, data, offset)
 
 folder, local, slow = sys.argv[1], sys.argv[2] or None, float(sys.argv[3])
-phases._LAST_COPY = 60.0 if slow < 60 else 0.5
+phase._LAST_COPY = 60.0 if slow < 60 else 0.5
 disk = Slow() if local else None
 often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
 with CheckpointManager(folder, run="r", **often) as manager:
@@ -97,7 +97,7 @@ def test_handlers_come_back_and_only_listeners_have_them(tmp_path):
     with CheckpointManager(tmp_path, run="r") as manager:
         manager.save_checkpoint("p", {}, force=True)
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-        with manager.phase("p").claimed(), manager.phase("q").claimed():
+        with manager.phase("p").acquired(), manager.phase("q").acquired():
             assert signal.getsignal(signal.SIGTERM) != before[1]
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 

@@ -3,11 +3,11 @@
 import threading
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.uploader import Clerk
+from ml_factory.checkpoints.uploader import BackgroundThread
 
 
 def test_a_job_that_breaks_costs_no_other_job(caplog):
-    clerk, done = Clerk("clerk"), []
+    clerk, done = BackgroundThread("clerk"), []
     clerk.do(lambda: 1 / 0)
     clerk.do(lambda: done.append("next"))
     assert clerk.wait(60) and done == ["next"]
@@ -16,7 +16,7 @@ def test_a_job_that_breaks_costs_no_other_job(caplog):
 
 
 def test_a_clerk_that_was_closed_does_what_comes_later_after_what_came_before():
-    clerk, done, go = Clerk("clerk"), [], threading.Event()
+    clerk, done, go = BackgroundThread("clerk"), [], threading.Event()
     clerk.do(lambda: (go.wait(), done.append(1)))
     clerk.close()
     clerk.close()

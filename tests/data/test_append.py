@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from ml_factory.data import append
-from ml_factory.data.append import check_more, plain_bars
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.append import as_canonical, check_appended
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import check_bars
@@ -32,7 +32,7 @@ def told_in_steps(bars: pd.DataFrame, *stops: int, market=None) -> dict | None:
     _, report = check_bars(bars.iloc[: stops[0]].reset_index(), market=market)
     told, old = report.to_dict(), stops[0]
     for stop in stops[1:]:
-        told, old = check_more(Prefixes(bars.iloc[:stop]), old, told, market), stop
+        told, old = check_appended(PrefixHasher(bars.iloc[:stop]), old, told, market), stop
     return told
 
 
@@ -66,18 +66,18 @@ def test_new_bars_that_a_check_would_refuse_or_map_are_left_to_it(what):
     else:
         bars = pd.concat([bars[:25_000], bars[25_000:][::5]])
     head, report = check_bars(BARS[:FIRST].reset_index(), symbol="ODD")
-    assert check_more(Prefixes(BARS), FIRST, report.to_dict(), market_for("ODD", head)) is not None
-    assert check_more(Prefixes(bars), FIRST, report.to_dict(), market_for("ODD", head)) is None
+    assert check_appended(PrefixHasher(BARS), FIRST, report.to_dict(), market_for("ODD", head)) is not None
+    assert check_appended(PrefixHasher(bars), FIRST, report.to_dict(), market_for("ODD", head)) is None
 
 
 def test_only_bars_spelt_as_ours_are_plain():
     table = BARS[:100].reset_index()
-    assert plain_bars(table).equals(check_bars(table)[0])
-    assert plain_bars(table.assign(volume=0.0)).equals(check_bars(table.assign(volume=0.0))[0])
-    assert plain_bars(table.rename(columns={"close": "last"})) is None
-    assert plain_bars(table.assign(timestamp=table["timestamp"].dt.tz_localize(None))) is None
-    assert plain_bars(table.assign(close=table["close"].astype(str))) is None
-    assert plain_bars(table.assign(volume=table["volume"].where(table.index > 3))) is None
+    assert as_canonical(table).equals(check_bars(table)[0])
+    assert as_canonical(table.assign(volume=0.0)).equals(check_bars(table.assign(volume=0.0))[0])
+    assert as_canonical(table.rename(columns={"close": "last"})) is None
+    assert as_canonical(table.assign(timestamp=table["timestamp"].dt.tz_localize(None))) is None
+    assert as_canonical(table.assign(close=table["close"].astype(str))) is None
+    assert as_canonical(table.assign(volume=table["volume"].where(table.index > 3))) is None
 
 
 # ---- at the seam -----------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_what_is_strange_at_a_seam_of_real_bars_is_told_as_in_the_whole_file(rea
     """The seam is one bar after the first of the last injected rows: one side of it is spoiled by the other."""
     market = real_markets[symbol]
     spoiled = CORRUPTIONS[corruption](market, np.random.default_rng([5, len(corruption)]))
-    bars = plain_bars(spoiled.table)
+    bars = as_canonical(spoiled.table)
     wanted = rows_told(check_bars(spoiled.table, market=market.spec)[1].to_dict())
     last = max(row for _, row in spoiled.added)
     for seam in (last, last + 1):

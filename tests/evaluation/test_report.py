@@ -200,9 +200,11 @@ def test_the_same_input_gives_the_same_bytes(tmp_path):
 
 
 def test_no_row_of_tiles_holds_a_single_one():
-    for tiles in range(1, 13):
-        columns = int(re.search(r"--columns:(\d+)", render("t", [], facts={str(i): i for i in range(tiles)}))[1])
-        assert columns <= 5 and (tiles % columns != 1 or columns == 1 or tiles <= 5)
+    for summary_cards in range(1, 13):
+        columns = int(
+            re.search(r"--columns:(\d+)", render("t", [], facts={str(i): i for i in range(summary_cards)}))[1]
+        )
+        assert columns <= 5 and (summary_cards % columns != 1 or columns == 1 or summary_cards <= 5)
 
 
 def test_an_outline_keeps_the_extremes():

@@ -139,12 +139,12 @@ def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, 
     artifact_registry.register(SYMBOL, "model", "toy", {"a": np.ones(3)}, {"which": "before"})
     drive.fault("EDQUOT", "write", path="*state.safetensors*")
     kept = artifact_registry.register(SYMBOL, "model", "toy", {"a": np.zeros(3)}, {"which": "new"})
-    assert not artifact_registry.outlives(kept) and "No space left" in caplog.text
+    assert not artifact_registry.is_persisted(kept) and "No space left" in caplog.text
     found = artifact_registry.find(SYMBOL, model="toy")
     assert (found.facts["which"], found.sequence, found.load_state()["a"].tolist()) == ("new", 2, [0, 0, 0])
     drive.heal()
     found = artifact_registry.find(SYMBOL, model="toy")
-    assert artifact_registry.outlives(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
+    assert artifact_registry.is_persisted(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
     assert not artifact_registry.aside.list(SYMBOL)
 
 

@@ -15,8 +15,8 @@ from ml_factory.storage.file_access import SilentMountError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.run_log import first_missing, read_log
 from ml_factory.workflows.plan import plan_models
-from ml_factory.workflows.restore_run import bring_back
-from ml_factory.workflows.run_status import standing_line
+from ml_factory.workflows.restore_run import restore_from_wandb
+from ml_factory.workflows.run_status import format_run_status
 
 SPEC = RunSpec("DEMO", 5, "xgboost", "train", 0, False, "data")
 
@@ -54,14 +54,14 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         lambda: Workspace(workspace.root),
         lambda: open_run(workspace.results, "DEMO", SPEC, False),
         lambda: Run("run", folder / "run").begin(SPEC),
-        lambda: bring_back(workspace, Run("run", folder / "run"), SPEC, source="registry", mirror="auto"),
+        lambda: restore_from_wandb(workspace, Run("run", folder / "run"), SPEC, source="registry", mirror="auto"),
         lambda: read_log(folder / "run" / "log"),
     ):
         with pytest.raises(SilentMountError):
             ask()
-    assert not registry.outlives(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
+    assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
     assert first_missing([1, 2], folder / "run" / "log") == 0
-    line = standing_line(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
+    line = format_run_status(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
     assert line.startswith("Not known what there is of xgboost on DEMO, horizon 5: the mount does not answer")
     told = plan_models(
         workspace, SimpleNamespace(symbol="DEMO", horizon=5, fingerprint="data"), [], quick=True, seed=0, settings={}

@@ -15,7 +15,7 @@ import numpy as np
 
 from ml_factory.checkpoints import slot_pool
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Lease, Pool, Unit
+from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import FactoryError
 from ml_factory.seeding import generator
@@ -113,7 +113,7 @@ class Carried(World):
 
     def new_process(self) -> None:
         super().new_process()
-        lease = Lease(f"session-{len(self.drive.calls)}")
+        lease = WriterId(f"session-{len(self.drive.calls)}")
         self.mount = Slots(Pool(self.local / "checkpoints", self.disk, lock=self.local / "mount.lock"), lease)
         self.home = getattr(self, "home", None) or Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), lease)
 
@@ -131,7 +131,7 @@ class Carried(World):
 
     def fetch(self) -> dict | None:
         """Load on a machine whose local disk is empty."""
-        self.home = Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), Lease("fresh"))
+        self.home = Slots(Pool(Path(tempfile.mkdtemp(dir=self.local))), WriterId("fresh"))
         return self.load()
 
     def load(self) -> dict | None:

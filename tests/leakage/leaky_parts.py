@@ -97,7 +97,7 @@ class Relabelled(Learning):
         return {name: self.spoilt(labels, bars, facts) for name, labels in super().labels(bars, facts).items()}
 
 
-def claimed(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd.DataFrame:
+def acquired(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd.DataFrame:
     """The labels with these rows said to be proven earlier than they are, though never before they begin."""
     end = labels["label_end"].where(~rows, np.maximum(labels["label_end"] - earlier, labels.index.to_series()))
     return labels.assign(label_end=end)
@@ -106,13 +106,13 @@ def claimed(labels: pd.DataFrame, rows: np.ndarray, earlier: pd.Timedelta) -> pd
 @leak("label_end too early", "labels h10", "(rows)")
 class ProvenABarEarly(Relabelled):
     def spoilt(self, labels, bars, facts):
-        return claimed(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
+        return acquired(labels, np.ones(len(labels), bool), pd.Timedelta(minutes=5))
 
 
 @leak("label_end too early", "labels h10", "(rows)", kind="sparse")
 class AmbiguousProvenEarly(Relabelled):
     def spoilt(self, labels, bars, facts):
-        return claimed(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
+        return acquired(labels, (labels["barrier"] == "ambiguous").to_numpy(), pd.Timedelta(minutes=5))
 
 
 @leak("labels across a session's end", "labels h10", "label")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data import prefix_hash
-from ml_factory.data.prefix_hash import Prefixes
+from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage import certificate as kept
@@ -37,14 +37,14 @@ def proof(*leaks: Leak, form: str = "quick", cuts: int = 10) -> Proof:
 
 
 def certificate(bars, *leaks, form="quick", before=NOTHING, **other):
-    return issue(proof(*leaks), Prefixes(bars), form=form, before=before, **BOUND | other)
+    return issue(proof(*leaks), PrefixHasher(bars), form=form, before=before, **BOUND | other)
 
 
 def test_a_prefix_has_the_hash_it_had_when_it_was_the_whole(bars):
     ends = [1, 999, 1_000, 1_001, 4_321, len(bars)]
-    whole = Prefixes(bars)
+    whole = PrefixHasher(bars)
     for end in (*ends, *ends[::-1]):  # in any order, and once more
-        assert whole.of(end) == Prefixes(bars.iloc[:end]).whole
+        assert whole.of(end) == PrefixHasher(bars.iloc[:end]).whole
     assert len({whole.of(end) for end in ends}) == len(ends)
     assert whole.at_edges(2_500) == [whole.of(1_000), whole.of(2_000)]
 
@@ -56,33 +56,33 @@ def test_any_bit_of_the_prefix_changes_its_hash(column, bars):
         other.index = other.index.where(np.arange(len(other)) != 700, other.index[700] + pd.Timedelta(seconds=1))
     else:
         other.iloc[700, other.columns.get_loc(column)] = np.nextafter(other[column].iloc[700], np.inf)
-    before, after = ([Prefixes(one).of(end) for end in (700, 701, 5_000)] for one in (bars, other))
+    before, after = ([PrefixHasher(one).of(end) for end in (700, 701, 5_000)] for one in (bars, other))
     assert before[0] == after[0] and before[1] != after[1] and before[2] != after[2]
 
 
 def test_appended_bars_leave_what_stood_before_them_proved(bars):
     first = certificate(bars.iloc[:5_000], form="full")
-    found = standing(first, Prefixes(bars))
+    found = standing(first, PrefixHasher(bars))
     assert (found.rows, found.history) == (5_000, 500)
     whole = certificate(bars, before=found)
     assert [(one.rows, one.form) for one in whole.stretches] == [(5_000, "full"), (len(bars), "quick")]
     assert whole.form == "quick" and "full to" in whole.words() and "quick to" in whole.words()
-    assert standing(whole, Prefixes(bars)).rows == len(bars)
-    assert standing(whole, Prefixes(bars), "full").rows == 5_000  # the full form takes only what was fully proved
+    assert standing(whole, PrefixHasher(bars)).rows == len(bars)
+    assert standing(whole, PrefixHasher(bars), "full").rows == 5_000  # the full form takes only what was fully proved
 
 
 def test_revised_bars_keep_the_blocks_before_them(bars):
     stood = certificate(bars)
     revised = bars.copy()
     revised.iloc[4_500, 3] += 1.0
-    assert standing(stood, Prefixes(revised)).rows == 4_000
+    assert standing(stood, PrefixHasher(revised)).rows == 4_000
     revised.iloc[10, 3] += 1.0
-    assert standing(stood, Prefixes(revised)) == NOTHING
-    assert standing(stood, Prefixes(bars.iloc[:3_500])).rows == 3_000
+    assert standing(stood, PrefixHasher(revised)) == NOTHING
+    assert standing(stood, PrefixHasher(bars.iloc[:3_500])).rows == 3_000
 
 
 def test_what_found_a_leak_proves_nothing(bars):
-    assert standing(certificate(bars, LEAK), Prefixes(bars)) == NOTHING
+    assert standing(certificate(bars, LEAK), PrefixHasher(bars)) == NOTHING
 
 
 def test_a_certificate_is_read_back_as_it_was(bars, tmp_path):
@@ -140,9 +140,9 @@ def test_the_best_standing_of_all_certificates_is_found(bars, tmp_path):
     write_certificate(tmp_path, certificate(bars.iloc[:6_000], subject="b" * 64))
     write_certificate(tmp_path, certificate(bars, subject="d" * 64, code="other"))
     asked = {"code": "c", "settings": "s", "form": "quick"}
-    assert kept.newest_standing(tmp_path, Prefixes(bars), 20, **asked).rows == 6_000
-    assert kept.newest_standing(tmp_path, Prefixes(bars), 20, **asked | {"settings": "t"}) == NOTHING
-    assert kept.newest_standing(tmp_path, Prefixes(bars), 5, **asked) == NOTHING
+    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 20, **asked).rows == 6_000
+    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 20, **asked | {"settings": "t"}) == NOTHING
+    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 5, **asked) == NOTHING
 
 
 def test_words_name_the_form(bars):

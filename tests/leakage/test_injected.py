@@ -10,7 +10,7 @@ import pytest
 from ml_factory.data.validation import check_bars
 from ml_factory.leakage.fitted import ROW_WAYS
 from ml_factory.leakage.perturbations import TRUNCATE
-from ml_factory.leakage.prefix_builds import first_sights
+from ml_factory.leakage.prefix_builds import build_on_prefixes
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import ProofSpec
 from tests.leakage.leaks import CATALOGUE, Leak, Learning, bars_with_events, clean_pipeline, measured
@@ -145,7 +145,7 @@ def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
     leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")
     spec = replace(FULL, cuts=10, fit_rows=0, unseen_bars=0)
     pipeline = leak.spoil(clean_pipeline())
-    seen = first_sights(pipeline, bars)
+    seen = build_on_prefixes(pipeline, bars)
     pipeline.features(bars, pipeline.facts(bars))
     late = prove(pipeline, bars, spec)
     assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from ml_factory.leakage import proof as proving
-from ml_factory.leakage.prefix_builds import FirstSight
-from ml_factory.leakage.progress_file import Tried, horizons_tried
+from ml_factory.leakage.prefix_builds import PrefixBuild
+from ml_factory.leakage.progress_file import ProofProgress, horizons_tried
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.tables import RAISED
@@ -22,7 +22,7 @@ class Killed(BaseException):
     """Not an Exception: a proof takes those for leaks."""
 
 
-class Dying(Tried):
+class Dying(ProofProgress):
     """Keeps so many steps, and dies."""
 
     left = 0
@@ -59,7 +59,7 @@ def test_what_was_tried_is_not_tried_again(bars, tmp_path, monkeypatch, whole, k
     built, fitted = [], []
     monkeypatch.setattr(proving, "disturb", lambda *a, real=proving.disturb: built.append(a[1]) or real(*a))
     monkeypatch.setattr(Learning, "fit", lambda *a, real=Learning.fit: fitted.append(a) or real(*a))
-    again = prove(clean_pipeline(), bars, SPEC, tried=Tried(tmp_path / "kept.json", "this"))
+    again = prove(clean_pipeline(), bars, SPEC, tried=ProofProgress(tmp_path / "kept.json", "this"))
     assert outcome(again) == whole
     done = {"facts": 0, "window 0": 2, "window 1": 2, "window 2": 2, "whole file 0": 1, "whole file 1": 1}
     facts = 4 * ("facts" not in steps)
@@ -77,13 +77,14 @@ def test_a_leak_that_was_found_is_not_forgotten(bars, tmp_path):
     with pytest.raises(Killed):
         prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
     assert (
-        outcome(prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=Tried(tmp_path / "kept.json", "this"))) == wanted
+        outcome(prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=ProofProgress(tmp_path / "kept.json", "this")))
+        == wanted
     )
 
 
 @pytest.mark.parametrize("harm", ["another proof", "torn", "edited", "other cuts"])
 def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tmp_path, whole, harm):
-    kept = Tried(tmp_path / "kept.json", "this", (5, 20))
+    kept = ProofProgress(tmp_path / "kept.json", "this", (5, 20))
     Dying.left = 3
     with pytest.raises(Killed):
         prove(clean_pipeline(), bars, SPEC, tried=Dying(kept.path, "this", (5, 20)))
@@ -96,7 +97,7 @@ def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tm
     elif harm == "other cuts":
         kept.save(kept.load() | {"cuts": [1, 2, 3], "compared": {"features": 1}})
     else:
-        kept = Tried(kept.path, "that")
+        kept = ProofProgress(kept.path, "that")
     assert (kept.load() is None) == (harm != "other cuts")
     assert outcome(prove(clean_pipeline(), bars, SPEC, tried=kept)) == whole
     kept.forget()
@@ -146,7 +147,7 @@ def test_what_could_be_built_before_and_no_more_is_a_failure(bars, tmp_path, mon
         real(attempt, *asked)
 
     monkeypatch.setattr(proving._Attempt, "try_fitted", try_fitted)
-    found = prove(pipeline, bars, spec, tried=Tried(tmp_path / "kept.json", "this"))
+    found = prove(pipeline, bars, spec, tried=ProofProgress(tmp_path / "kept.json", "this"))
     assert any("MemoryError" in leak.column for leak in found.leaks), found.leaks
 
 
@@ -156,6 +157,6 @@ def test_what_goes_on_finds_is_kept_beside_what_was_found_before(bars, tmp_path)
     Dying.left = 2
     with pytest.raises(Killed):
         prove(clean_pipeline(), bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
-    sight = FirstSight(2_000, None, "it has met these bars")
-    found = prove(clean_pipeline(), bars, spec, seen=[sight], tried=Tried(tmp_path / "kept.json", "this"))
+    sight = PrefixBuild(2_000, None, "it has met these bars")
+    found = prove(clean_pipeline(), bars, spec, seen=[sight], tried=ProofProgress(tmp_path / "kept.json", "this"))
     assert [leak.column for leak in found.leaks] == [f"{RAISED} it has met these bars"]

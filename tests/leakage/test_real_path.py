@@ -257,52 +257,52 @@ def weights_of_all(patch):
 
 
 def calibration_of_test_rows(patch):
-    lesson_of, fit, seen = train_module.lesson_of, train_module.Calibration.fit, {}
+    training_data, fit, seen = train_module.training_data, train_module.Calibration.fit, {}
 
     def watched(data, spec):
         seen["shares"] = np.bincount(data.y[data.splits["test"]] + 1, minlength=3) + 1.0
-        return lesson_of(data, spec)
+        return training_data(data, spec)
 
     def spoilt(log_p, y, w=None, *, horizon=1):
         return fit(log_p, y, seen["shares"][np.asarray(y) + 1], horizon=horizon)
 
-    patch.setattr(train_module, "lesson_of", watched)
+    patch.setattr(train_module, "training_data", watched)
     patch.setattr(train_module.Calibration, "fit", staticmethod(spoilt))
 
 
 def stops_on_test_rows(patch):
-    honest = train_module._teachers
+    honest = train_module._train_validation_rows
 
     def spoilt(data, model, quick):
         train, _, limited = honest(data, model, quick)
         return train, data.splits["test"], limited
 
-    patch.setattr(train_module, "_teachers", spoilt)
+    patch.setattr(train_module, "_train_validation_rows", spoilt)
 
 
 def learns_from_test_rows(patch):
-    honest = train_module._teachers
+    honest = train_module._train_validation_rows
 
     def spoilt(data, model, quick):
         train, validation, limited = honest(data, model, quick)
         return np.append(train, data.splits["test"][:1]), validation, limited
 
-    patch.setattr(train_module, "_teachers", spoilt)
+    patch.setattr(train_module, "_train_validation_rows", spoilt)
 
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    lesson_of, begin, seen = train_module.lesson_of, tabular_xgboost._Grower.__init__, {}
+    training_data, begin, seen = train_module.training_data, tabular_xgboost._Grower.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
-        return lesson_of(data, spec)
+        return training_data(data, spec)
 
     def spoilt(grower, *given):
         begin(grower, *given)
         grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
 
-    patch.setattr(train_module, "lesson_of", watched)
+    patch.setattr(train_module, "training_data", watched)
     patch.setattr(tabular_xgboost._Grower, "__init__", spoilt)
 
 

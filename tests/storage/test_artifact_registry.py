@@ -159,14 +159,14 @@ def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
         "ES", "model", "gru", {"v": 1}, {"horizon": 5}, {"data": "d" * 64}
     )
     put(registry, 1)
-    taken = registry.adopt(there.path)
+    taken = registry.import_artifact(there.path)
     assert taken.sequence == 2 and registry.find("ES", 5) == taken and taken.path.parent == registry.folder / "ES"
     assert (taken.hash, taken.facts, taken.made_from) == (there.hash, there.facts, there.made_from)
     record = json.loads((there.path / "artifact.json").read_text())
     for broken in ({"name": "../../x"}, {"hash": "0" * 64}, {"symbol": "../x"}, {"sequence": None}):
         (there.path / "artifact.json").write_text(json.dumps({**record, **broken}))
         with pytest.raises(FactoryError):
-            registry.adopt(there.path)
+            registry.import_artifact(there.path)
     assert [one.hash for one in registry.list("ES")][1:] == [there.hash] and not (tmp_path / "x").exists()
 
 
@@ -202,10 +202,10 @@ def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatc
     registry = Registry(tmp_path / "drive" / "models")
     kept = put(registry.aside, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Registry, "adopt", full)
+        patch.setattr(Registry, "import_artifact", full)
         for moment in (1000.0, 1001.0, 1059.0, 1060.5):
             now[0] = moment
-            assert registry.find("ES").hash == kept.hash and not registry.outlives(registry.find("ES"))
+            assert registry.find("ES").hash == kept.hash and not registry.is_persisted(registry.find("ES"))
     assert len(offered) == 2 == caplog.text.count("stays on this machine's disk")
     now[0] = 1200.0
-    assert registry.outlives(registry.find("ES")) and not registry.aside.list("ES")
+    assert registry.is_persisted(registry.find("ES")) and not registry.aside.list("ES")

@@ -18,7 +18,7 @@ from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.file_access import SilentMount, SilentMountError
 from ml_factory.storage.locks import exclusive
 from ml_factory.storage.mount_table import mount_of
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.run_snapshot import RunSnapshot
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_every_operation_does_there_what_it_does_here(drive, tmp_path):
         assert file_access.free_bytes(folder / "not" / "yet") > 0 and file_access.writable(folder)
         atomic_files.replace_file(file, lambda aside: aside.write_bytes(b"new"))
         assert file.read_bytes() == b"new" and os.listdir(file.parent) == ["a.bin"]
-        file_access.bring(file, str(tmp_path / "copy"))
+        file_access.download(file, str(tmp_path / "copy"))
         assert (tmp_path / "copy").read_bytes() == b"new"
         with pytest.raises(FileNotFoundError, match=r"No such file.*absent"):
             file_access.read(folder / "absent")
@@ -145,10 +145,10 @@ def test_threads_ask_one_mount_at_once(drive):
 ENDS = """
 import sys
 from ml_factory.storage import file_access
-mounts.DEADLINE = 1.0
+file_access.DEADLINE = 1.0
 try:
-    mounts.read(sys.argv[1])
-except mounts.SilentMount as error:
+    file_access.read(sys.argv[1])
+except file_access.SilentMount as error:
     print(error.strerror, flush=True)
 """
 
@@ -174,11 +174,11 @@ def test_a_child_made_by_fork_asks_by_a_child_of_its_own(drive, spawn):
     code = """
 import os, sys
 from ml_factory.storage import atomic_files
-storage.write_json(sys.argv[1], [1])
+atomic_files.write_json(sys.argv[1], [1])
 child = os.fork()
 if child == 0:
-    os._exit(7 if storage.read_json(sys.argv[1]) == [1] else 1)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), storage.read_json(sys.argv[1]))
+    os._exit(7 if atomic_files.read_json(sys.argv[1]) == [1] else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), atomic_files.read_json(sys.argv[1]))
 """
     process = spawn(code, drive / "a.json", ML_FACTORY_MOUNTS=str(drive))
     assert process.stdout.read() == "7 [1]\n"
@@ -188,7 +188,7 @@ def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_pa
     for name in ("part-1.json", "part-0.json", "other.json"):
         atomic_files.write_bytes_atomic(drive / "run" / name, b"four")
     (tmp_path / "aside").mkdir()
-    keepsake = Keepsake("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
+    keepsake = RunSnapshot("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
     assert keepsake.content() == {"part-0.json": 4, "part-1.json": 4} and keepsake.size() == 8
     assert list(keepsake.pack(tmp_path / "aside")) == ["run", "fences"]
     assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]
@@ -201,12 +201,12 @@ def test_a_file_still_being_written_is_taken_once_it_is_whole(drive, tmp_path):
     def taken(content: bytes, age: float) -> bytes | None:
         here.write_bytes(content)
         os.utime(here, (time.time() - age,) * 2)
-        file_access.take_new(drive / "programs", str(tmp_path / "here"))
+        file_access.upload_changed(drive / "programs", str(tmp_path / "here"))
         return there.read_bytes() if there.exists() else None
 
     assert taken(b"hal", 0) is None
     assert taken(b"half", 60) == b"half"  # a compiler that made a long pause
     assert taken(b"half and half", 60) == b"half and half"
     there.write_bytes(b"torn")
-    file_access.bring_new(drive / "programs", str(tmp_path / "here"))
+    file_access.download_missing(drive / "programs", str(tmp_path / "here"))
     assert here.read_bytes() == b"half and half"  # a compiler may be reading it

@@ -16,18 +16,18 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.slot_pool import Lease
+from ml_factory.checkpoints.slot_pool import WriterId
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
 from ml_factory.storage.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook
 from ml_factory.tracking import restore, wandb_process, wandb_sync
-from ml_factory.tracking.restore import recover, recover_artifact, recover_quietly, replay
-from ml_factory.tracking.run_snapshot import Keepsake
+from ml_factory.tracking.restore import recover, recover_artifact, replay, try_restore
+from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import TAKEN_OVER, Tracker, read_log
 from ml_factory.tracking.wandb_process import mirror_mode
-from ml_factory.tracking.wandb_sync import Retelling
+from ml_factory.tracking.wandb_sync import WandbSync
 from tests.tracking import wandb_stand_in
 from tests.tracking.offline_file import READ
 from tests.tracking.wandb_stand_in import KEY, settle, versions
@@ -89,11 +89,11 @@ def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
     assert stack.path.name == first.artifact.name and KEY not in said
 
 
-def kept_of(manager: CheckpointManager, folder: Path) -> Keepsake:
-    return Keepsake(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
+def kept_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
+    return RunSnapshot(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
 
 
-def keep(keepsake: Keepsake, tmp_path: Path, status: str = "failed") -> None:
+def keep(keepsake: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
     """A short attempt that ends like this, mirrored and waited for."""
     tracker = Tracker("r", {}, tmp_path / "w", tmp_path / "l", keepsake=keepsake)
     tracker.log(1, {"loss": 1.0})
@@ -123,7 +123,7 @@ def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_l
         "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
-        assert recover_quietly(manager, kept_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
+        assert try_restore(manager, kept_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
         found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -199,7 +199,7 @@ def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, servi
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
         spec |= {"attempt": [1, "0" * 8], "keepsake": kept_of(manager, tmp_path).to_dict()}
         allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
-        Retelling(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
+        WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
     assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
     assert allowed[:2] == [between, None]  # and a service that hangs ends the mirror, not the other way round
 
@@ -210,7 +210,7 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         early.save_checkpoint("p", {"who": "early"}, force=True)
         keep(kept_of(early, tmp_path), tmp_path)
     shutil.copytree(tmp_path / "early", tmp_path / "late")
-    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("later")) as late:
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("later")) as late:
         assert late.phase("p").load()["state"] == {"who": "early"}
         late.save_checkpoint("p", {"who": "late"}, force=True)
         keep(kept_of(late, tmp_path), tmp_path)
@@ -221,7 +221,7 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         recover(manager, kept_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
-    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=Lease("third")) as late:
+    with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("third")) as late:
         late.phase("p").load()
         late.save_checkpoint("p", {"who": "knows"}, force=True)
         keep(kept_of(late, tmp_path), tmp_path, TAKEN_OVER)
@@ -236,7 +236,7 @@ def test_a_service_that_does_not_give_costs_its_deadline_once_and_one_line(
     monkeypatch.setattr(restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         assert mirror_mode("auto") == "online"
-        assert recover_quietly(manager, kept_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
+        assert try_restore(manager, kept_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
     assert mirror_mode("auto") == "offline"  # nobody waits for it again
 
@@ -300,7 +300,7 @@ def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_pat
     second.finish()
     service = Service({step: step for step in range(known)}, rewinds)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-    story = Retelling(service, {**spec, "attempt": list(second._attempt), "keepsake": None}, service.begin)
+    story = WandbSync(service, {**spec, "attempt": list(second._attempt), "keepsake": None}, service.begin)
     story.follow(lambda: True)
     told = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
     assert told == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}

@@ -351,7 +351,7 @@ def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
         def send_checkpoints(self):
             assert under[-1] > 7
 
-    for name, stand_in in {"Watchdog": Guard, "Retelling": Story, "client": lambda: None}.items():
+    for name, stand_in in {"Watchdog": Guard, "WandbSync": Story, "client": lambda: None}.items():
         monkeypatch.setattr(tracker_module, name, stand_in)
     monkeypatch.setattr(os, "nice", lambda step: step)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
@@ -365,7 +365,7 @@ def test_a_process_does_not_wait_for_a_hanging_client(tmp_path, fake_wandb, spaw
     code = """
 import sys
 from ml_factory.tracking import wandb_process
-mirror.INIT_SECONDS = 3.0
+wandb_process.INIT_SECONDS = 3.0
 from ml_factory.tracking.tracker import Tracker
 with Tracker("run", {}, sys.argv[1] + "/w", sys.argv[1] + "/l") as tracker:
     tracker.log(1, {"loss": 1.0})

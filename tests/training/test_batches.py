@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.training.batches import Feed, Reused
+from ml_factory.training.batches import BatchBuffer, Feed
 from ml_factory.training.device import Cuda, Device, Xla
 
 
@@ -42,7 +42,7 @@ def test_every_way_gives_the_same_rows(parts, device, resident):
 
 def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, monkeypatch):
     placed = []
-    monkeypatch.setattr(Foreign, "room_for", lambda self, rows: 64)
+    monkeypatch.setattr(Foreign, "padded_length", lambda self, rows: 64)
     monkeypatch.setattr(Foreign, "place", lambda self, value: placed.append(tuple(value.shape)) or value)
     feed = Feed(Foreign("there", 1), parts)
     assert placed == [(64, 3), (64,), (5,), (64,)] and len(feed) == 44
@@ -54,7 +54,7 @@ def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, mo
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 1), (15, 15), (16, 16), (17, 18), (97, 104), (104, 104), (130, 144)])
 def test_xla_has_eight_lengths_for_each_power_of_two(rows, room):
-    assert Xla("xla", 1).room_for(rows) == room and Device("cpu", 1).room_for(rows) == rows
+    assert Xla("xla", 1).padded_length(rows) == room and Device("cpu", 1).padded_length(rows) == rows
 
 
 def test_what_does_not_fit_stays_on_the_host(parts):
@@ -114,7 +114,7 @@ def test_memory_that_nobody_holds_is_written_again(parts):
 
 
 def test_of_many_batches_that_were_let_go_two_stay():
-    memory = Reused()
+    memory = BatchBuffer()
     many = [memory.empty(2, 3) for _ in range(9)]
     assert len({one.data_ptr() for one in many}) == 9
     del many
@@ -126,7 +126,7 @@ def test_of_many_batches_that_were_let_go_two_stay():
 
 
 def test_memory_of_another_shape_is_let_go():
-    memory = Reused()
+    memory = BatchBuffer()
     first = memory.empty(2, 3)
     first.fill_(7)
     assert memory.empty(4, 3).shape == (4, 3) and len(memory._kept) == 1

@@ -21,7 +21,7 @@ CPU = Device("cpu", 1)
 IDENTITY = {"model": "line", "settings": {}, "data": {}}
 
 
-class Memory:
+class EarlyStoppingState:
     """Checkpoints that remember every save; `due` says what it is told."""
 
     def __init__(self, due=True):
@@ -113,23 +113,23 @@ def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_an_epoch_that_cannot_be_judged_ends_the_run(loss):
-    saves = Memory()
+    saves = EarlyStoppingState()
     with pytest.raises(FactoryError, match=rf"validation rows is not finite \[epoch 2\].*got {loss}"):
         run(TrainSpec(epochs=3, batch=5), validate=iter([1.0, loss]).__next__, checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [2]
 
 
 def test_saves_at_epochs_when_due_and_always_at_the_end():
-    saves = Memory()
+    saves = EarlyStoppingState()
     run(TrainSpec(epochs=3, batch=5), checkpoints=saves)
     assert saves.saves == [(2, False, False), (4, False, False), (6, True, True)]
-    never = Memory(due=False)
+    never = EarlyStoppingState(due=False)
     run(TrainSpec(epochs=3, batch=5), checkpoints=never)
     assert never.saves == [(6, True, True)]
 
 
 def test_saves_in_mid_epoch_once_time_has_passed():
-    saves = Memory()
+    saves = EarlyStoppingState()
     run(TrainSpec(epochs=1, batch=2, save_seconds=0.0), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [1, 2, 3, 4, 5, 5]
 
@@ -138,9 +138,9 @@ def test_the_line_names_the_next_save_that_the_checkpoints_will_make(monkeypatch
     """The timer of the checkpoints is later than our own pause of a minute, and the other way round."""
     monkeypatch.setattr("ml_factory.training.progress_line.SECONDS_BETWEEN", 0.0)
     caplog.set_level("INFO", "ml_factory.training")
-    run(TrainSpec(epochs=1, batch=5, log_steps=1), checkpoints=Memory(due=False))
+    run(TrainSpec(epochs=1, batch=5, log_steps=1), checkpoints=EarlyStoppingState(due=False))
     assert "next save in 10 min" in caplog.messages[-1]
-    run(TrainSpec(epochs=1, batch=5, log_steps=1, save_seconds=1200.0), checkpoints=Memory())
+    run(TrainSpec(epochs=1, batch=5, log_steps=1, save_seconds=1200.0), checkpoints=EarlyStoppingState())
     assert "next save in 20 min" in caplog.messages[-1]
 
 
@@ -183,7 +183,7 @@ def broken_at(calls: set[int], where: str, loss):
 def test_what_is_not_finite_turns_back_once_then_stops_and_is_never_saved(where):
     network, batch, loss = line()
     broken, _ = broken_at({4, 6}, where, loss)
-    saves = Memory()
+    saves = EarlyStoppingState()
     spec = TrainSpec(epochs=3, batch=5, save_seconds=0.0, seed=3)
     with pytest.raises(FactoryError, match=r"step 4, epoch 2, batch of rows (\d, ){5}….*lower lr") as error:
         fit(network, 10, batch, broken, spec, CPU, identity=IDENTITY, checkpoints=saves)
@@ -289,7 +289,7 @@ def test_callbacks_that_want_to_are_told_of_the_epochs_before_this_session():
         def __call__(self, epoch, metrics):
             self.now.append(epoch)
 
-    class Stopped(Memory):
+    class Stopped(EarlyStoppingState):
         def save(self, state, metrics=None, force=False):
             super().save(state, metrics, force)
             self.state = state

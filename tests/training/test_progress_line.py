@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import torch
 
 from ml_factory.training.device import Device
-from ml_factory.training.progress_line import Meter
+from ml_factory.training.progress_line import ProgressMeter
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import Run
 
@@ -15,7 +15,7 @@ def test_the_line_says_where_how_fast_and_how_long(caplog):
     network = torch.nn.Linear(2, 1)
     run = Run(network, 1600, TrainSpec(epochs=3, batch=16), Device("cpu", 1), {"model": "line"})
     run.device.watchdog.counts.update(train=2, evaluate=1)
-    meter = Meter(run, clock=lambda: now[0])
+    meter = ProgressMeter(run, clock=lambda: now[0])
     told = []
     for step in range(1, 221):
         now[0] += 0.125 if step <= 110 else 0.0625
@@ -39,4 +39,4 @@ def test_only_the_first_process_speaks(caplog):
     caplog.set_level("INFO", "ml_factory.training")
     device = Device("cpu", 1, processes=SimpleNamespace(first=False, world=1, rank=1))
     run = Run(torch.nn.Linear(2, 1), 16, TrainSpec(batch=16), device, {"model": "line"})
-    assert Meter(run).tell(None, force=True) and not caplog.messages
+    assert ProgressMeter(run).tell(None, force=True) and not caplog.messages

@@ -157,8 +157,8 @@ def test_a_rate_that_was_halved_stays_so_when_memory_runs_out():
     """Both in one epoch: the copy that the run goes back to is from before the first turn."""
     network, _, _ = small()
     run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    run.keep_copy()
-    run.turn_back("not finite", slower=0.5)
+    run.snapshot()
+    run.rollback("not finite", slower=0.5)
     assert run.shrink() and run.memory.slower == 0.5
 
 

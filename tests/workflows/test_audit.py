@@ -19,7 +19,7 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import place_of, read_certificate
-from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak
 from ml_factory.storage.workspace import Workspace
@@ -139,7 +139,7 @@ class Killed(BaseException):
 def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeypatch):
     """And inside the fits of its proof, at the split it had reached; `fresh` begins anew."""
     asked, trained, fitted = {"models": ("linear", "xgboost")}, [], []
-    fit, save = pipeline_under_test.StandardPipeline.fit, Tried.save
+    fit, save = pipeline_under_test.StandardPipeline.fit, ProofProgress.save
     small = replace(QUICK, cuts=1, whole_cuts=0, fit_rows=1_500, fit_splits=3, feed_rows=0)
     monkeypatch.setattr(audit, "ProofSpec", lambda cuts: small)
     monkeypatch.setattr(ProofSpec, "form", "full")
@@ -158,7 +158,7 @@ def test_an_audit_that_was_killed_goes_on_behind_its_trainings(prepared, monkeyp
                 raise Killed
 
         with monkeypatch.context() as death, pytest.raises(Killed):
-            death.setattr(Tried, "save", dies)
+            death.setattr(ProofProgress, "save", dies)
             pipeline.audit(prepared, "DEMO", **asked)
 
     whole = pipeline.audit(prepared, "DEMO", fresh=True, **asked)

@@ -15,7 +15,7 @@ from ml_factory.provenance import closure, rooms_files
 from ml_factory.workflows import audit as audit_module
 from ml_factory.workflows import audit_artifacts, open_run, prepare
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prove import Proved
+from ml_factory.workflows.prove import ProofOutcome
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_prepare_that_fits_its_scaler_on_all_rows_tells_its_proof_so(prepared, m
 
     def proof(*given, also, **more):
         told.extend(leak.sentence() for leak in also)
-        return Proved(None, {})
+        return ProofOutcome(None, {})
 
     monkeypatch.setattr(prepare, "fitted_on", of_all)
     monkeypatch.setattr(prepare, "prove_store", proof)

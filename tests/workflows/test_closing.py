@@ -7,7 +7,7 @@ from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import restore_run
-from ml_factory.workflows.train import close_record
+from ml_factory.workflows.train import finalize_log
 from ml_factory.workflows.unit_checkpoints import fit_phase
 
 TRAIN = RunSpec("MES", 10, "xgboost", "train", 0, False, "0" * 64)
@@ -32,7 +32,7 @@ def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
 
     def closed_with(place: Registry) -> tuple[bool, bool]:
         artifact = place.register("MES", "model", spec.model, {"a": 1}, {"run_id": "run"})
-        close_record(workspace, run, spec, artifact, mirror="off")
+        finalize_log(workspace, run, spec, artifact, mirror="off")
         return run.ended, all(slot.returned for slot in Pool(workspace.checkpoints).scan())
 
     assert closed_with(registry.aside) == (False, False)
@@ -43,10 +43,10 @@ def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
 def test_an_ended_run_whose_artifact_is_gone_is_asked_for(workspace, monkeypatch, spec):
     run, asked = run_of(workspace, spec), []
     monkeypatch.setattr(restore_run, "mirror_mode", lambda mirror: "online")
-    monkeypatch.setattr(restore_run, "recover_quietly", lambda manager, keepsake, *rest: asked.append(keepsake.run))
+    monkeypatch.setattr(restore_run, "try_restore", lambda manager, keepsake, *rest: asked.append(keepsake.run))
     run.end()
-    restore_run.bring_back(workspace, run, spec, source="registry", mirror="auto")
+    restore_run.restore_from_wandb(workspace, run, spec, source="registry", mirror="auto")
     assert asked == ["run"]
     Registry(workspace.models).register("MES", spec.task.replace("train", "model"), "x", {"a": 1}, {"run_id": "run"})
-    restore_run.bring_back(workspace, run, spec, source="registry", mirror="auto")
+    restore_run.restore_from_wandb(workspace, run, spec, source="registry", mirror="auto")
     assert asked == ["run"]

@@ -46,8 +46,10 @@ def test_the_headline_is_the_model_that_validation_rows_chose(workspace, monkeyp
     for name in ("xgboost", "lightgbm"):
         pipeline.train(workspace, "MES", 10, name, mirror="off", model_settings=SMALL)
     asked = []
-    told = report.tiles
-    monkeypatch.setattr(report, "tiles", lambda judged, **how: asked.append(judged.chosen) or told(judged, **how))
+    told = report.summary_cards
+    monkeypatch.setattr(
+        report, "summary_cards", lambda judged, **how: asked.append(judged.chosen) or told(judged, **how)
+    )
     means = pipeline.with_baselines
     calls = []
 

@@ -12,7 +12,7 @@ from ml_factory.data.activity_bars import base_and_fine
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
-from ml_factory.evaluation.metrics import among
+from ml_factory.evaluation.metrics import restrict_classes
 from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipeline
@@ -126,7 +126,7 @@ def test_mistakes_are_one_clear_line(prepared: Workspace, call):
 
 def test_probabilities_among_the_answers_there_are():
     p_N3 = np.array([[0.5, 0.3, 0.2], [0.0, 0.9, 0.1], [np.nan] * 3])
-    np.testing.assert_array_equal(among(p_N3), p_N3)
-    told = among(p_N3, classes_of("meta").values())
+    np.testing.assert_array_equal(restrict_classes(p_N3), p_N3)
+    told = restrict_classes(p_N3, classes_of("meta").values())
     np.testing.assert_allclose(told, [[0, 0.6, 0.4], [0, 0.9, 0.1], [np.nan] * 3])
     assert classes_of("direction") == {"short": -1, "neutral": 0, "long": 1}

@@ -99,7 +99,7 @@ def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(pre
     workspace, _ = prepared
     read = np.flatnonzero(data.usable(32))  # as a network with 32 rows of look-back
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
-    monkeypatch.setattr(predict, "labelled", lambda *_: frame)
+    monkeypatch.setattr(predict, "load_or_predict", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
     test = predict.judge(workspace, data, artifact).test_table
 
@@ -122,7 +122,7 @@ def test_the_stored_scaler_is_fitted_on_training_rows(data):
 def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
     """Purged rows belong to no part, neither trained on nor judged, and are left out."""
     workspace, artifact = fitted(data, tmp_path)
-    said = predict.labelled(workspace, data, artifact)
+    said = predict.load_or_predict(workspace, data, artifact)
     inside = np.sort(np.concatenate(list(data.splits.values())))
     assert (said["label"].to_numpy() == data.y[inside]).all() and said.index.equals(data.labels.index[inside])
     for name, rows in data.splits.items():
@@ -199,7 +199,7 @@ def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkey
         spec = replace(spec, settings=settings)
         run = open_run(workspace.results, data.symbol, spec, False)
         for base in bases.values():  # said on clean rows: only what the stack itself does is at stake
-            predict.labelled(workspace, data, base)
+            predict.load_or_predict(workspace, data, base)
         states[name] = stack.fit_stack(workspace, now, run, spec, 3).load_state()
     assert encode_state(states["test"]) == encode_state(states["clean"])
     assert states["validation"]["stack"] == states["clean"]["stack"]
@@ -209,7 +209,7 @@ def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkey
 def test_a_window_never_leaves_its_segment_or_sees_later_rows(data):
     lookback = 12
     model = build_model("lstm", lookback=lookback)
-    train, validation, _ = train_module._teachers(data, model, False)
+    train, validation, _ = train_module._train_validation_rows(data, model, False)
     for rows in (train, validation):
         at = data.row[rows]
         assert (data.segment[at - lookback + 1] == data.segment[at]).all() and (np.diff(at) > 0).all()
@@ -219,17 +219,17 @@ def test_predictions_of_another_artifact_are_made_again(prepared, tmp_path):
     """A folder of results outlives its model: what another model said there is not taken for this one's."""
     _, data = prepared
     workspace, artifact = fitted(data, tmp_path)
-    said = predict.labelled(workspace, data, artifact)
+    said = predict.load_or_predict(workspace, data, artifact)
     path = predict.predictions_path(workspace, artifact)
     written = path.read_bytes()
     strange = said.copy()
     strange[["p_short", "p_neutral", "p_long"]] = [0.1, 0.1, 0.8]
     for spoil in (lambda: strange.to_parquet(path), lambda: path.write_bytes(written[:1000])):
         spoil()
-        assert not predict.said_by(path, artifact)
-        predict.labelled(workspace, data, artifact)
-        assert path.read_bytes() == written and predict.said_by(path, artifact)
-    assert not predict.said_by(path, replace(artifact, hash="0" * 64))
+        assert not predict.is_prediction_of(path, artifact)
+        predict.load_or_predict(workspace, data, artifact)
+        assert path.read_bytes() == written and predict.is_prediction_of(path, artifact)
+    assert not predict.is_prediction_of(path, replace(artifact, hash="0" * 64))
 
 
 def test_the_jump_over_a_night_is_no_bar_s_move(data):

@@ -73,7 +73,7 @@ def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, mon
 def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
     weighed = []
     monkeypatch.setattr(warm_up._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
-        warm_up.lay_out(state).size))  # fmt: skip
+        warm_up.plan_layout(state).size))  # fmt: skip
     size = warm_up.full_size(data, "lstm", SMALL["lstm"], 0, False)
     warm_up.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
     spec = run_spec("DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"])

@@ -19,7 +19,7 @@ from ml_factory.datasets import incremental_quantiles, memmap
 from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, WorkspaceError
 from ml_factory.experiment import DataSpec
-from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.storage import atomic_files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
@@ -267,14 +267,14 @@ def test_two_processes_prepare_a_horizon_each_at_once(place):
 KILLED = """
 import os, signal, sys
 from ml_factory import pipeline
-from ml_factory.leakage.progress_file import Tried
+from ml_factory.leakage.progress_file import ProofProgress
 
-def save(self, told, real=Tried.save):
+def save(self, told, real=ProofProgress.save):
     real(self, told)
     if len(told["did"]) == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
 
-Tried.save = save
+ProofProgress.save = save
 pipeline.prepare(sys.argv[1], "MES", (5, 20))
 """
 
@@ -309,8 +309,8 @@ def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
         real(processed, certificate)
         raise Died
 
-    steps_now, real = [], Tried.save
-    monkeypatch.setattr(Tried, "save", lambda self, told: steps_now.append(told["did"][-1]) or real(self, told))
+    steps_now, real = [], ProofProgress.save
+    monkeypatch.setattr(ProofProgress, "save", lambda self, told: steps_now.append(told["did"][-1]) or real(self, told))
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(prove, "write_certificate", die_after_one)
         pipeline.prepare(place, "MES", (5, 20))

@@ -21,7 +21,7 @@ def forecasts(count: int) -> dict[str, np.ndarray]:
     return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
 
 
-def judged(count: int, beaten: dict | None = None) -> report.OnTest:
+def judged(count: int, beaten: dict | None = None) -> report.TestPredictions:
     """`count` models of random forecasts beside a flat prior, 60 days of rows five minutes apart."""
     said, y = forecasts(count), np.arange(ROWS) % 3 - 1
     flat = {name: np.full((ROWS, 3), 1 / 3) for name in BASELINES}
@@ -31,10 +31,10 @@ def judged(count: int, beaten: dict | None = None) -> report.OnTest:
         name: model_verdict(name, row_gains(y, p, flat, horizon=1, times_N=times), "clock", rows=ROWS, effective_rows=9)
         for name, p in said.items()
     }
-    return report.OnTest(np.arange(ROWS), said, table, found, "model0", beaten or {})
+    return report.TestPredictions(np.arange(ROWS), said, table, found, "model0", beaten or {})
 
 
-def data_of(on_test: report.OnTest, ret=None) -> SimpleNamespace:
+def data_of(on_test: report.TestPredictions, ret=None) -> SimpleNamespace:
     """What a page reads of the data set whose test rows were judged."""
     index = pd.date_range("2024-01-02", periods=ROWS, freq="145min", tz="UTC", name="known_at")
     ret = np.zeros(ROWS) if ret is None else ret
@@ -62,14 +62,19 @@ def test_verdict_section_has_each_models_sentence_and_numbers_first():
 
 def test_tiles_are_those_of_the_chosen_model_with_intervals():
     on_test = judged(2)
-    tiles, one = report.tiles(on_test), on_test.verdicts["model0"]
-    assert tiles["best on validation rows"] == ("model0", one.status)
-    assert tiles["gain over clock"] == (
+    summary_cards, one = report.summary_cards(on_test), on_test.verdicts["model0"]
+    assert summary_cards["best on validation rows"] == ("model0", one.status)
+    assert summary_cards["gain over clock"] == (
         f"{one.gain_best:+.4f}",
         f"{one.gain_best_low:+.4f} to {one.gain_best_high:+.4f}",
     )
-    assert tiles["directional gain"][0] == f"{one.direction_gain:+.4f}" and tiles["test rows"] == (ROWS, "9 effective")
-    assert "directional gain" not in report.tiles(on_test, sided=False) and "model" in report.tiles(judged(1))
+    assert summary_cards["directional gain"][0] == f"{one.direction_gain:+.4f}" and summary_cards["test rows"] == (
+        ROWS,
+        "9 effective",
+    )
+    assert "directional gain" not in report.summary_cards(on_test, sided=False) and "model" in report.summary_cards(
+        judged(1)
+    )
 
 
 def test_period_names_first_and_last_test_day_and_both_row_counts():

@@ -9,7 +9,7 @@ import pytest
 from ml_factory import experiment, provenance
 from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.run_status import standing_line
+from ml_factory.workflows.run_status import format_run_status
 
 FOLDS = RunSpec("MES", 10, "lightgbm", "folds", 0, False, "0" * 64, (("folds", 3), ("rounds", 20)))
 TRAIN = replace(FOLDS, task="train", settings=(("rounds", 20),))
@@ -37,7 +37,7 @@ def done(run: Run, name: str) -> None:
 
 
 def line(workspace: Workspace, spec: RunSpec) -> str:
-    return standing_line(workspace, run_of(workspace, spec), spec, finished=False)
+    return format_run_status(workspace, run_of(workspace, spec), spec, finished=False)
 
 
 # ---- folds ---------------------------------------------------------------------------------------------------------

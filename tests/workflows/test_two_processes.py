@@ -45,7 +45,7 @@ def stop_before(owner, name, after):
 
 verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
 if verb == "train":
-    stop_before(holdout._RecordFirst, "save", 1)
+    stop_before(train._LogThenCheckpoint, "save", 1)
 elif verb == "search_barriers":
     stop_before(barrier_search._View, "judge", 1)
     given = [SearchSpec(**given[0])]
