@@ -20,8 +20,8 @@ import nbformat  # noqa: E402
 
 from ml_factory.errors import SettingsError  # noqa: E402
 from ml_factory.notebook import NOTEBOOKS  # noqa: E402
-from ml_factory.notebook_bootstrap import bootstrap_text  # noqa: E402
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, SHARED, read_parameters  # noqa: E402
+from utils.notebook_bootstrap import FOLDED, bootstrap_text  # noqa: E402
 
 FOLDER = ROOT / "colab_notebooks"
 HEADINGS = ("**Question.**", "**Reads**", "**Writes**", "**Minutes**")
@@ -125,7 +125,9 @@ def _words(path: Path, notebook: dict) -> Iterator[str]:
 def _opening(code: list[dict]) -> Iterator[str]:
     """Bootstrap, parameters, validation, in this order."""
     if not code or source_of(code[0]) != bootstrap_text(*owner_and_ref()):
-        yield "the first code cell is not the bootstrap text (ml_factory/notebook_bootstrap.py; make badges writes it)"
+        yield "the first code cell is not the bootstrap text of utils/notebook_bootstrap.py (make badges writes it)"
+    elif code[0]["metadata"] != FOLDED:
+        yield "the bootstrap cell is not folded (make badges does it)"
     tagged = [number for number, cell in enumerate(code) if "parameters" in cell["metadata"].get("tags", ())]
     if tagged != [1]:
         yield f"wants one cell tagged `parameters`, the second code cell; got {tagged}"

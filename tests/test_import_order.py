@@ -63,7 +63,7 @@ workflows.warm_kernels workflows.prepare workflows.train workflows.worker_rank w
 workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate workflows.predict
 workflows.explain workflows.export workflows.stack workflows.audit_models workflows.audit_runs workflows.audit_stack
 workflows.audit workflows.warm_up workflows.plan workflows.report
-pipeline notebook_bootstrap notebook_parameters notebook suite doctor cli_output interrupt
+pipeline notebook_parameters notebook suite doctor cli_output interrupt
 commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.notebook_bootstrap import bootstrap_text
+from utils.notebook_bootstrap import bootstrap_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = bootstrap_text("OWNER/ml_factory", "v0.1.0")
+WHERE = "import importlib.util; print('from', pathlib.Path(importlib.util.find_spec('ml_factory').origin).parents[1])"
 
 
 def git(*words: object, folder: Path) -> None:
@@ -24,12 +25,7 @@ def origin(tmp_path_factory) -> Path:
     """A bare repository of this checkout's code as it stands, with the pinned tag on its first commit."""
     folder = tmp_path_factory.mktemp("origin")
     work = folder / "work"
-    for name in (
-        "ml_factory/__init__.py",
-        "ml_factory/numba_cache.py",
-        "ml_factory/secrets.py",
-        "utils/colab_setup.py",
-    ):
+    for name in ("ml_factory/__init__.py", "utils/__init__.py", "utils/notebook_bootstrap.py"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, work / name)
     git("init", "--quiet", "--initial-branch=main", folder=work)
@@ -52,7 +48,7 @@ def run(tmp_path, origin):
     def call(folder: Path = tmp_path / "empty", **environment: str) -> tuple[int, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("ML_FACTORY", "COLAB"))}
         settings = clean | {"HOME": str(tmp_path / "home"), "ML_FACTORY_REPOSITORY": str(origin)} | environment
-        text = TEXT + "\nimport ml_factory\nprint('from', Path(ml_factory.__file__).parents[1])"
+        text = f"{TEXT}\n{WHERE}"
         done = subprocess.run(
             [sys.executable, "-S", "-c", text], cwd=folder, env=settings, capture_output=True, text=True, check=False
         )
@@ -87,13 +83,14 @@ def test_an_empty_folder_fetches_the_pinned_ref_once(run, tmp_path, origin):
 
 def test_another_ref_has_a_place_of_its_own(run, tmp_path):
     assert run()[0] == 0
-    assert run(ML_FACTORY_REF="main")[0] == 0
+    code, said = run(ML_FACTORY_REF="main")
+    assert code == 0, said
     assert [(place / "later.txt").exists() for place in kept(tmp_path / "home")] == [True, False]
 
 
 def test_a_ref_that_is_not_there_yet_falls_back_aloud(run, tmp_path):
     code, said = run(ML_FACTORY_REF="v9.9.9")
-    assert code == 0 and "has no v9.9.9 yet: took its default branch instead" in said
+    assert code == 0 and "has no v9.9.9 yet: took its default branch instead" in said, said
     assert (kept(tmp_path / "home")[0] / "later.txt").exists()
 
 
@@ -113,9 +110,29 @@ def test_a_token_in_the_address_is_not_shown(run, tmp_path):
     assert not any("SECRET" in path.name for path in (tmp_path / "home").rglob("*"))
 
 
+def test_a_token_in_the_address_does_not_stay_on_the_disk(run, tmp_path, origin):
+    """git itself would keep the address in the clone's configuration."""
+    code, said = run(ML_FACTORY_REPOSITORY=f"file://someone@localhost{origin}")
+    (place,) = kept(tmp_path / "home")
+    assert code == 0, said
+    holders = [path for path in place.rglob("*") if path.is_file() and b"someone@" in path.read_bytes()]
+    assert holders == []
+
+
+def test_a_commit_can_be_the_ref(run, tmp_path, origin):
+    commit = subprocess.run(["git", "rev-parse", "v0.1.0"], cwd=origin, capture_output=True, text=True).stdout.strip()
+    code, said = run(ML_FACTORY_REPOSITORY=f"file://{origin}", ML_FACTORY_REF=commit)
+    (place,) = kept(tmp_path / "home")
+    assert code == 0 and "default branch" not in said and not (place / "later.txt").exists(), said
+
+
+def test_the_cell_has_at_most_14_lines():
+    assert len(TEXT.splitlines()) <= 14
+
+
 def test_without_git_it_says_so(run, tmp_path):
     code, said = run(PATH=str(tmp_path))
-    assert code == 1 and "git is not installed" in said
+    assert code == 1 and "git: not found" in said and "ML_FACTORY_REPOSITORY" in said
 
 
 # ---- notebooks that were uploaded alone, with the wheel of `make colab` ---------------------------------------------
@@ -170,21 +187,24 @@ def test_on_colab_drive_is_mounted_for_the_wheel_when_the_owner_is_the_placehold
     (package / "__init__.py").touch()
     mount = f"import shutil\ndef mount(place):\n    shutil.copytree({str(uploaded)!r}, place + '/MyDrive/ml_factory')\n"
     (package / "drive.py").write_text(mount)
-    if Path("/content/ml_factory_code").exists():
-        pytest.skip("a Colab machine of its own has code already")
-    where = {"PYTHONPATH": str(tmp_path / "shim"), "ML_FACTORY_DRIVE": str(tmp_path / "drive")}
-    cell = TEXT.replace("/content/ml_factory_code", str(tmp_path / "content" / "ml_factory_code"))
+    cell = TEXT.replace("/content/drive", str(tmp_path / "drive"))
     assert cell != TEXT
-    settings = {**os.environ, **where, "COLAB_RELEASE_TAG": "release", "HOME": str(tmp_path / "home")}
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "shim"),
+        "COLAB_RELEASE_TAG": "release",
+        "HOME": str(tmp_path / "home"),
+    }
     settings.pop("ML_FACTORY_REPOSITORY", None)
-    text = cell + "\nimport ml_factory\nprint('from', Path(ml_factory.__file__).parents[1])"
+    text = f"{cell}\n{WHERE}"
     done = subprocess.run(
         [sys.executable, "-S", "-c", text], cwd=tmp_path / "empty", env=settings, capture_output=True, text=True
     )
-    assert done.returncode == 0 and f"from {tmp_path / 'content'}/ml_factory-0.1.0" in done.stdout, done.stderr
+    (place,) = kept(tmp_path / "home")
+    assert done.returncode == 0 and f"from {place}\n" in done.stdout and "ml_factory-0.1.0" in place.name, done.stderr
 
 
 def test_the_placeholder_owner_is_refused_with_the_way_out_and_never_fetched(run, tmp_path):
     code, said = run(ML_FACTORY_REPOSITORY=PLACEHOLDER)
     assert code == 1 and "is a placeholder" in said and "make colab" in said and "ML_FACTORY_REPOSITORY" in said
-    assert "Could not fetch" not in said and not kept(tmp_path / "home")
+    assert not kept(tmp_path / "home")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ml_factory.notebook import NOTEBOOKS
-from ml_factory.notebook_bootstrap import bootstrap_text
 from tests import notebook_lint
 from tests.notebook_lint import FOLDER, ROOT, canonical, lint, lint_all, owner_and_ref, source_of
+from utils.notebook_bootstrap import bootstrap_text
 
 CLEAN = json.loads((FOLDER / "02_train_tabular.ipynb").read_text(encoding="utf-8"))
 
@@ -53,6 +53,10 @@ def untagged(notebook):
     cell(notebook, "parameters")["metadata"]["tags"] = []
 
 
+def unfolded(notebook):
+    del cell(notebook, "bootstrap")["metadata"]["jupyter"]
+
+
 def same_id_twice(notebook):
     cell(notebook, "train")["id"] = "curves"
 
@@ -81,6 +85,7 @@ FAULTS = {
     "not a valid notebook (cell ids are not unique)": same_id_twice,
     "not a valid notebook (schema)": no_source,
     "does not check them": drop("check"),
+    "the bootstrap cell is not folded": unfolded,
     "is not the bootstrap text": replace("bootstrap", "--depth=1", "--depth=2"),
     "holds only lines NAME: type = value": replace("parameters", "HORIZON: int =", "HORIZON ="),
     "parameters: (computed)": replace("parameters", "SEED: int = 0", "SEED: int = HORIZON + 1"),
@@ -146,16 +151,12 @@ def test_the_command_tells_by_its_exit_code(monkeypatch, capsys):
 @pytest.fixture
 def copied(tmp_path) -> Path:
     """What `make badges` touches, in a folder of its own."""
-    names = [".ci/badges.py", "pyproject.toml", "ml_factory/__init__.py"]
+    names = [".ci/badges.py", "pyproject.toml", "utils/__init__.py", "utils/notebook_bootstrap.py"]
     names += ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff"]
     names += [f"colab_notebooks/{name}.ipynb" for name in NOTEBOOKS]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    for room in ("ml_factory",):
-        for path in (ROOT / room).rglob("*.py"):
-            (tmp_path / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path.relative_to(ROOT)).write_bytes(path.read_bytes())
     return tmp_path
 
 
