@@ -121,7 +121,7 @@ class Store:
         return self._features["names"]
 
     @property
-    def store_parts(self) -> list[dict]:
+    def parts(self) -> list[dict]:
         """{"rows", "features", "facts"} of each part, in the order of the rows."""
         return self._features["parts"]
 

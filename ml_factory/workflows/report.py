@@ -148,7 +148,7 @@ def verdict(judged: TestPredictions, of: int, *, sided: bool = True) -> Section:
     return Section(
         "Verdict",
         text="\n\n".join([*lines[: len(judged.verdicts)], rows, *lines[len(judged.verdicts) :]]),
-        plots=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.metrics_bar(metrics))],
+        figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.metrics_bar(metrics))],
         tables=[
             ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
             ("Test rows: scores", metrics[[name for name in SCORES if name in metrics]]),
@@ -176,7 +176,7 @@ def returns(data: Dataset, judged: TestPredictions) -> Section:
         text=f"Information coefficient of {judged.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
         f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
         f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
-        plots=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
+        figures=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
                   plots.decile_bars(found.table))],
         tables=[("By decile of p_long − p_short", found.table)],
     )  # fmt: skip
@@ -213,7 +213,7 @@ def calibration(data: Dataset, judged: TestPredictions) -> Section:
                    f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
         + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
         "0 where chance could explain all of it, which among few independent rows is no proof of calibration.",
-        plots=[("", plots.calibration_plot(some, name, data.classes)) for name, some in together.items()],
+        figures=[("", plots.calibration_plot(some, name, data.classes)) for name, some in together.items()],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", predicted_and_observed(data, rows, test).set_index("name"))],
     )  # fmt: skip
@@ -239,7 +239,7 @@ def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
         first = Section(
             "The stack",
             text="Weights learnt from out-of-fold predictions on training rows. " + facts["note"],
-            plots=[("Weight of each model.", plots.stack_weights(weights))],
+            figures=[("Weight of each model.", plots.stack_weights(weights))],
         )
     settings = {name: str(value) for name, value in facts["run"].items()} | {"run_id": facts["run_id"]}
     made = Section(
@@ -262,7 +262,7 @@ def importances(table: pd.DataFrame) -> list[Section]:
             "Features",
             text="Gain is a feature's share of the reduction of the training loss. Permuted is the increase of "
             "the validation rows' log loss when its values are shuffled; correlated features replace each other there.",
-            plots=[("Permutation importance and gain of each feature.", plots.importance_bars(table))],
+            figures=[("Permutation importance and gain of each feature.", plots.importance_bars(table))],
         )
     ]
 
@@ -326,7 +326,7 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
         Section(
             "The split",
             text=left_out_sentence(stored[data.horizon]),
-            plots=[("Price with the parts of the split.", data_plots.split_on_price(close, parts))],
+            figures=[("Price with the parts of the split.", data_plots.split_on_price(close, parts))],
             tables=[("Parts", splits)],
         ),
         Section(
@@ -334,7 +334,7 @@ def data_chapters(data: Dataset, store: Store) -> list[Section]:
             text=question_sentence(data)
             + f" An ambiguous row touches both barriers inside one {minutes}-minute bar and "
             "counts nowhere.",
-            plots=[("Share of each label.", data_plots.label_balance(balance))],
+            figures=[("Share of each label.", data_plots.label_balance(balance))],
         ),
         Section(
             "Bars",

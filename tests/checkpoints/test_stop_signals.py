@@ -35,7 +35,7 @@ phase._LAST_COPY = 60.0 if slow < 60 else 0.5
 disk = Slow() if local else None
 often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
 with CheckpointManager(folder, run="r", **often) as manager:
-    with manager.phase("p").claimed() as checkpoints:
+    with manager.phase("p").acquired() as checkpoints:
         checkpoints.save({"step": 0}, force=True)
         manager.wait()
         Slow.seconds = slow

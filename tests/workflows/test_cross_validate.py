@@ -114,12 +114,12 @@ def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
     assert again.run_id == anew.run_id and again.resumed_from == 3 and len(judged) == 6 * SPEC.trials
 
 
-def killed_in_the_search(place, monkeypatch, barrier_trials: int, fold: int = 0) -> None:
+def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None:
     """A nest that dies in the search of this fold, after so many trials."""
     judged, whole = [], barrier_search._View.judge
 
     def judge(*given):
-        if len(judged) == fold * SPEC.trials + barrier_trials:
+        if len(judged) == fold * SPEC.trials + trials:
             raise KeyboardInterrupt
         judged.append(1)
         return whole(*given)
