@@ -208,7 +208,7 @@ def test_nothing_changed_is_found_and_nothing_is_written_or_hashed_again(place, 
     before = {path: path.stat().st_mtime_ns for path in place.processed("MES").rglob("*") if path.is_file()}
     hashed = []
     monkeypatch.setattr(memmap, "content_hash", hashed.append)
-    monkeypatch.setattr(memmap.storage, "file_hash", hashed.append)
+    monkeypatch.setattr(memmap.atomic_files, "file_hash", hashed.append)
     again = pipeline.prepare(place, "MES", (20,))
     assert again.reused and again.fingerprint == first.fingerprint and hashed == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
