@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.forecaster import NeuralForecaster
 from benchmarks.measure import digits, setting, tell, timed
 from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, TCN
 from ml_factory.models.tft import TFT
 from ml_factory.models.transformer import ITransformer, PatchTST
-from ml_factory.training.forecaster import NeuralForecaster
 
 HOURS = 30 * 24
 TRAIN, VALIDATION, TEST = 12 * HOURS, 16 * HOURS, 20 * HOURS  # where each block ends

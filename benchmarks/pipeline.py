@@ -37,6 +37,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyarrow.parquet as pq
+from ml_factory.features.export import export_features
 
 from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
 from benchmarks.measure import Taken, digits, in_turns, peak_memory, rated, seconds, tell, timed, times
@@ -46,7 +47,6 @@ from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.datasets.memmap import write_part
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
-from ml_factory.features.export import export_features
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import ett
+from benchmarks.forecaster import NeuralForecaster
 from ml_factory.models.heads import Forecast
-from ml_factory.training.forecaster import NeuralForecaster
 
 BLOCKS = {"TRAIN": 120, "VALIDATION": 170, "TEST": 230}
 TINY = {"batch": 16, "epochs": 2, "device": "cpu", "threads": 1}

@@ -27,16 +27,16 @@ argument_checks
 data.holidays data.sessions data.report data.prefix_hash data.timestamp_parsing data.number_parsing
 data.market_scale data.gaps data.time_zone_check data.level_shifts data.spikes data.stale_prices data.tick_grid
 data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append data.io data.synthetic
-data.plain_parquet data.bar_kernels data.resample data.bar_stream data.activity_bars
+data.bar_kernels data.resample data.bar_stream data.activity_bars
 features.vector_log features.rolling features.ewm features.rolling_moments features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
 features.fractional features.calendar features.multi_timeframe features.isolation features.custom features.build
-features.export features.stream
+features.stream
 targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
 targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
-datasets.quantiles datasets.incremental_quantiles datasets.block_quantiles datasets.scaling datasets.transforms
+datasets.quantiles datasets.incremental_quantiles datasets.scaling datasets.transforms
 datasets.feature_selection datasets.preprocessing datasets.rows datasets.store_parts datasets.memmap datasets.store
 datasets.store_writer datasets.covariates datasets.windows
 leakage.tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
@@ -49,7 +49,7 @@ models.contract_checks models.source_hash models.settings models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
 training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
 training.state training.step training.evaluate training.progress_line training.loop training.estimator_base
-training.estimator training.state_dict training.forecaster
+training.estimator training.state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.report

@@ -1,13 +1,12 @@
 """Columns of very different spread made comparable, by numbers read off training rows only."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from scipy.special import ndtri
 
-from ml_factory.datasets.block_quantiles import quantiles_of_blocks
 from ml_factory.datasets.quantiles import quantiles
 from ml_factory.errors import FactoryError, SettingsError
 
@@ -87,12 +86,6 @@ class RobustScaler(LinearScaler):
     """
 
     kind = "robust"
-
-    @classmethod
-    def fit_blocks(cls, blocks: Sequence[np.ndarray], clip: float = 8.0) -> "RobustScaler":
-        """`fit` on all rows of blocks of float32 (F, n), every column contiguous: as `ExportedFeatures.blocks` are."""
-        quartiles = quantiles_of_blocks(blocks, QUARTILES)
-        return cls.of_quartiles(quartiles, lambda f: np.concatenate([block[f] for block in blocks]), clip)
 
     @classmethod
     def of_quartiles(

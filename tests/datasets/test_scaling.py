@@ -8,8 +8,6 @@ from sklearn.preprocessing import QuantileTransformer
 from sklearn.preprocessing import RobustScaler as Reference
 from sklearn.preprocessing import StandardScaler as Standard
 
-from ml_factory.data.plain_parquet import ColumnBlocks, ColumnWriter
-from ml_factory.datasets import block_quantiles
 from ml_factory.datasets import quantiles as exact
 from ml_factory.datasets.scaling import (
     IQR_OF_NORMAL,
@@ -155,41 +153,6 @@ def test_quantiles_are_those_of_numpy_to_the_bit(shares, monkeypatch):
             np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
         assert not np.signbit(found[2]).any()  # of -0.0: two ways to a scaler write the same text
     assert len(asked) <= 6  # the one pass found nearly all of them
-
-
-@pytest.mark.parametrize("shares", [(0.25, 0.5, 0.75), (0.0, 0.001, 0.3, 1.0)])
-@pytest.mark.parametrize(("stop", "whole"), [(20_003, 0), (13_001, 0), (13_001, 16_384)])
-def test_quantiles_of_blocks_are_those_of_numpy_to_the_bit(shares, stop, whole, monkeypatch, tmp_path):
-    monkeypatch.setattr(block_quantiles, "WHOLE_ROWS", whole)
-    x = awkward(20_003)
-    rows = [4096, 4096, 100, 4096, 7615]
-    parts = np.split(np.ascontiguousarray(x.T), np.cumsum(rows)[:-1], axis=1)
-    with ColumnWriter(tmp_path / "x.parquet", [str(f) for f in range(x.shape[1])]) as writer:
-        for part in parts:
-            writer.write(part)
-    chosen = np.arange(0, len(x), 10)
-    asked, passes = [], []
-    monkeypatch.setattr(exact, "_by_numpy", lambda *a, real=exact._by_numpy: asked.append(1) or real(*a))
-    read = ColumnBlocks.columns
-    monkeypatch.setattr(ColumnBlocks, "columns", lambda *a: passes.append(1) or read(*a))
-    of_file = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows)
-    sampled = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows, sample=(chosen, x[chosen].T.copy()))
-    read_so_often = []
-    for blocks in (of_file.before(stop), sampled.before(stop), list(of_file.before(stop))):
-        passes.clear(), asked.clear()
-        found = block_quantiles.quantiles_of_blocks(blocks, shares)
-        read_so_often.append(len(passes) - len(asked))
-        for f in range(x.shape[1]):
-            values = x[:stop][np.isfinite(x[:stop, f]), f].astype(float)
-            wanted = np.quantile(values, shares) if len(values) else np.full(len(shares), np.nan)
-            np.testing.assert_array_equal(found[f], wanted, err_msg=f"column {f}")
-        assert len(asked) <= 3  # the one pass found nearly all of them
-        assert not np.signbit(found[2]).any()
-    # 14 columns in two parts: without a sample a file is read for one, and again to count.
-    assert read_so_often[:2] == ([2, 2] if whole else [4, 2])
-    # A sample of other rows puts every bracket in the wrong place, and costs time only.
-    wrong = ColumnBlocks(tmp_path / "x.parquet", x.shape[1], rows, sample=(chosen, 100 + x[chosen].T))
-    np.testing.assert_array_equal(block_quantiles.quantiles_of_blocks(wrong.before(stop), shares), found)
 
 
 def test_a_bracket_that_misses_is_mended(monkeypatch):

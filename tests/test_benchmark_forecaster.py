@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.forecaster import NeuralForecaster
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.heads import Forecast
 from ml_factory.models.transformer import ITransformer
-from ml_factory.training.forecaster import NeuralForecaster
 
 SMALL = {"lookback": 12, "width": 16, "inner": 16, "dropout": 0.0, "device": "cpu", "threads": 1, "precision": "fp32"}
 ROWS, HELD = np.arange(11, 300), np.arange(311, 380)
