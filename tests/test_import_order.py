@@ -1,6 +1,7 @@
 """Reading order = data order = import order, for every file, from the syntax tree; and each dependency's home."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,15 @@ def test_imports_come_from_above_and_dependencies_from_their_homes(name):
     if name not in MAP:
         pytest.fail(f"{name} has no place on the map")
     assert not list(complaints(name, files()[name]))
+
+
+def test_every_file_is_used_by_the_library_the_notebooks_or_utils():
+    """A file that only tests or benchmarks import is not what a user runs."""
+    used = {module.removeprefix("ml_factory.") for name, path in files().items() for _, module in imports(path)}
+    others = [*PACKAGE.rglob("*.py"), *(ROOT / "utils").rglob("*.py"), *(ROOT / "colab_notebooks").glob("*.ipynb")]
+    texts = "".join(path.read_text(encoding="utf-8") for path in others)
+    named = {name for name in MAP if re.search(rf"\bml_factory\.{re.escape(name)}\b", texts)}
+    assert [name for name in MAP if name not in used | named | {"__main__"}] == []
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.streaming_check import shared
 from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
 from ml_factory.progress import phase
+from ml_factory.targets.label_table import usable_rows
 
 LEAST_ROWS = 24  # rows of features that a window must show before its cut
 SPARE_BARS = 2_000
@@ -268,7 +269,9 @@ class _Attempt:
             labels, row = labels.iloc[first:], row[first:]
             if len(labels):
                 self.each([(f"rule {horizon}", lambda x=labels, h=horizon: self.tried(lambda: self.try_rule(x, h)))])
-                some = slice(None if since else self.spec.fit_rows)
+                usable = usable_rows(labels)  # rows whose facts were inferred train nothing: begin behind them
+                begin = 0 if since or not len(usable) else int(usable[0])
+                some = slice(begin, None if since else begin + self.spec.fit_rows)
                 self.each(self.fits_to_try(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
 
     def try_rule(self, labels: pd.DataFrame, horizon: str) -> None:

@@ -195,3 +195,18 @@ def test_notebook_01_hands_the_length_over(monkeypatch):
     space = {"In": [cell], "BAR_MINUTES": 7}
     with pytest.raises(SettingsError, match=r"Bars of this length are not read.*got 7"):
         check_parameters(shell=SimpleNamespace(user_ns=space))
+
+
+def test_prepare_of_minute_rows_with_an_inferred_tick_is_certified(tmp_path):
+    """The first 20 sessions, whose facts are inferred, hold more rows than the quick proof fits on."""
+    minutes = pd.date_range("2024-01-01", periods=40_000, freq="min", tz="UTC", name="timestamp")
+    walk = 100 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 2e-4, 40_000)))
+    close = pd.Series(np.round(walk, 2), minutes)
+    opens = close.shift(1).fillna(close.iloc[0])
+    high, low = np.maximum(opens, close), np.minimum(opens, close)
+    frame = pd.DataFrame({"open": opens, "high": high + 0.02, "low": low - 0.02, "close": close, "volume": 5.0})
+    frame.reset_index().to_parquet(tmp_path / "bars.parquet")
+    spec = FeatureSpec(base_minutes=1, frames=(15,), families=("momentum",))
+    settings = DataSpec(features=spec, calendar="24h")
+    made = pipeline.prepare(Workspace(tmp_path / "w"), "ODD", (20,), data=tmp_path / "bars.parquet", settings=settings)
+    assert "FAILED" not in made.proof
