@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from benchmarks.measure import digits, tell
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.remote_slots import ChildSlots
+from ml_factory.checkpoints.remote_slots import RemoteSlots
 
 CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.2, "written": 1.3, "verified": 2.5}
@@ -151,7 +151,7 @@ def verdict(runs: dict[str, dict[str, dict[str, float]]]) -> float:
     return runs["ours"]["median"]["blocking"]
 
 
-def beside_training(state: dict, manager: CheckpointManager, windows: int, blocking: float) -> None:
+def during_training(state: dict, manager: CheckpointManager, windows: int, blocking: float) -> None:
     """Steps a second while a save is being written, and in windows of the same length without one."""
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 256))
@@ -231,7 +231,7 @@ def main() -> None:
     ):
         modest = manager.writer
         # Beside peers at their own priority: on a busy machine a child that yields would be measured by its manners.
-        manager.writer = ChildSlots(
+        manager.writer = RemoteSlots(
             manager.folder, manager.locks / "pool.lock", manager.lease, memory=manager.staging.file, niceness=0
         )
         blocking = verdict(compare(Round(state, Path(place), manager), given.repeats))
@@ -240,7 +240,7 @@ def main() -> None:
         found = manager.load_latest_checkpoint("train")["state"]
         same = all(np.array_equal(one, flat(found)[name]) for name, one in flat(state).items())
         tell(bench="checkpoints", what="loaded as it was saved", same=same)
-        beside_training(state, manager, given.repeats, blocking)
+        during_training(state, manager, given.repeats, blocking)
         on_accelerator(given.mb, manager, given.repeats)
     if torch.distributed.is_available():
         torch.distributed.destroy_process_group()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
-from ml_factory.checkpoints.schedule import SaveTimer, SaveTimes, cadence, reserve
+from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_seconds, save_interval
 
 HOUR = 3600.0
 BESIDE = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
@@ -40,7 +40,7 @@ class World:
     held: float = 0.0  # useful seconds since then
     unfinished: int = 0
 
-    def save(self, times: SaveTimes) -> float | None:
+    def save(self, times: SaveDurations) -> float | None:
         """Seconds in which a save blocked training, or None when the runtime ended before it was on the mount."""
         factor = math.exp(self.rng.normal(0, 0.3))
         blocking, durable = self.blocking * factor, self.durable * factor
@@ -63,7 +63,7 @@ def units(rng: np.random.Generator) -> list[WorkUnit]:
 
 def live(world: World, timer_of, announced: float) -> None:
     """Work through the plan until the runtime ends; stop in time where its end is announced."""
-    times = SaveTimes()  # the last save tells what the next will take
+    times = SaveDurations()  # the last save tells what the next will take
     for row in plan(units(world.rng), Budget(seconds=announced), Cost(world.durable)):
         timer, left = timer_of(lambda: world.now), row.unit.work * math.exp(world.rng.normal(0, 0.15))
         world.now += row.unit.model.fixed.seconds
@@ -72,13 +72,13 @@ def live(world: World, timer_of, announced: float) -> None:
             if world.now + step > world.ends:
                 return
             world.now, world.held, left = world.now + step, world.held + step, left - step
-            over = announced - world.now < reserve(times.seconds)
+            over = announced - world.now < reserved_seconds(times.seconds)
             if timer.due() or over or left <= 0:
                 blocking = world.save(times)
                 if blocking is None:
                     return
-                timer.saved()
-                timer.measured(blocking, times.seconds - blocking)
+                timer.record_save()
+                timer.record_cost(blocking, times.seconds - blocking)
             if over:
                 return
 
@@ -120,7 +120,7 @@ def main() -> None:
         for name, timer_of in policies.items():
             told = share(lives, timer_of, False, given)
             line = {"ends": "unannounced", "mean_hours": mean, "policy": name, **told, "best_interval": best}
-            print(json.dumps({**line, "young_interval": cadence(cost, mean * HOUR), **facts}), flush=True)
+            print(json.dumps({**line, "young_interval": save_interval(cost, mean * HOUR), **facts}), flush=True)
 
 
 def learned(lives: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ml_factory.checkpoints.session import hours_remaining
 from ml_factory.cpu_count import cores
 from ml_factory.inference.bundle import library_versions
-from ml_factory.storage.file_access import SilentMount, free_bytes, names
-from ml_factory.storage.workspace import Workspace, on_colab, raw_name
+from ml_factory.storage.file_access import MountTimeout, free_bytes, names
+from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_name
 
 NEEDED = (
     "numpy",
@@ -50,8 +50,8 @@ def examine(workspace: Workspace) -> list[Check]:
         checks.append(Check("hours left", f"{hours_remaining():.1f}"))
     try:
         free = free_bytes(workspace.root)
-        raw = [name for name in names(workspace.raw) if raw_name(name)]
-    except SilentMount as error:
+        raw = [name for name in names(workspace.raw) if parse_raw_name(name)]
+    except MountTimeout as error:
         return [
             *checks,
             Check("workspace", f"{workspace.root} does not answer ({error.strerror})", False, "mount it again"),

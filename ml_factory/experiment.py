@@ -20,8 +20,8 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.models.base import environment
 from ml_factory.models.registry import own_settings, signature_of, spec_of
 from ml_factory.provenance import closure, commit, rooms_files, source_hash, source_hashes
-from ml_factory.storage.atomic_files import fingerprint, is_file, is_folder, plain, write_json
-from ml_factory.storage.compile_cache import FOLDER, carry_programs
+from ml_factory.storage.atomic_files import fingerprint, is_file, is_folder, to_json_value, write_json
+from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
 from ml_factory.storage.workspace import push_checkpoints
 from ml_factory.targets.barrier_search_spec import SearchedLabels
 from ml_factory.targets.labels import LabelSpec
@@ -172,7 +172,7 @@ def run_spec(
 ) -> RunSpec:
     """A RunSpec with the model's QUICK limits under the user's own settings."""
     limited = QuickLimits().settings_for(spec_of(model).family) if quick else {}
-    merged = tuple(sorted(plain(limited | own_settings(model, settings or {})).items()))
+    merged = tuple(sorted(to_json_value(limited | own_settings(model, settings or {})).items()))
     return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
 
 
@@ -277,8 +277,8 @@ def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
     os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
 
     def saved() -> None:
-        session.seen()
-        carry_programs(folder.parent)
+        session.record_alive()
+        upload_compile_cache(folder.parent)
         push_checkpoints(folder.parent)
 
     return CheckpointManager(

@@ -21,7 +21,7 @@ from ml_factory.heartbeat import on_screen
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.storage import file_access
 from ml_factory.storage.atomic_files import disk_errors, is_file, names_in
-from ml_factory.storage.workspace import Workspace, raw_name
+from ml_factory.storage.workspace import Workspace, parse_raw_name
 
 NOTEBOOKS = (
     "00_setup",
@@ -113,10 +113,10 @@ class LiveCurves(EpochLine):
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """Raw files of the workspace: symbol, minutes of a bar, megabytes."""
-    names = [name for name in names_in(workspace.raw) if raw_name(name)]
+    names = [name for name in names_in(workspace.raw) if parse_raw_name(name)]
     with disk_errors(workspace.raw):
         sizes = [file_access.size(workspace.raw / name) for name in names]
-    rows = [(*raw_name(name), size / 1e6) for name, size in zip(names, sizes, strict=True)]
+    rows = [(*parse_raw_name(name), size / 1e6) for name, size in zip(names, sizes, strict=True)]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
 

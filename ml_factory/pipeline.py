@@ -24,7 +24,7 @@ from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
-from ml_factory.storage.locks import rank_here
+from ml_factory.storage.locks import process_rank
 from ml_factory.storage.workspace import Workspace, check_symbol, push_on_exit
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.weights import WeightSpec
@@ -202,7 +202,7 @@ def train(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
-    if rank_here():
+    if process_rank():
         return fit_worker_rank(data, spec)
     check = partial(build_untrained, data, spec)
     run, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)

@@ -123,9 +123,9 @@ def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(
     again = pipeline.train(prepared, **asked, mirror="off", estimator=model)
     assert again.resumed_from == 2 and again.exact
     slots = Pool(prepared.checkpoints).scan()
-    runs = {slot.look.info["run"] for slot in slots}
+    runs = {slot.header.info["run"] for slot in slots}
     assert {ckpt_mgr.run, mine["run"]} <= runs
-    assert all(slot.returned for slot in slots if slot.look.info["run"] in (ckpt_mgr.run, mine["run"]))
+    assert all(slot.returned for slot in slots if slot.header.info["run"] in (ckpt_mgr.run, mine["run"]))
     assert ckpt_mgr.list_checkpoints("train_xgboost")[-1]["hash"] == mine["hash"]  # readable until written over
     again = load_model(found["state"]["model_state"]).load_state(model.get_state())
     np.testing.assert_equal(again.get_state(), model.get_state())
@@ -135,7 +135,7 @@ def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(
 
 
 def test_load_latest_checkpoint_of_a_manager_without_a_run_passes_over_what_a_callback_saved(tmp_path):
-    with CheckpointManager(tmp_path / "checkpoints", run="train-x", beside_training=True, background=False) as mine:
+    with CheckpointManager(tmp_path / "checkpoints", run="train-x", during_training=True, background=False) as mine:
         mine.save_checkpoint("train_xgboost", {"epoch": 1, "model": np.zeros(3)}, force=True)
     assert CheckpointManager(tmp_path / "checkpoints").load_latest_checkpoint("train_xgboost") is None
 

@@ -136,7 +136,7 @@ def test_the_callback_in_the_notebooks_keeps_the_best_epoch(name, tmp_path):
         cell["id"]: "".join(cell["source"]) for cell in json.loads((FOLDER / f"{name}.ipynb").read_text())["cells"]
     }
     model = build_model("linear", rounds=40, block=10, threads=1)
-    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", beside_training=True, background=False)
+    ckpt_mgr = CheckpointManager(tmp_path, run="train-x", during_training=True, background=False)
     space = {"ckpt_mgr": ckpt_mgr, "model": model, "EpochLine": list, "LiveCurves": list}
     exec(re.search(r"```python\n(.*?)```", cells["about-callbacks"], re.DOTALL)[1], space)
     exec(cells["callbacks"], space)

@@ -21,7 +21,7 @@ import threading
 from pathlib import Path
 
 from ml_factory.checkpoints.session import hours_left, on_free_tpu
-from ml_factory.checkpoints.session_history import USUAL_TPU_LIFE
+from ml_factory.checkpoints.session_history import DEFAULT_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.secrets import has_wandb_key
 from ml_factory.storage import file_access
@@ -99,8 +99,8 @@ def setup_colab_environment(
         raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
     workspace = None if workspace is ... else workspace  # a guide writes the call with three dots
     colab, notes = places.on_colab(), []
-    _ask_for_tracking(wandb)
-    runtime.refuse_impossible_pair(runtime.installed_versions())
+    _set_tracking_mode(wandb)
+    runtime.check_torch_xla_pair(runtime.installed_versions())
     root = _choose_root(workspace, colab, notes)
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
@@ -110,7 +110,7 @@ def setup_colab_environment(
     if colab and _in_bucket(root):
         _sign_in(root)
     versions = runtime.installed_versions()
-    runtime.refuse_impossible_pair(versions)
+    runtime.check_torch_xla_pair(versions)
     accelerator, device_name = runtime.choose_accelerator(tpu, gpu, versions, notes)
     root = places.Workspace(root)
     info = EnvInfo(
@@ -188,7 +188,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 def _mount_state(mountpoint: Path) -> str:
     """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE, or no answer at all) or absent."""
     try:
-        return "alive" if file_access.is_top(mountpoint) and file_access.names(mountpoint) else "absent"
+        return "alive" if file_access.is_mount_point(mountpoint) and file_access.names(mountpoint) else "absent"
     except OSError:
         return "dead"
 
@@ -261,7 +261,7 @@ def _colab_failures() -> tuple[type[Exception], ...]:
 # ------------------------------------------------------------------ secrets
 
 
-def _ask_for_tracking(wandb: "bool | str | None") -> None:
+def _set_tracking_mode(wandb: "bool | str | None") -> None:
     """Put the choice where the tracker reads it; None leaves what is there."""
     if wandb is None:
         return
@@ -281,14 +281,14 @@ def _ask_for_tracking(wandb: "bool | str | None") -> None:
 def _prepare_tracking(colab: bool, workspace: places.Workspace, notes: list[str]) -> str:
     """online, offline or off. A key of the environment or of Colab's secrets stays in this process's environment."""
     mode = mirror_mode("auto")
-    asked_offline = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
-    if mode != "offline" or asked_offline or os.environ.get("WANDB_MODE") == "dryrun":
+    offline_requested = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
+    if mode != "offline" or offline_requested or os.environ.get("WANDB_MODE") == "dryrun":
         return mode
     key, reason = read_secret("WANDB_API_KEY", colab)
     if key:
         os.environ["WANDB_API_KEY"] = key
         return mirror_mode("auto")
-    if _can_ask():
+    if _can_prompt():
         reason = _log_in(workspace)
         if not reason:
             return mirror_mode("auto")
@@ -296,7 +296,7 @@ def _prepare_tracking(colab: bool, workspace: places.Workspace, notes: list[str]
     return mode
 
 
-def _can_ask() -> bool:
+def _can_prompt() -> bool:
     """Whether a person can type below this cell: not under papermill or nbval, and not in a script."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     on_main = threading.current_thread() is threading.main_thread()
@@ -346,7 +346,7 @@ def _row(name: str, text: str) -> str:
 
 
 def _time_left(hours: float) -> str:
-    usual = f"; a free TPU session usually ends after {USUAL_TPU_LIFE / 3600:.1f} h" if on_free_tpu() else ""
+    usual = f"; a free TPU session usually ends after {DEFAULT_TPU_LIFE / 3600:.1f} h" if on_free_tpu() else ""
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 

@@ -35,7 +35,7 @@ class RuntimeMismatchError(FactoryError):
 # ------------------------------------------------------------------ packages
 
 
-def refuse_impossible_pair(versions: dict[str, str]) -> None:
+def check_torch_xla_pair(versions: dict[str, str]) -> None:
     """torch_xla is compiled against one torch; beside any other its import ends in an undefined symbol."""
     torch, xla = versions.get("torch"), versions.get("torch_xla")
     if xla is None or (torch is not None and _release(torch) == _release(xla)):
@@ -73,23 +73,23 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
         return ()
     with tempfile.TemporaryDirectory() as folder:
         constraints = Path(folder) / "keep.txt"
-        asked = {_name(line) for line in lines}
-        keep = [line for line in keep_lines(KEEP) if _name(line) not in asked]
+        requested = {_name(line) for line in lines}
+        keep = [line for line in keep_lines(KEEP) if _name(line) not in requested]
         constraints.write_text("\n".join(keep) + "\n")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         try:
             done = subprocess.run(
                 [*command, "-c", str(constraints), *lines], capture_output=True, text=True, timeout=PIP_SECONDS
             )
-            failed, said = done.returncode != 0, (done.stderr or done.stdout).strip().splitlines()[-3:]
+            failed, output = done.returncode != 0, (done.stderr or done.stdout).strip().splitlines()[-3:]
         except (subprocess.TimeoutExpired, OSError) as error:
-            failed, said = True, [str(error)]
+            failed, output = True, [str(error)]
     importlib.invalidate_caches()
     if failed:
         raise RuntimeMismatchError(
             "Packages could not be installed",
             where=", ".join(lines),
-            got=" ".join(said) or "no message from pip",
+            got=" ".join(output) or "no message from pip",
             next_step=f"check the network and run this again, or pip install -r {requirements.name} by hand",
         )
     return tuple(f"{_name(line)} {version_of(_name(line))}" for line in lines)

@@ -93,7 +93,7 @@ def copy_container(disk: Disk, path: Path, source_disk: Disk, source: Path) -> d
     return {**found.info, "bytes": found.size, "hash": found.hash}
 
 
-def look_at(disk: Disk, path: Path) -> ContainerHeader:
+def read_header(disk: Disk, path: Path) -> ContainerHeader:
     """What the container at `path` says of itself: reads its two ends. Raises WorkspaceError where the disk refuses."""
     with disk_errors(path), _opened(disk, path) as file:
         return _frame(disk, file)

@@ -18,12 +18,12 @@ _MODELS = "ml_factory.models.registry"
 _log = logging.getLogger("ml_factory")
 
 
-def is_training(run: str, phase: str) -> bool:
+def is_training_run(run: str, phase: str) -> bool:
     """Whether `pipeline.train` saves under these names."""
     return run.startswith("train-") and phase.startswith(PREFIX)
 
 
-def newest_training(manager, phase: str, run: str = "") -> dict | None:
+def latest_training(manager, phase: str, run: str = "") -> dict | None:
     """What `CheckpointManager.load_latest_checkpoint` gives of the newest training with this phase; None without one.
 
     run : of this run alone, else of all runs in the workspace.
@@ -31,7 +31,7 @@ def newest_training(manager, phase: str, run: str = "") -> dict | None:
     `state` has the keys `model_state`, for `load_state` of the model, and `epoch`, how many were finished, beside what
     the training saved. One line in the log names run, symbol, horizon and epoch.
     """
-    saved = [one for one in manager.trained(phase) if run in ("", one["run"])]
+    saved = [one for one in manager.list_trainings(phase) if run in ("", one["run"])]
     ended = [one for one in _registered(manager, phase, needed=not saved) if run in ("", one.facts.get("run_id"))]
     over = {one.facts.get("run_id") for one in ended}
     found = [(one["saved_at"], one) for one in saved if one["run"] not in over]

@@ -30,10 +30,10 @@ from ml_factory.checkpoints.file_format import read_small, write_small
 from ml_factory.checkpoints.slot_pool import Unit, WriterId
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, disk_errors, fingerprint
-from ml_factory.storage.locks import this_machine
+from ml_factory.storage.locks import machine_id
 
-RENEW_SECONDS, SILENCE_SECONDS, LOOK_SECONDS = 60.0, 180.0, 5.0
-BEYOND_DOUBT = 86400.0  # seconds no clock is wrong by: certificates would have stopped all else before
+RENEW_SECONDS, EXPIRY_SECONDS, POLL_SECONDS = 60.0, 180.0, 5.0
+MAX_CLOCK_ERROR = 86400.0  # seconds no clock is wrong by: certificates would have stopped all else before
 _TIMEX = struct.Struct("i4xqqqqi")  # modes, offset, freq, maxerror, esterror, status: the beginning of struct timex
 _UNSYNCHRONISED = 0x40
 _log = logging.getLogger("ml_factory")
@@ -70,7 +70,7 @@ def write_lease(disk: Disk, folder: Path, unit: Unit, told: dict) -> None:
 
 def check_fence(unit: Unit, writer: tuple[int, str], told: Iterable[dict], lease: dict) -> None:
     """Raise TakenOverError when a checkpoint or the lease of this unit ranks above the writer (`rank_of`)."""
-    highest = max([rank_of(one.get("lease")) for one in told] + [rank_of(lease)])
+    highest = max([writer_rank(one.get("lease")) for one in told] + [writer_rank(lease)])
     if highest > writer:
         raise TakenOverError(
             "A later session has taken this work over; this one writes no more",
@@ -81,17 +81,17 @@ def check_fence(unit: Unit, writer: tuple[int, str], told: Iterable[dict], lease
 
 def fence_of(info: dict) -> int:
     """The fence that a checkpoint's description carries; 0 where it carries none."""
-    return rank_of(info.get("lease"))[0]
+    return writer_rank(info.get("lease"))[0]
 
 
-def rank_of(lease: object) -> tuple[int, str]:
+def writer_rank(lease: object) -> tuple[int, str]:
     """(fence, session) of a lease. Two sessions that began before either saw the other have one fence: the name
     decides which of them writes on. (0, "") where nobody holds anything."""
     fence = lease.get("fence") if isinstance(lease, dict) else 0
     return (fence, str(lease.get("session") or "")) if type(fence) is int and fence > 0 else (0, "")
 
 
-def clock_is_kept() -> bool:
+def clock_is_synchronized() -> bool:
     """Whether somebody keeps this machine's clock right (NTP or its host), as the kernel tells; False where it does
     not."""
     told = ctypes.create_string_buffer(512)
@@ -111,74 +111,74 @@ class LeaseHolder:
     """
 
     def __init__(
-        self, unit: Unit, session: str, here, mount=None, later: Callable | None = None, *,
+        self, unit: Unit, session: str, local, mount=None, later: Callable | None = None, *,
         now: Callable[[], float] = time.time, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ):  # fmt: skip
-        self.unit, self.lease, self._here, self._mount, self._later = unit, WriterId(session), here, mount, later
+        self.unit, self.lease, self._local, self._mount, self._later = unit, WriterId(session), local, mount, later
         self._now, self._clock, self._sleep = now, clock, sleep
-        self.taken, self._asked, self._beat = False, [], 0
-        self._one_word = threading.Lock()  # the heartbeat's word never comes after that of who lets go
-        self._on_its_way = False
+        self.held, self._tiers, self._beat = False, [], 0
+        self._write_lock = threading.Lock()  # the heartbeat's word never comes after that of who lets go
+        self._write_queued = False
 
-    def take(self, ask_mount: bool = True) -> None:
+    def acquire(self, query_mount: bool = True) -> None:
         """Hold the unit from here on. Raises CheckpointError when a session on another machine does.
 
         ask_mount : False for who must not wait, in the middle of a training that never loaded: the mount's word then
         comes with the first copy.
         """
-        self._asked = [self._here, *([self._mount] if ask_mount and self._mount is not None else [])]
-        found = self._newest()
+        self._tiers = [self._local, *([self._mount] if query_mount and self._mount is not None else [])]
+        found = self._latest()
         mine = found.get("session") == self.lease.session
-        if found and not mine and not found.get("released") and found.get("host") != this_machine():
-            self._watch(found)
-        fence = max([found.get("fence", 0), *(fence_of(one) for one in self._ask("told"))])
+        if found and not mine and not found.get("released") and found.get("host") != machine_id():
+            self._wait_until_stale(found)
+        fence = max([found.get("fence", 0), *(fence_of(one) for one in self._query("list_unverified"))])
         self.lease = replace(self.lease, fence=fence if mine else fence + 1)
-        self.taken, self._beat = True, max(self._beat, _beat(found)) if mine else self._beat
+        self.held, self._beat = True, max(self._beat, _beat(found)) if mine else self._beat
         self.renew()
 
     def renew(self, released: bool = False) -> None:
         """Tell the others that this session lives, or that it has let go."""
-        with self._one_word:
-            if not self.taken:
+        with self._write_lock:
+            if not self.held:
                 return
-            self.taken = not released
+            self.held = not released
             self._beat += 1
-            self._word = {**self.lease.to_dict(), "host": this_machine(), "beat": self._beat, "seen": self._now()}
-            self._word |= {"kept": clock_is_kept(), "released": released}
-            self._tell(self._here, self._word)
-        if self._mount is not None and not self._on_its_way:
-            self._on_its_way = True
-            self._later(self._tell_mount)
+            self._record = {**self.lease.to_dict(), "host": machine_id(), "beat": self._beat, "seen": self._now()}
+            self._record |= {"kept": clock_is_synchronized(), "released": released}
+            self._write(self._local, self._record)
+        if self._mount is not None and not self._write_queued:
+            self._write_queued = True
+            self._later(self._write_mount)
 
-    def _tell_mount(self) -> None:
+    def _write_mount(self) -> None:
         """The last word, when the mount's turn comes: while it hangs, they do not pile up before it."""
-        self._on_its_way = False
-        self._tell(self._mount, self._word)
+        self._write_queued = False
+        self._write(self._mount, self._record)
 
-    def _tell(self, tier, told: dict) -> None:
+    def _write(self, tier, told: dict) -> None:
         with suppress(WorkspaceError):  # who cannot be told finds the fence in the checkpoints
-            if rank_of(tier.lease_of(self.unit)) <= rank_of(told):
+            if writer_rank(tier.read_lease(self.unit)) <= writer_rank(told):
                 tier.renew(self.unit, told)
 
-    def _newest(self) -> dict:
-        return max(self._ask("lease_of"), key=_age_of_word, default={})
+    def _latest(self) -> dict:
+        return max(self._query("read_lease"), key=_record_age, default={})
 
-    def _ask(self, method: str) -> list[dict]:
+    def _query(self, method: str) -> list[dict]:
         answers = []
-        for tier in self._asked:
+        for tier in self._tiers:
             with suppress(WorkspaceError):
                 answer = getattr(tier, method)(self.unit)
                 answers += answer if isinstance(answer, list) else [answer] if answer else []
         return answers
 
-    def _watch(self, found: dict) -> None:
+    def _wait_until_stale(self, found: dict) -> None:
         """Return when the lease is stale. On this machine's disk the lock has told already that nobody lives here."""
         age = self._now() - found["seen"]
-        if age >= BEYOND_DOUBT:
+        if age >= MAX_CLOCK_ERROR:
             return
         # A clock that is ahead of ours makes nobody wait for longer than the silence itself.
-        left = SILENCE_SECONDS - (max(age, 0.0) if _same_time(found) else 0.0)
+        left = EXPIRY_SECONDS - (max(age, 0.0) if _clocks_agree(found) else 0.0)
         if left > 0:
             _log.warning(
                 "Another session, on %s, was seen at %s %.0f s ago: waiting up to %.0f s to see whether it lives",
@@ -186,9 +186,9 @@ class LeaseHolder:
             )  # fmt: skip
         until = self._clock() + left
         while (left := until - self._clock()) > 0:
-            self._sleep(min(LOOK_SECONDS, left))
-            later = self._newest()
-            if not later or _age_of_word(later) <= _age_of_word(found):
+            self._sleep(min(POLL_SECONDS, left))
+            later = self._latest()
+            if not later or _record_age(later) <= _record_age(found):
                 continue  # torn, or a mount that does not answer just now: nobody said anything new
             if later.get("released"):
                 return
@@ -199,17 +199,17 @@ class LeaseHolder:
             )  # fmt: skip
 
 
-def _same_time(found: dict) -> bool:
+def _clocks_agree(found: dict) -> bool:
     """Whether who wrote this lease and this machine have the same time: both clocks are kept, or they are one."""
-    here, there = (str(host).rpartition(" ") for host in (this_machine(), found.get("host")))
-    return (found.get("kept") is True and clock_is_kept()) or bool(here[0] and here[-1] == there[-1])
+    local, there = (str(host).rpartition(" ") for host in (machine_id(), found.get("host")))
+    return (found.get("kept") is True and clock_is_synchronized()) or bool(local[0] and local[-1] == there[-1])
 
 
 def _beat(told: dict) -> int:
     return told["beat"] if type(told.get("beat")) is int else 0
 
 
-def _age_of_word(told: dict) -> tuple[int, int, float]:
+def _record_age(told: dict) -> tuple[int, int, float]:
     """What a session says later is greater, also after its clock was put back."""
     return told["fence"], _beat(told), told["seen"]
 
@@ -232,9 +232,9 @@ class Heartbeat:
 
     def _beat(self, stop: threading.Event) -> None:
         while not stop.wait(self._seconds):
-            for tenure in list(self._held()):
+            for holder in list(self._held()):
                 with suppress(FactoryError):
-                    tenure.renew()
+                    holder.renew()
 
 
 def _path(folder: Path, unit: Unit) -> Path:

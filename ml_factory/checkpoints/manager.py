@@ -17,18 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.checkpoints.latest_training import is_training, newest_training
+from ml_factory.checkpoints.latest_training import is_training_run, latest_training
 from ml_factory.checkpoints.leases import Heartbeat, session_id
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_name
-from ml_factory.checkpoints.remote_slots import ChildSlots
-from ml_factory.checkpoints.schedule import save_times
-from ml_factory.checkpoints.slot_pool import USER, Pool, Unit, WriterId
-from ml_factory.checkpoints.slots import Slots, order
-from ml_factory.checkpoints.staging_buffer import Staging
-from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, BackgroundThread, InlineExecutor, State, Uploader
+from ml_factory.checkpoints.remote_slots import RemoteSlots
+from ml_factory.checkpoints.schedule import save_durations
+from ml_factory.checkpoints.slot_pool import USER_SUFFIX, Pool, Unit, WriterId
+from ml_factory.checkpoints.slots import Slots, recency
+from ml_factory.checkpoints.staging_buffer import StagingBuffer
+from ml_factory.checkpoints.uploader import IN_MEMORY, LOCAL, BackgroundThread, InlineExecutor, SaveStatus, Uploader
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, cache_folder, fingerprint
-from ml_factory.storage.file_access import SilentMountError, is_unresponsive
+from ml_factory.storage.file_access import UnresponsiveMountError, is_unresponsive
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.pending_uploads import pending
 
@@ -41,7 +41,7 @@ _open: "weakref.WeakSet[CheckpointManager]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
-class Stopped:
+class SafeStopResult:
     """What a safe stop found: `safe` only if every checkpoint is where it belongs and the upload was confirmed."""
 
     safe: bool
@@ -94,7 +94,7 @@ class CheckpointManager:
         on_saved: Callable[[], object] = lambda: None,
         lease: WriterId | None = None,
         disk: Disk | None = None,
-        beside_training: bool = False,
+        during_training: bool = False,
     ):
         for name, value in (("auto_save_minutes", auto_save_minutes), ("first_save_minutes", first_save_minutes)):
             if not value >= 0:
@@ -102,16 +102,16 @@ class CheckpointManager:
         if type(keep_last) is not int or keep_last < 1:
             raise SettingsError("At least one checkpoint is kept", where="keep_last", got=keep_last, wanted=">= 1")
         self.folder, self.run, self.keep_last = Path(os.path.abspath(folder)), check_name(run, "run"), keep_last
-        self.saves_as = check_name(f"{run}{USER}" if beside_training else run, "run")
+        self.save_run = check_name(f"{run}{USER_SUFFIX}" if during_training else run, "run")
         self.auto_seconds, self.first_seconds = auto_save_minutes * 60, min(first_save_minutes, auto_save_minutes) * 60
         self.clock, self.ending, self.background = clock, ending, background
-        self.mean_life, self.on_saved, self.times = mean_life_seconds, on_saved, save_times(self.folder)
+        self.mean_life, self.on_saved, self.durations = mean_life_seconds, on_saved, save_durations(self.folder)
         self.lease, self.deadline = lease or WriterId(session_id()), deadline_seconds
-        self.staging, self._process, self._one_save = Staging(), os.getpid(), threading.RLock()
+        self.staging, self._process, self._one_save = StagingBuffer(), os.getpid(), threading.RLock()
         self._phases: dict[str, PhaseCheckpoints] = {}
         self._open_tiers(None if local is None else Path(os.path.abspath(local)), quota_bytes, disk)
-        self._clerk = BackgroundThread("checkpoint") if background else InlineExecutor()
-        self.heartbeat = Heartbeat(lambda: [phase.tenure for phase in list(self._phases.values())])
+        self._executor = BackgroundThread("checkpoint") if background else InlineExecutor()
+        self.heartbeat = Heartbeat(lambda: [phase.lease_holder for phase in list(self._phases.values())])
         _open.add(self)
 
     def _open_tiers(self, local: Path | None, quota: int | None, disk: Disk | None) -> None:
@@ -123,30 +123,30 @@ class CheckpointManager:
         self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
         self.writer = self.home
         if self.background and own_disk is None:
-            self.writer = ChildSlots(
+            self.writer = RemoteSlots(
                 self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
                 deadline=self.deadline,
             )  # fmt: skip
-        self.mount = self.courier = None
+        self.mount = self.uploader = None
         if local is not None:
             lock = self.locks / "mount.lock"
             self.mount = (
-                ChildSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
+                RemoteSlots(self.folder, lock, self.lease, quota=quota, deadline=self.deadline)
                 if disk is None
                 else Slots(Pool(self.folder, disk, lock=lock, quota=quota), self.lease)
             )
-            clerk = BackgroundThread("checkpoint-mount") if self.background else InlineExecutor()
-            self.courier = Uploader(self.home, self.mount, self.keep_last, clerk, place=str(self.folder))
+            executor = BackgroundThread("checkpoint-mount") if self.background else InlineExecutor()
+            self.uploader = Uploader(self.home, self.mount, self.keep_last, executor, place=str(self.folder))
 
     @property
-    def mine(self) -> bool:
+    def owned_by_this_process(self) -> bool:
         """Whether this very process opened it."""
         return self._process == os.getpid()
 
     def check_process(self) -> None:
         """Raises CheckpointError in a process made by fork: the copy in memory, the threads that write and the leases
         are its parent's."""
-        if not self.mine:
+        if not self.owned_by_this_process:
             raise CheckpointError(
                 "This CheckpointManager is another process's", where=f"run {self.run}",
                 got=f"process {os.getpid()}, made by fork", wanted=f"process {self._process}",
@@ -154,7 +154,7 @@ class CheckpointManager:
             )  # fmt: skip
 
     @contextmanager
-    def turn(self, seconds: float) -> Iterator[bool]:
+    def staging_lock(self, seconds: float) -> Iterator[bool]:
         """Alone among the threads of this process with the copy in memory, once it was written; False inside when that
         took longer."""
         ends = time.monotonic() + seconds
@@ -198,19 +198,19 @@ class CheckpointManager:
         given when there is none from a training.
         """
         run = "" if self.run == NO_RUN else self.run
-        if phase.startswith("train_") and (not run or is_training(run, phase)):
+        if phase.startswith("train_") and (not run or is_training_run(run, phase)):
             self.check_process()
             self._wait_neighbours()
-            if (found := newest_training(self, phase, run)) is not None:
+            if (found := latest_training(self, phase, run)) is not None:
                 return found
         return self.phase(phase).latest()
 
-    def trained(self, phase: str) -> list[dict]:
+    def list_trainings(self, phase: str) -> list[dict]:
         """What the newest checkpoint of each training with this phase says of itself, here or on the mount."""
-        there = self._ask_mount(lambda: self.mount.trained(phase)) or []
+        there = self._ask_mount(lambda: self.mount.list_trainings(phase)) or []
         newest = {one["run"]: one for one in there}
-        for one in self.home.trained(phase):
-            newest[one["run"]] = max(one, newest.get(one["run"], one), key=order)
+        for one in self.home.list_trainings(phase):
+            newest[one["run"]] = max(one, newest.get(one["run"], one), key=recency)
         return list(newest.values())
 
     def list_checkpoints(self, phase: str | None = None, verify: bool = True) -> list[dict]:
@@ -224,26 +224,26 @@ class CheckpointManager:
 
     def _names(self) -> list[str]:
         """The phases of this run that have slots, here or on the mount."""
-        there = self._ask_mount(lambda: self.mount.units(self.saves_as)) or ()
-        return sorted({*self.home.units(self.saves_as), *there})
+        there = self._ask_mount(lambda: self.mount.list_phases(self.save_run)) or ()
+        return sorted({*self.home.list_phases(self.save_run), *there})
 
     def release_user_saves(self) -> None:
         """The training of this run has ended: the slots of what the user saved beside it (`beside_training`) go back to
         the pool, as its own do. They can be read until another unit writes over them."""
         self._wait_neighbours()
-        run = f"{self.run}{USER}"
-        there = self._ask_mount(lambda: self.mount.units(run)) or ()
+        run = f"{self.run}{USER_SUFFIX}"
+        there = self._ask_mount(lambda: self.mount.list_phases(run)) or ()
         try:
-            for phase in sorted({*self.home.units(run), *there}):
-                self.home.give_back(Unit(run, phase))
-                if self.courier is not None:
-                    self.courier.give_back(Unit(run, phase))
+            for phase in sorted({*self.home.list_phases(run), *there}):
+                self.home.release(Unit(run, phase))
+                if self.uploader is not None:
+                    self.uploader.release(Unit(run, phase))
         except WorkspaceError as error:
             _log.warning("Checkpoints saved beside the training keep their slots: %s", error)
 
-    def status(self) -> list[State]:
+    def status(self) -> list[SaveStatus]:
         """How far the newest checkpoint of each phase has come."""
-        return [one.state for one in self._phases.values() if one.state is not None]
+        return [one.last_save for one in self._phases.values() if one.last_save is not None]
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether every background write is done (on disk, on the mount); refused ones had a line logged.
@@ -254,7 +254,7 @@ class CheckpointManager:
         if not self._wait_home(seconds):
             return False
         left = None if seconds is None else seconds - (time.monotonic() - began)
-        return self.courier is None or self.courier.wait(left)
+        return self.uploader is None or self.uploader.wait(left)
 
     def safe_stop(
         self,
@@ -263,7 +263,7 @@ class CheckpointManager:
         logs: Iterable[Callable[[], object]] = (),
         flush: Callable[[], object] | None = None,
         tell: Callable[[str], object] = print,
-    ) -> Stopped:
+    ) -> SafeStopResult:
         """Wait for every write, let `logs` write theirs, and `flush` the mount (on Colab: flush and unmount).
 
         Safe is said only when all of it came back in time; on a mount without `flush` the upload stays unconfirmed.
@@ -275,35 +275,35 @@ class CheckpointManager:
         """Finish the writes and let another process have this run. What a mount does not take in time (unless said
         otherwise its deadline, or a second where it did not answer before) stays on the local disk, and the next
         session carries it over. In a process made by fork nothing happens."""
-        if not self.mine:
+        if not self.owned_by_this_process:
             return
         self._wait_home(seconds)
         self.heartbeat.stop()
         for phase in self._phases.values():
-            phase.done()
-        if self.courier is not None:
-            usual = _SILENT_SECONDS if self.courier.silent or is_unresponsive(self.folder) else self.deadline
-            self.courier.wait(usual if seconds is None else seconds)
-            self.courier.close()
-        self._clerk.close()
+            phase.release()
+        if self.uploader is not None:
+            usual = _SILENT_SECONDS if self.uploader.unresponsive or is_unresponsive(self.folder) else self.deadline
+            self.uploader.wait(usual if seconds is None else seconds)
+            self.uploader.close()
+        self._executor.close()
         self._close_children()
         if self in _open:
             _open.discard(self)
             self.staging.close()
 
-    def leave(self) -> None:
+    def flush_at_exit(self) -> None:
         """What the interpreter's end can still do in a few seconds."""
-        if self.mine:
+        if self.owned_by_this_process:
             self._wait_home(_LAST_SECONDS)
             self._close_children()
 
-    def select_writer(self, payload: memoryview) -> Slots | ChildSlots:
+    def select_writer(self, payload: memoryview) -> Slots | RemoteSlots:
         """Who writes this: the child, if it pays and can see the bytes."""
         return self.writer if len(payload) > _SMALL and self.staging.shared else self.home
 
     def _close_children(self) -> None:
         for tier in (self.writer, self.mount):
-            if isinstance(tier, ChildSlots):
+            if isinstance(tier, RemoteSlots):
                 tier.close()
 
     def __enter__(self) -> "CheckpointManager":
@@ -315,22 +315,25 @@ class CheckpointManager:
         self.close(_SILENT_SECONDS if told else None)
 
     def _wait_home(self, seconds: float | None = None) -> bool:
-        return self._clerk.wait(seconds)
+        return self._executor.wait(seconds)
 
     def _wait_neighbours(self) -> None:
         """What any manager of this process was told to save here is on the disk."""
         for manager in list(_open):
-            if manager.home_folder == self.home_folder and manager.mine:
+            if manager.home_folder == self.home_folder and manager.owned_by_this_process:
                 manager._wait_home(self.deadline)
 
     def _ask_mount(self, question: Callable, needed: bool = False):
-        """What the mount says; None, with a line logged, when it does not answer: with `needed` SilentMountError."""
+        """Return the answer of the mount; None, with a warning, when it does not answer.
+
+        needed : raise UnresponsiveMountError instead of returning None.
+        """
         if self.mount is None:
             return None
         try:
             return question()
         except WorkspaceError as error:
-            if needed and isinstance(error, SilentMountError):
+            if needed and isinstance(error, UnresponsiveMountError):
                 raise
             _log.warning("Only the local disk is looked at: %s", error)
             return None
@@ -339,14 +342,14 @@ class CheckpointManager:
 def safe_stop(
     seconds: float = 300, *, logs: Iterable[Callable[[], object]] = (), flush: Callable[[], object] | None = None,
     tell: Callable[[str], object] = print,
-) -> Stopped:  # fmt: skip
+) -> SafeStopResult:  # fmt: skip
     """`CheckpointManager.safe_stop` for all that this process has open."""
-    return _safe_stop([manager for manager in list(_open) if manager.mine], seconds, logs, flush, tell)
+    return _safe_stop([manager for manager in list(_open) if manager.owned_by_this_process], seconds, logs, flush, tell)
 
 
 def _safe_stop(
     managers: list[CheckpointManager], seconds: float, logs: Iterable[Callable], flush: Callable | None, tell: Callable
-) -> Stopped:
+) -> SafeStopResult:
     """As `CheckpointManager.safe_stop`, of several; every ending is told."""
     ends = time.monotonic() + seconds
     if any(state.where in (IN_MEMORY, LOCAL) for manager in managers for state in manager.status()):
@@ -366,7 +369,7 @@ def _safe_stop(
     if failure:
         text = f"Not confirmed: {failure}" + (f" ({reached})" if reached and not all(written) else "")
     tell(text)
-    return Stopped(not failure, text)
+    return SafeStopResult(not failure, text)
 
 
 def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
@@ -392,7 +395,7 @@ def _in_time(steps: list[Callable[[], object]], ends: float) -> str:
 def _at_exit() -> None:
     """The interpreter ends: a local save may finish, a mount is waited for by nobody."""
     for manager in list(_open):
-        manager.leave()
+        manager.flush_at_exit()
 
 
 atexit.register(_at_exit)

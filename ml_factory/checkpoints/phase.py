@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
 from ml_factory.checkpoints.leases import LeaseHolder, TakenOverError
-from ml_factory.checkpoints.schedule import SaveTimer, reserve
+from ml_factory.checkpoints.schedule import SaveTimer, reserved_seconds
 from ml_factory.checkpoints.slot_pool import Unit
-from ml_factory.checkpoints.slots import order
+from ml_factory.checkpoints.slots import recency
 from ml_factory.checkpoints.stop_signals import stop
-from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, State, show
+from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_status
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
 from ml_factory.secrets import redact
-from ml_factory.storage.locks import claim, release
+from ml_factory.storage.locks import acquire, release
 from ml_factory.storage.safetensors_layout import Layout
 from ml_factory.storage.state import decode_state, plan_layout
 
@@ -39,75 +39,75 @@ class PhaseCheckpoints:
 
     def __init__(self, manager, name: str, run: str = ""):
         """run : whose they are, to be read alone; those of the manager's own run without it."""
-        self.manager, self.name, self.unit = manager, name, Unit(run or manager.saves_as, name)
-        self.state: State | None = None
+        self.manager, self.name, self.unit = manager, name, Unit(run or manager.save_run, name)
+        self.last_save: SaveStatus | None = None
         self._lock = manager.locks / f"{self.unit.run}--{name}.lock"
         self._timer = SaveTimer(
             manager.auto_seconds, manager.first_seconds, clock=manager.clock, mean_life=manager.mean_life
         )
-        self._claimed = self._warned = self._listening = self._passed_over = False
-        later = manager.courier.do if manager.courier is not None else None
-        self.tenure = LeaseHolder(self.unit, manager.lease.session, manager.home, manager.mount, later)
-        self._lost: TakenOverError | None = None
+        self._locked = self._warned = self._listening = self._passed_over = False
+        later = manager.uploader.submit if manager.uploader is not None else None
+        self.lease_holder = LeaseHolder(self.unit, manager.lease.session, manager.home, manager.mount, later)
+        self._taken_over: TakenOverError | None = None
 
     def due(self) -> bool:
         """Whether a save that is not forced would happen now. Cheap: to be asked at every step boundary."""
-        if self.manager.courier is not None:
-            self.manager.courier.retry_if_due()
-        if self._lost is not None or self.stopping():
+        if self.manager.uploader is not None:
+            self.manager.uploader.retry_if_due()
+        if self._taken_over is not None or self.stopping():
             return True
         return not self.manager.staging.preparing and self._timer.due()
 
     def due_in(self) -> float:
         """Seconds until a save that is not forced would happen, if nothing ends the session before."""
-        return 0.0 if self._lost is not None or self.stopping() else self._timer.due_in()
+        return 0.0 if self._taken_over is not None or self.stopping() else self._timer.due_in()
 
     def stopping(self) -> bool:
         """Whether a signal came, or the session is about to end: save at this step, whatever the timer says."""
-        return stop.asked is not None or self.manager.ending(self.manager.times.seconds)
+        return stop.requested is not None or self.manager.ending(self.manager.durations.seconds)
 
     def save(self, state: dict, metrics: dict | None = None, force: bool = False) -> dict | None:
         """As `CheckpointManager.save_checkpoint`."""
         self.manager.check_process()
         if not force and not self.due():
             return None
-        if self._lost is not None:
-            raise self._lost
+        if self._taken_over is not None:
+            raise self._taken_over
         metrics = {key: _plain(key, value) for key, value in (metrics or {}).items()}
         layout = plan_layout(state, finite=True)
-        self.claim(wait=False)
+        self.acquire(wait=False)
         must = force or self.stopping()
         if not must:
             self.manager.staging.prepare(layout.size)
             if self.manager.staging.preparing:  # for the first time: a later step copies without waiting for pages
                 self._passed_over = True
                 return None
-        with self.manager.turn(self.manager.deadline if must else _PATIENCE) as mine:
+        with self.manager.staging_lock(self.manager.deadline if must else _PATIENCE) as mine:
             if not mine:
                 self._warn(WorkspaceError("The save before it is still being written", where=self.manager.home_folder))
                 self._passed_over = True
                 return None  # still due: the next step asks again
             info = {"saved_at": datetime.now(UTC).isoformat(), "metrics": metrics}
-            saved = self._hand_over(layout, {**info, "lease": self.tenure.lease.to_dict()})
-        if self._lost is not None:
-            raise self._lost
-        self._timer.saved()
+            saved = self._hand_over(layout, {**info, "lease": self.lease_holder.lease.to_dict()})
+        if self._taken_over is not None:
+            raise self._taken_over
+        self._timer.record_save()
         if self.stopping():
-            self._end()
+            self._end_work()
         return saved
 
-    def _end(self) -> None:
+    def _end_work(self) -> None:
         """Wait until the save is where it belongs, no longer than the end leaves time for; then the signal acts, or
         SessionOver ends the work."""
         manager = self.manager
         manager._wait_home(manager.deadline)
-        manager.wait(_LAST_COPY if stop.asked is not None else reserve(manager.times.seconds))
-        reached = _REACHED[self.state.where]
-        if stop.asked is not None:
-            _log.warning("Stopped: %s (%s)", reached, self.state)
-            stop.end_if_asked()
+        manager.wait(_LAST_COPY if stop.requested is not None else reserved_seconds(manager.durations.seconds))
+        reached = _REACHED[self.last_save.where]
+        if stop.requested is not None:
+            _log.warning("Stopped: %s (%s)", reached, self.last_save)
+            stop.resend_if_requested()
         raise SessionOver(
-            f"This session is about to end: {reached}", where=self.name, got=self.state,
+            f"This session is about to end: {reached}", where=self.name, got=self.last_save,
             next_step="run again in a new session: it goes on from the newest save that is there",
         )  # fmt: skip
 
@@ -115,83 +115,83 @@ class PhaseCheckpoints:
         """As `CheckpointManager.load_latest_checkpoint`, for the process that goes on with the work: it owns the phase
         from here on, and hears SIGTERM and SIGINT until `done`. Raises CheckpointError when another living process
         owns it. Who was taken over may come back with this, when the other session is gone."""
-        if self._lost is not None:
-            self._lost, self.tenure.taken = None, False
-        self.claim()
+        if self._taken_over is not None:
+            self._taken_over, self.lease_holder.held = None, False
+        self.acquire()
         self._listen()
         found = self.latest()
         if found is not None:
             self.manager.staging.prepare(found["bytes"])
         return found
 
-    def claim(self, wait: bool = True) -> None:
+    def acquire(self, wait: bool = True) -> None:
         """Own this phase until `done`, `CheckpointManager.close` or the end of the process. Raises CheckpointError when
         another living process does, here or on another machine; without `wait` a mount is not asked."""
         self.manager.check_process()
-        if not self._claimed:
+        if not self._locked:
             try:
-                claim(self._lock, f"run {self.unit.run}, phase {self.name}")
-                self._claimed = True
+                acquire(self._lock, f"run {self.unit.run}, phase {self.name}")
+                self._locked = True
             except WorkspaceError as error:  # a disk that refuses the lock does not stop the work either
                 self._warn(error)
-        if not self.tenure.taken:
-            self.tenure.take(ask_mount=wait)
+        if not self.lease_holder.held:
+            self.lease_holder.acquire(query_mount=wait)
             self.manager.heartbeat.start()
 
-    def check_free(self) -> None:
+    def check_unlocked_by_others(self) -> None:
         """Raises CheckpointError when another living process of this machine owns this phase; nothing is claimed."""
         if self._lock.is_file():
-            claim(self._lock, f"run {self.manager.run}, phase {self.name}")
+            acquire(self._lock, f"run {self.manager.run}, phase {self.name}")
             release(self._lock)
 
     @contextmanager
     def acquired(self) -> Iterator["PhaseCheckpoints"]:
         """Own this phase inside a `with`. Raises CheckpointError when another living process does."""
-        self.claim()
+        self.acquire()
         self._listen()
         try:
             yield self
         finally:
-            self.done()
+            self.release()
 
-    def done(self) -> None:
+    def release(self) -> None:
         """Let go of this phase. The checkpoints stay. A process made by fork has nothing to let go of."""
-        if not self.manager.mine:
+        if not self.manager.owned_by_this_process:
             return
         self.manager._wait_home()
-        self.tenure.renew(released=True)
-        if self._claimed:
-            self._claimed = False
+        self.lease_holder.renew(released=True)
+        if self._locked:
+            self._locked = False
             release(self._lock)
         if self._listening:
             self._listening = False
             stop.unlisten()
 
-    def kept(self) -> bool:
+    def is_saved(self) -> bool:
         """Whether what `save` was given last is on the disk, after waiting for it. It is not where that save was passed
         over, since the one before was still being written or its pages were being made."""
         self.manager._wait_home()
-        return not self._passed_over and self.state is not None and self.state.where not in (IN_MEMORY, REFUSED)
+        return not self._passed_over and self.last_save is not None and self.last_save.where not in (IN_MEMORY, REFUSED)
 
-    def settle(self) -> None:
+    def wait_uploaded(self) -> None:
         """Wait for the last save, for a mount no longer than a moment. Raises TakenOverError when it was refused since
         another session works on the unit: what this one made is then not to be registered."""
         self.manager._wait_home()
-        if self.manager.courier is not None:
-            self.manager.courier.wait(_PATIENCE)
-        if self._lost is not None:
-            raise self._lost
+        if self.manager.uploader is not None:
+            self.manager.uploader.wait(_PATIENCE)
+        if self._taken_over is not None:
+            raise self._taken_over
 
-    def finish(self) -> None:
+    def release_slots(self) -> None:
         """The unit has left its artifact: its slots go back to the pool, where they keep what they hold until another
         unit writes over it. Raises TakenOverError when another session works on the unit: then they are that one's."""
         self.manager.check_process()
-        self.settle()
-        holder = self.tenure.lease.to_dict() if self.tenure.taken else None
+        self.wait_uploaded()
+        holder = self.lease_holder.lease.to_dict() if self.lease_holder.held else None
         try:
-            self.manager.home.give_back(self.unit, holder)
-            if self.manager.courier is not None:
-                self.manager.courier.give_back(self.unit, holder)
+            self.manager.home.release(self.unit, holder)
+            if self.manager.uploader is not None:
+                self.manager.uploader.release(self.unit, holder)
         except WorkspaceError as error:
             self._warn(error)
 
@@ -204,10 +204,10 @@ class PhaseCheckpoints:
         self.manager.check_process()
         self.manager._wait_neighbours()
         home = self.manager.home
-        info, state, skipped = home.newest(self.unit, decode_state)
-        passed = self._fetch(info)
+        info, state, skipped = home.latest_valid(self.unit, decode_state)
+        passed = self._download_newer(info)
         if passed is not None:
-            info, state, again = home.newest(self.unit, decode_state)
+            info, state, again = home.latest_valid(self.unit, decode_state)
             skipped = list(dict.fromkeys([*passed, *skipped, *again]))
         if info is not None:
             return {"state": state, **_shown(info), "skipped": skipped}
@@ -222,30 +222,30 @@ class PhaseCheckpoints:
         manager._wait_neighbours()
         here: list[dict] = []
         with suppress(WorkspaceError):
-            here = manager.home.told(self.unit)
-        there = manager._ask_mount(lambda: manager.mount.told(self.unit)) or []
+            here = manager.home.list_unverified(self.unit)
+        there = manager._ask_mount(lambda: manager.mount.list_unverified(self.unit)) or []
         places: dict[str, list[tuple]] = {}
         for tier, told in ((manager.home, here), (manager.mount, there)):
             for info in told:
                 places.setdefault(info["hash"], []).append((tier, info))
-        for copies in sorted(places.values(), key=lambda copies: order(copies[0][1]), reverse=True):
+        for copies in sorted(places.values(), key=lambda copies: recency(copies[0][1]), reverse=True):
             if len(found) < manager.keep_last:
                 found += _first_whole(copies) if verify else [copies[0][1]]
         return [_shown(info) for info in reversed(found)]
 
     def latest_info(self) -> dict | None:
         """What the newest checkpoint says of itself, None without one: not read through, so not verified. Cheap on a
-        mount. Raises SilentMountError when the mount does not answer and nothing is on the local disk."""
+        mount. Raises UnresponsiveMountError when the mount does not answer and nothing is on the local disk."""
         manager = self.manager
         manager.check_process()
         manager._wait_neighbours()
         told: list[dict] = []
         with suppress(WorkspaceError):
-            told = manager.home.told(self.unit)
-        told = [*told, *(manager._ask_mount(lambda: manager.mount.told(self.unit), needed=not told) or [])]
-        return _shown(max(told, key=order)) if told else None
+            told = manager.home.list_unverified(self.unit)
+        told = [*told, *(manager._ask_mount(lambda: manager.mount.list_unverified(self.unit), needed=not told) or [])]
+        return _shown(max(told, key=recency)) if told else None
 
-    def _fetch(self, here: dict | None) -> "list[str] | None":
+    def _download_newer(self, here: dict | None) -> "list[str] | None":
         """Bring what only the mount has to the local disk; which slots there were passed over, None if nothing came.
 
         here : the newest that verified on the local disk. One that is torn here may be whole there.
@@ -254,12 +254,12 @@ class PhaseCheckpoints:
         if manager.mount is None:
             return None
         try:
-            there = manager.mount.told(self.unit)
-            if there and (here is None or order(there[0]) > order(here)):
+            there = manager.mount.list_unverified(self.unit)
+            if there and (here is None or recency(there[0]) > recency(here)):
                 return manager.mount.copy_out(self.unit, manager.keep_last, str(manager.home_folder))
             if here is not None and here["hash"] not in {info["hash"] for info in there}:
                 # an earlier session ended before it could
-                manager.courier.carry(self.unit, fence=self.tenure.lease.fence)
+                manager.uploader.enqueue_upload(self.unit, fence=self.lease_holder.lease.fence)
         except WorkspaceError as error:
             if here is None:
                 raise
@@ -272,9 +272,9 @@ class PhaseCheckpoints:
         payload = manager.staging.copy(layout)
         blocking = time.perf_counter() - began
         saved = {"run": self.unit.run, "phase": self.name, **info, "status": IN_MEMORY}
-        self.state, self._passed_over = State(self.name, at=time.time()), False
-        state = self.state
-        show(state)
+        self.last_save, self._passed_over = SaveStatus(self.name, at=time.time()), False
+        state = self.last_save
+        publish_status(state)
         told = {**info, "metrics": {key: _spelled(value) for key, value in info["metrics"].items()}}
 
         def write() -> None:
@@ -283,22 +283,22 @@ class PhaseCheckpoints:
             if done is None:
                 state.where = saved["status"] = REFUSED
                 return
-            manager.times.written = time.perf_counter() - began
-            self._timer.measured(blocking, manager.times.seconds - blocking)
+            manager.durations.written = time.perf_counter() - began
+            self._timer.record_cost(blocking, manager.durations.seconds - blocking)
             state.sequence = done["sequence"]
-            state.where = SAVED if manager.courier is None else LOCAL
+            state.where = SAVED if manager.uploader is None else LOCAL
             saved.update(_shown(done), status=state.where)
-            if manager.courier is not None:
-                manager.courier.carry(self.unit, copied, self._lose, self.tenure.lease.fence)
+            if manager.uploader is not None:
+                manager.uploader.enqueue_upload(self.unit, copied, self._mark_taken_over, self.lease_holder.lease.fence)
             manager.on_saved()
 
         def copied() -> None:
             state.where, state.at, saved["status"] = COPIED, time.time(), COPIED
-            if not manager.courier.silent:  # what waited for a mount that was away tells nothing of the next
-                manager.times.copied = time.perf_counter() - began
-                self._timer.measured(blocking, manager.times.seconds - blocking)
+            if not manager.uploader.unresponsive:  # what waited for a mount that was away tells nothing of the next
+                manager.durations.copied = time.perf_counter() - began
+                self._timer.record_cost(blocking, manager.durations.seconds - blocking)
 
-        manager._clerk.do(write)
+        manager._executor.submit(write)
         return None if saved["status"] == REFUSED else saved
 
     def _write_or_warn(self, info: dict, payload: memoryview) -> dict | None:
@@ -306,7 +306,7 @@ class PhaseCheckpoints:
         try:
             saved = manager.select_writer(payload).write(self.unit, manager.keep_last, info, payload)
         except TakenOverError as error:
-            self._lose(error)
+            self._mark_taken_over(error)
             return None
         except (WorkspaceError, CheckpointError) as error:
             self._warn(error)
@@ -314,11 +314,11 @@ class PhaseCheckpoints:
         self._warned = False
         return saved
 
-    def _lose(self, error: TakenOverError) -> None:
+    def _mark_taken_over(self, error: TakenOverError) -> None:
         """The next step ends the work: another session does it now."""
-        if self._lost is None:
+        if self._taken_over is None:
             _log.warning("%s The work here ends at its next step; what was saved here stays.", error)
-        self._lost = error
+        self._taken_over = error
 
     def _listen(self) -> None:
         if not self._listening:
@@ -336,7 +336,7 @@ def _first_whole(copies: list[tuple]) -> list[dict]:
     """The info of the first of these copies, (pool, info), that is whole when it is read; [] for none."""
     for tier, info in copies:
         with suppress(CheckpointError, WorkspaceError):
-            return [tier.check(info["path"])]
+            return [tier.verify(info["path"])]
     return []
 
 

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field, fields
 import numpy as np
 from scipy.optimize import nnls
 
-from ml_factory.checkpoints.schedule import reserve
+from ml_factory.checkpoints.schedule import reserved_seconds
 from ml_factory.errors import SettingsError
 
 
@@ -91,7 +91,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedUnit:
     """A unit in its place.
 
     fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or what it lacks: "memory",
@@ -105,7 +105,7 @@ class Planned:
     takes_bytes: float = 0.0
 
 
-def plan(units: Sequence[WorkUnit], room: Budget, save: Cost = Cost(0.0)) -> list[Planned]:
+def plan(units: Sequence[WorkUnit], budget: Budget, save: Cost = Cost(0.0)) -> list[PlannedUnit]:
     """An order for the units and what of it fits.
 
     What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most
@@ -115,15 +115,15 @@ def plan(units: Sequence[WorkUnit], room: Budget, save: Cost = Cost(0.0)) -> lis
 
     save : cost of one checkpoint; its time is kept free at the session's end.
     """
-    until = room.seconds - reserve(save.seconds)
-    clock, disk, pool, rows = 0.0, room.disk_bytes - save.disk_bytes, room.pool_bytes, []
+    until = budget.seconds - reserved_seconds(save.seconds)
+    clock, disk, pool, rows = 0.0, budget.disk_bytes - save.disk_bytes, budget.pool_bytes, []
     unfinished = {unit.name for unit in units}
     for unit in sorted(units, key=lambda unit: (unit.done == 0, bool(unit.after), unit.left.seconds, unit.name)):
         cost = unit.left
         grows = max(0.0, cost.pool_bytes - pool)
-        if cost.memory_bytes > room.memory_bytes:
+        if cost.memory_bytes > budget.memory_bytes:
             fits = "memory"
-        elif cost.device_bytes > room.device_bytes:
+        elif cost.device_bytes > budget.device_bytes:
             fits = "device memory"
         elif cost.disk_bytes + grows > disk:
             fits = "disk"
@@ -134,7 +134,7 @@ def plan(units: Sequence[WorkUnit], room: Budget, save: Cost = Cost(0.0)) -> lis
             unfinished.discard(unit.name)
         else:
             fits = "in part" if clock + unit.model.fixed.seconds + save.seconds < until else "later"
-        rows.append(Planned(unit, clock, cost, fits, cost.disk_bytes + grows))
+        rows.append(PlannedUnit(unit, clock, cost, fits, cost.disk_bytes + grows))
         if fits in ("whole", "in part"):
             clock = clock + cost.seconds if fits == "whole" else until
             disk, pool = disk - cost.disk_bytes - grows, pool + grows

@@ -18,21 +18,21 @@ from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk
-from ml_factory.storage.file_access import SilentMountError, mark_unresponsive, run_in_process
-from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
+from ml_factory.storage.file_access import UnresponsiveMountError, mark_unresponsive, run_in_process
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 
 _HASHES = Path(xxhash.__file__).resolve().parents[1]
 _SERVED_BY = __name__
 _ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, WorkspaceError)}
 
 
-class ChildSlots(Child):
+class RemoteSlots(WorkerProcess):
     """`Slots` of a folder that this process never touches itself.
 
     folder, lock, quota, lease : as `Pool` and `Slots` take them; the lock is on a local disk.
     memory : descriptor of the staging buffer that `write` reads.  deadline : seconds of silence after which a child is
     given up.  niceness : of the child, so that training keeps its cores.
-    Methods raise what `Slots` raises, and SilentMountError when the folder does not answer.
+    Methods raise what `Slots` raises, and UnresponsiveMountError when the folder does not answer.
     """
 
     def __init__(
@@ -53,34 +53,34 @@ class ChildSlots(Child):
     def copy_out(self, unit: Unit, keep: int, home: str) -> list[str]:
         return self._call("copy_out", unit, keep, home)
 
-    def told(self, unit: Unit) -> list[dict]:
-        return self._call("told", unit)
+    def list_unverified(self, unit: Unit) -> list[dict]:
+        return self._call("list_unverified", unit)
 
-    def units(self, run: str) -> list[str]:
-        return self._call("units", run)
+    def list_phases(self, run: str) -> list[str]:
+        return self._call("list_phases", run)
 
-    def trained(self, phase: str) -> list[dict]:
-        return self._call("trained", phase)
+    def list_trainings(self, phase: str) -> list[dict]:
+        return self._call("list_trainings", phase)
 
-    def lease_of(self, unit: Unit) -> dict:
-        return self._call("lease_of", unit)
+    def read_lease(self, unit: Unit) -> dict:
+        return self._call("read_lease", unit)
 
     def renew(self, unit: Unit, told: dict) -> None:
         return self._call("renew", unit, told)
 
-    def give_back(self, unit: Unit, holder: dict | None = None) -> int:
-        return self._call("give_back", unit, holder)
+    def release(self, unit: Unit, holder: dict | None = None) -> int:
+        return self._call("release", unit, holder)
 
-    def check(self, path: str) -> dict:
-        return self._call("check", path)
+    def verify(self, path: str) -> dict:
+        return self._call("verify", path)
 
     def _call(self, method: str, *args):
         plain = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
         try:
-            answer, _ = self.ask({"method": method, "args": plain})
-        except NoAnswer as error:
+            answer, _ = self.call({"method": method, "args": plain})
+        except WorkerUnavailable as error:
             mark_unresponsive(self.folder)
-            raise SilentMountError(
+            raise UnresponsiveMountError(
                 "This folder does not answer", where=self.folder, got=error,
                 next_step="mount it again; until then checkpoints stay on the local disk",
             ) from error  # fmt: skip
@@ -130,7 +130,7 @@ def serve(channel: str, parent: str, told: str, niceness: str) -> None:
 
 
 def _do(slots: Slots, method: str, args: list, memory: int):
-    if method in ("units", "trained", "check"):
+    if method in ("list_phases", "list_trainings", "verify"):
         return getattr(slots, method)(*args)
     unit, *rest = Unit(*args[0]), *args[1:]
     if method == "write":

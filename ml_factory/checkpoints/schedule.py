@@ -12,14 +12,14 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError
 
-LONGEST_CADENCE = 30 * 60.0  # seconds: what the user is promised
+MAX_INTERVAL = 30 * 60.0  # seconds: what the user is promised
 # Where saves cost next to nothing Young's interval is seconds: a mount would never rest, and little is gained.
-_SHORTEST_CADENCE = 30.0
+_MIN_INTERVAL = 30.0
 # What a save in the background takes from the training beside it, as a share of its time.
-_SHARE_BESIDE = 0.15
+_BACKGROUND_SHARE = 0.15
 # Forecasts of a save are this much too short at worst; the reserve at the end of a session is paid once.
 _SAVE_MARGIN = 3.0
-_SHORTEST_RESERVE = 15.0
+_MIN_RESERVE = 15.0
 
 
 class SaveTimer:
@@ -32,7 +32,7 @@ class SaveTimer:
     """
 
     def __init__(
-        self, longest: float = LONGEST_CADENCE, first: float = 120.0, *, clock: Callable[[], float],
+        self, longest: float = MAX_INTERVAL, first: float = 120.0, *, clock: Callable[[], float],
         mean_life: float = math.inf,
     ):  # fmt: skip
         self.longest, self.first, self.clock, self.mean_life = longest, first, clock, mean_life
@@ -62,20 +62,20 @@ class SaveTimer:
         if self._cost == 0 or math.isinf(self.mean_life):
             young = self._began is None or now - self._began < self.longest
             return min(self.first, self.longest) if young else self.longest
-        return min(self.longest, max(_SHORTEST_CADENCE, cadence(self._cost, self.mean_life, self.longest)))
+        return min(self.longest, max(_MIN_INTERVAL, save_interval(self._cost, self.mean_life, self.longest)))
 
-    def saved(self) -> None:
+    def record_save(self) -> None:
         """A save was handed over now."""
         self._last = self.clock()
         self._began = self._last if self._began is None else self._began
 
-    def measured(self, blocking: float, writing: float) -> None:
+    def record_cost(self, blocking: float, writing: float) -> None:
         """What a save cost: seconds in which training stood still, and seconds until it was where it belongs."""
-        self._cost = blocking + _SHARE_BESIDE * writing
+        self._cost = blocking + _BACKGROUND_SHARE * writing
 
 
 @dataclass
-class SaveTimes:
+class SaveDurations:
     """What the last save took, in seconds from the hand-over: the next is forecast to take as long.
 
     written : until it was on the first disk, 0 before the first save.  copied : until it was on the mount; 0 where
@@ -91,23 +91,23 @@ class SaveTimes:
         return max(self.written, self.copied)
 
 
-def save_times(folder: str | os.PathLike) -> SaveTimes:
+def save_durations(folder: str | os.PathLike) -> SaveDurations:
     """Those of this process and the checkpoints in `folder`: a unit that begins late in a session knows what the saves
     of those before it took."""
     return _times_of(Path(os.path.abspath(folder)), os.getpid())
 
 
 @lru_cache(maxsize=64)
-def _times_of(folder: Path, process: int) -> SaveTimes:
-    return SaveTimes()
+def _times_of(folder: Path, process: int) -> SaveDurations:
+    return SaveDurations()
 
 
-def reserve(save_seconds: float) -> float:
+def reserved_seconds(save_seconds: float) -> float:
     """Seconds kept free before a session's end: the last save, three times as slow as forecast, and a moment."""
-    return _SHORTEST_RESERVE + _SAVE_MARGIN * save_seconds
+    return _MIN_RESERVE + _SAVE_MARGIN * save_seconds
 
 
-def cadence(save_seconds: float, mean_life_seconds: float, longest: float = LONGEST_CADENCE) -> float:
+def save_interval(save_seconds: float, mean_life_seconds: float, longest: float = MAX_INTERVAL) -> float:
     """Seconds between two saves: min(longest, sqrt(2 * cost of a save * mean life)), Young (1974).
 
     save_seconds : seconds of training that one save costs.  mean_life_seconds : of a session that ends unannounced;

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from ml_factory.checkpoints.schedule import reserve
-from ml_factory.checkpoints.session_history import USUAL_LIFE, USUAL_TPU_LIFE, SessionLog
+from ml_factory.checkpoints.schedule import reserved_seconds
+from ml_factory.checkpoints.session_history import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLog
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import on_colab
 
@@ -94,17 +94,17 @@ class Session:
 
     def ending(self, save_seconds: float) -> bool:
         """Whether only the time for the last save is left. Cheap: asked at every step."""
-        return self.bounded and hours_left() * 3600 < reserve(save_seconds)
+        return self.bounded and hours_left() * 3600 < reserved_seconds(save_seconds)
 
-    def seen(self) -> None:
+    def record_alive(self) -> None:
         """It lives; told beside each checkpoint. Never waits for the disk and never raises."""
         if self.bounded:
-            self._record.seen(hours_left())
+            self._record.record_alive(hours_left())
 
 
-def usual_life() -> float:
+def default_life() -> float:
     """Seconds that a session lives, before this workspace knows better: a free one with a TPU lives shorter."""
-    return USUAL_TPU_LIFE if on_free_tpu() else USUAL_LIFE
+    return DEFAULT_TPU_LIFE if on_free_tpu() else DEFAULT_LIFE
 
 
 def on_free_tpu() -> bool:
@@ -120,7 +120,7 @@ def hours_expected(records: Path) -> float:
 
     records : folder of the workspace's record of sessions; the mean life is 1.5 h until it holds sessions.
     """
-    limit = SessionLog(records).mean_life(USUAL_TPU_LIFE) / 3600 if on_free_tpu() else math.inf
+    limit = SessionLog(records).mean_life(DEFAULT_TPU_LIFE) / 3600 if on_free_tpu() else math.inf
     return min(hours_left(), limit)
 
 
@@ -130,7 +130,7 @@ class SessionWriter:
 
     def __init__(self, folder: Path):
         self._log, self._process = SessionLog(folder), os.getpid()
-        self._usual = usual_life()
+        self._usual = default_life()
         self.mean_life = self._usual
         self._told = False
         self._write(self._learn)
@@ -140,17 +140,17 @@ class SessionWriter:
     def _learn(self) -> None:
         self.mean_life = self._log.mean_life(self._usual)
 
-    def seen(self, hours_left: float) -> None:
+    def record_alive(self, hours_left: float) -> None:
         if not self._writer.is_alive():  # one that hangs is not joined by others
             self._told = True
-            self._write(lambda: self._log.seen(hours_left))
+            self._write(lambda: self._log.record_alive(hours_left))
 
     def _end(self) -> None:
         if not self._told or self._process != os.getpid():
             return
         self._writer.join(_END_SECONDS)
         if not self._writer.is_alive():
-            self._write(self._log.ended)
+            self._write(self._log.record_end)
             self._writer.join(_END_SECONDS)
 
     def _write(self, job: Callable[[], None]) -> None:

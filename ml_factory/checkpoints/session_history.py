@@ -16,8 +16,8 @@ from ml_factory.errors import WorkspaceError
 from ml_factory.storage.atomic_files import names_in, read_json, write_json
 
 # Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
-USUAL_LIFE = 2 * 3600.0
-USUAL_TPU_LIFE = 1.5 * 3600.0  # of a free one with a TPU
+DEFAULT_LIFE = 2 * 3600.0
+DEFAULT_TPU_LIFE = 1.5 * 3600.0  # of a free one with a TPU
 _NEWEST = 50
 # A session not seen for longer than this is taken for dead: twice the longest time between two saves.
 _SILENCE = 3600.0
@@ -34,18 +34,18 @@ class SessionLog:
         self.session = session or uuid.uuid4().hex[:12]
         self.began, self._limit = now(), math.inf
 
-    def seen(self, hours_left: float = math.inf) -> None:
+    def record_alive(self, hours_left: float = math.inf) -> None:
         """Write that this session lives, when it begins and beside each checkpoint, and how long it still may."""
         now = self.now()
         self._limit = now + 3600 * hours_left
         self._write(now, None)
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """Write that this session ends by itself."""
         now = self.now()
         self._write(now, now)
 
-    def mean_life(self, usual: float = USUAL_LIFE) -> float:
+    def mean_life(self, usual: float = DEFAULT_LIFE) -> float:
         """Mean seconds that a session lives before it is taken away, by maximum likelihood of an exponential life with
         censored ones (total time lived / number taken away), one usual life (seconds) counted in."""
         lived, taken = usual, 1

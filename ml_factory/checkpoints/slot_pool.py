@@ -24,16 +24,16 @@ from ml_factory.checkpoints.file_format import (
     ContainerHeader,
     ForeignFileError,
     empty_container,
-    look_at,
+    read_header,
     read_small,
     write_small,
 )
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk, disk_errors
-from ml_factory.storage.locks import exclusive, this_machine
+from ml_factory.storage.locks import file_lock, machine_id
 
 HELD, WRITING, QUARANTINED, RETURNED = "held", "writing", "quarantined", "returned"
-USER = "-user"  # ends the name of the run under which a user's saves beside a training stand
+USER_SUFFIX = "-user"  # ends the name of the run under which a user's saves beside a training stand
 # After so long a mount has shown everybody that a slot was returned, and whoever took it since has written it.
 _REST_SECONDS = 900.0
 # Drive may hold two files of one name and shows the second as "slot-3fa41c (1).ckpt": it is a slot like any other.
@@ -62,7 +62,7 @@ class Unit:
     run: str
     phase: str
 
-    def of(self, told: dict) -> bool:
+    def matches(self, told: dict) -> bool:
         return (told.get("run"), told.get("phase")) == (self.run, self.phase)
 
 
@@ -74,35 +74,35 @@ class Slot:
     """
 
     path: Path
-    look: ContainerHeader = field(default_factory=lambda: ContainerHeader({}))
-    note: dict = field(default_factory=dict)
+    header: ContainerHeader = field(default_factory=lambda: ContainerHeader({}))
+    manifest: dict = field(default_factory=dict)
     error: WorkspaceError | None = None
 
     @property
     def fault(self) -> Exception | None:
-        return self.error or self.look.fault
+        return self.error or self.header.fault
 
     @property
-    def strange(self) -> bool:
+    def unwritable(self) -> bool:
         """Not to be written: whole but of something else, or the disk does not read it just now."""
         return isinstance(self.fault, ForeignFileError | WorkspaceError)
 
     @property
     def returned(self) -> bool:
         """Given back, and nothing was written to it since."""
-        same = self.fault is not None or self.note.get("hash") == self.look.hash
-        return self.note.get("status") == RETURNED and same and not self.strange
+        same = self.fault is not None or self.manifest.get("hash") == self.header.hash
+        return self.manifest.get("status") == RETURNED and same and not self.unwritable
 
-    def free(self, machine: str, now: float) -> bool:
+    def is_free(self, machine: str, now: float) -> bool:
         """Returned, and nobody else is likely to write it: this machine gave it back, or another one long ago."""
         if not self.returned:
             return False
-        at = self.note.get("returned_at")
-        return self.note.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
+        at = self.manifest.get("returned_at")
+        return self.manifest.get("host") == machine or not isinstance(at, int | float) or now - at > _REST_SECONDS
 
     def belongs_to(self, unit: Unit) -> bool:
         """By its container; by the manifest where the container says nothing."""
-        return unit.of(self.look.info or self.note)
+        return unit.matches(self.header.info or self.manifest)
 
 
 class Pool:
@@ -121,7 +121,7 @@ class Pool:
         """Alone among the processes of this machine; on a disk without locks, just go on."""
         with ExitStack() as stack:
             with suppress(WorkspaceError):
-                stack.enter_context(exclusive(self._lock))
+                stack.enter_context(file_lock(self._lock))
             yield
 
     def scan(self) -> list[Slot]:
@@ -132,15 +132,15 @@ class Pool:
         return [self._slot(self.folder / name, names) for name in names if _SLOT.fullmatch(name)]
 
     def _slot(self, path: Path, names: list[str]) -> Slot:
-        note = {}
+        manifest = {}
         if path.with_suffix(".json").name in names:
             with suppress(WorkspaceError, ValueError, RecursionError):
-                note = json.loads(read_small(self.disk, path.with_suffix(".json")))
-        note = note if isinstance(note, dict) else {}
+                manifest = json.loads(read_small(self.disk, path.with_suffix(".json")))
+        manifest = manifest if isinstance(manifest, dict) else {}
         try:
-            return Slot(path, look_at(self.disk, path), note)
+            return Slot(path, read_header(self.disk, path), manifest)
         except WorkspaceError as error:
-            return Slot(path, note=note, error=error)
+            return Slot(path, manifest=manifest, error=error)
 
     def new_path(self) -> Path:
         """Where a slot is made that no other machine makes. Raises WorkspaceError where the folder cannot be made."""
@@ -148,34 +148,34 @@ class Pool:
             self.disk.make_folder(self.folder)
         return self.folder / f"slot-{secrets.token_hex(3)}.ckpt"
 
-    def note(self, path: Path, status: str, told: dict) -> None:
+    def write_manifest(self, path: Path, status: str, told: dict) -> None:
         """Write a slot's manifest; a disk that refuses it costs nothing, since the container says the same."""
         facts = {name: value for name, value in told.items() if name != "path"}
         with suppress(WorkspaceError):
             write_small(self.disk, path.with_suffix(".json"), json.dumps({"status": status, **facts}).encode())
 
-    def give_back(self, slot: Slot, last: bool) -> None:
+    def release(self, slot: Slot, last: bool) -> None:
         """Mark what this slot holds as returned by this machine, now.  last : to be taken after all others."""
-        told = {"hash": slot.look.hash, "host": this_machine(), "returned_at": time.time()}
+        told = {"hash": slot.header.hash, "host": machine_id(), "returned_at": time.time()}
         told |= {"saved_at": datetime.now(UTC).isoformat()} if last else {}
-        self.note(slot.path, RETURNED, {**slot.look.info, **told})
+        self.write_manifest(slot.path, RETURNED, {**slot.header.info, **told})
 
     def free_slots(self, slots: list[Slot]) -> list[Slot]:
         """Those that may be taken, in the order to take them: what this machine gave back, oldest first, then what
         others did, in any order, so that two machines that look at once do not take the same."""
-        machine, now = this_machine(), time.time()
-        free = [slot for slot in slots if slot.free(machine, now)]
+        machine, now = machine_id(), time.time()
+        free = [slot for slot in slots if slot.is_free(machine, now)]
         random.SystemRandom().shuffle(free)
-        return sorted(free, key=_turn)
+        return sorted(free, key=_take_order)
 
-    def make_room(self, slots: list[Slot], target: Path, size: int) -> None:
+    def free_space(self, slots: list[Slot], target: Path, size: int) -> None:
         """See that `size` bytes can stand at `target`; slots that were returned give their space, oldest first.
 
         Raises CheckpointError when they cannot; nothing else was touched then.
         """
-        used = {slot.path: slot.look.size for slot in slots}
-        spare = [slot for slot in self.free_slots(slots) if slot.path != target and slot.look.size]
-        while (room := self._room(used) + used.get(target, 0)) < size:
+        used = {slot.path: slot.header.size for slot in slots}
+        spare = [slot for slot in self.free_slots(slots) if slot.path != target and slot.header.size]
+        while (room := self._available_bytes(used) + used.get(target, 0)) < size:
             if not spare:
                 raise CheckpointError(
                     "No room for this checkpoint; what was there before is untouched", where=self.folder,
@@ -187,13 +187,13 @@ class Pool:
                 empty_container(self.disk, slot.path)
                 used[slot.path] = 0
 
-    def _room(self, used: dict[Path, int]) -> int:
+    def _available_bytes(self, used: dict[Path, int]) -> int:
         with disk_errors(self.folder):
             free = self.disk.free(self.folder)
         return free if self.quota is None else min(free, self.quota - sum(used.values()))
 
 
-def _turn(slot: Slot) -> tuple[bool, str]:
+def _take_order(slot: Slot) -> tuple[bool, str]:
     """When a free slot is taken."""
-    here = slot.note.get("host") == this_machine()
-    return not here, str(slot.note.get("saved_at")) if here else ""
+    here = slot.manifest.get("host") == machine_id()
+    return not here, str(slot.manifest.get("saved_at")) if here else ""

@@ -20,7 +20,7 @@ _AT_ONCE = 1 << 24  # bytes whose pages nobody waits for
 _PAGE = 4096
 
 
-class Staging:
+class StagingBuffer:
     """The buffer of one CheckpointManager; one state at a time, which its caller sees to.
 
     file : descriptor of the memory, for a child process.  shared : whether the child can see what was copied last.

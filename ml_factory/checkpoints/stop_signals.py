@@ -16,7 +16,7 @@ class StopFlag:
     """
 
     def __init__(self):
-        self.asked: int | None = None
+        self.requested: int | None = None
         self._before: dict[int, object] = {}
         self._listeners = 0
 
@@ -35,12 +35,12 @@ class StopFlag:
         that nobody honoured yet acts now."""
         self._listeners = max(0, self._listeners - 1)
         if not self._listeners:
-            self.end_if_asked()
+            self.resend_if_requested()
             self._put_back()
 
-    def end_if_asked(self) -> None:
+    def resend_if_requested(self) -> None:
         """Everything is saved: let the signal do what it does without us. Returns when none came."""
-        asked, self.asked = self.asked, None
+        asked, self.requested = self.requested, None
         if asked is not None:
             self._put_back()
             os.kill(os.getpid(), asked)
@@ -50,7 +50,7 @@ class StopFlag:
             self._put_back()
             os.kill(os.getpid(), number)
             return
-        self.asked = number
+        self.requested = number
         signal.signal(number, self._before.pop(number))
         _log.warning("%s: saving at the next step, then stopping; once more stops at once", signal.Signals(number).name)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.slot_pool import Unit
-from ml_factory.checkpoints.slots import loss_of
+from ml_factory.checkpoints.slots import val_loss
 from ml_factory.errors import CheckpointError, FactoryError, WorkspaceError
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
 
@@ -34,7 +34,7 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
         self._left, self._changed = 0, threading.Condition()
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._left += 1
             self._jobs.put(job)
@@ -74,7 +74,7 @@ class BackgroundThread:
 class InlineExecutor:
     """The interface of BackgroundThread without a thread: each job is done before `do` returns."""
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         job()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -85,7 +85,7 @@ class InlineExecutor:
 
 
 @dataclass
-class State:
+class SaveStatus:
     """How far the newest checkpoint of a unit has come.
 
     where : IN_MEMORY, SAVED (a workspace on a disk of this machine), LOCAL or COPIED (one on a mount), or REFUSED.
@@ -102,10 +102,10 @@ class State:
         return f"{self.phase}{number} {self.where} {time.strftime('%H:%M:%S', time.localtime(self.at))}"
 
 
-_newest: list[State] = []
+_newest: list[SaveStatus] = []
 
 
-def show(state: State) -> None:
+def publish_status(state: SaveStatus) -> None:
     """From now on `status_line` tells of this one."""
     _newest[:] = [state]
 
@@ -129,26 +129,26 @@ class Uploader:
         home,
         mount,
         keep: int,
-        clerk: BackgroundThread | InlineExecutor,
+        executor: BackgroundThread | InlineExecutor,
         retry_seconds: float = 60,
         place: str = "",
     ):
-        self._home, self._mount, self._keep, self._clerk, self._retry = home, mount, keep, clerk, retry_seconds
+        self._home, self._mount, self._keep, self._executor, self._retry = home, mount, keep, executor, retry_seconds
         self._place = place
-        self._behind: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
-        self._next_try, self._told = 0.0, False
+        self._pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
+        self._next_try, self._unresponsive = 0.0, False
 
     @property
-    def behind(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether something that was saved locally is not on the mount."""
-        return bool(self._behind)
+        return bool(self._pending)
 
     @property
-    def silent(self) -> bool:
+    def unresponsive(self) -> bool:
         """Whether the mount did not take what was brought last; what is copied then waited for the mount."""
-        return self._told
+        return self._unresponsive
 
-    def carry(
+    def enqueue_upload(
         self, unit: Unit, then: Callable[[], None] = lambda: None,
         lost: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
     ) -> None:  # fmt: skip
@@ -157,76 +157,76 @@ class Uploader:
 
         fence : of this session; what an earlier one of this machine left behind is carried under it.
         """
-        self._behind[unit] = then, lost, fence
-        if not self._told:
-            self._clerk.do(self._turn)
+        self._pending[unit] = then, lost, fence
+        if not self._unresponsive:
+            self._executor.submit(self._upload_unless_unresponsive)
         self.retry_if_due()
 
     def retry_if_due(self) -> None:
         """A moment to try again what failed a while ago; costs nothing."""
-        if self._told and self._behind and time.monotonic() >= self._next_try:
+        if self._unresponsive and self._pending and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
-            self._clerk.do(self.catch_up)
+            self._executor.submit(self.upload_pending)
 
-    def _turn(self) -> None:
+    def _upload_unless_unresponsive(self) -> None:
         """What was queued before the mount fell silent does not ask it again, one deadline after the other."""
-        if not self._told:
-            self.catch_up()
+        if not self._unresponsive:
+            self.upload_pending()
 
-    def catch_up(self) -> None:
+    def upload_pending(self) -> None:
         """Try all that is behind."""
-        for unit, job in list(self._behind.items()):
+        for unit, job in list(self._pending.items()):
             then, lost, fence = job
             try:
                 self._copy(unit, fence)
             except TakenOverError as error:
-                del self._behind[unit]
+                del self._pending[unit]
                 lost(error)
                 continue
             except (WorkspaceError, CheckpointError) as error:
                 self._next_try = time.monotonic() + self._retry
-                if not self._told:
+                if not self._unresponsive:
                     _log.warning("Checkpoints stay on the local disk for now, the run goes on: %s", error)
-                self._told = True
+                self._unresponsive = True
                 return
-            if self._behind.get(unit) == job:
-                del self._behind[unit]
+            if self._pending.get(unit) == job:
+                del self._pending[unit]
                 clear_pending((self._place, unit))
             then()
-        if self._told:
+        if self._unresponsive:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
-        self._told = False
+        self._unresponsive = False
 
-    def do(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None]) -> None:
         """Something small on the mount, when its turn comes."""
-        self._clerk.do(job)
+        self._executor.submit(job)
 
-    def give_back(self, unit: Unit, holder: dict | None = None) -> None:
+    def release(self, unit: Unit, holder: dict | None = None) -> None:
         """The unit's artifact is where it belongs: its slots on the mount serve others, unless a later session than the
         one with this lease holds the unit."""
-        self._behind.pop(unit, None)
+        self._pending.pop(unit, None)
         clear_pending((self._place, unit))
-        self._clerk.do(lambda: self._mount.give_back(unit, holder))
+        self._executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether everything is on the mount now; what failed before is tried once more."""
-        if self.behind:
-            self._clerk.do(self.catch_up)
-        return self._clerk.wait(seconds) and not self.behind
+        if self.has_pending:
+            self._executor.submit(self.upload_pending)
+        return self._executor.wait(seconds) and not self.has_pending
 
     def close(self) -> None:
         """What is behind now stays so until another session carries it."""
-        for unit in self._behind:
+        for unit in self._pending:
             mark_pending((self._place, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
-        self._clerk.close()
+        self._executor.close()
 
     def _copy(self, unit: Unit, fence: int) -> None:
-        here = self._home.told(unit)
+        here = self._home.list_unverified(unit)
         if not here:
             return
-        there = {info["hash"] for info in self._mount.told(unit)}
-        best = min(here, key=loss_of)
-        for info in [*([best] if loss_of(best) < float("inf") else []), here[0]]:
+        there = {info["hash"] for info in self._mount.list_unverified(unit)}
+        best = min(here, key=val_loss)
+        for info in [*([best] if val_loss(best) < float("inf") else []), here[0]]:
             if info["hash"] not in there:
                 self._mount.copy_in(unit, self._keep, info["path"], fence)
                 there.add(info["hash"])

@@ -12,7 +12,7 @@ from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.models.settings import read_value
 from ml_factory.storage.atomic_files import is_file, names_in
-from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 
 
 class Stamp(StrEnum):
@@ -84,7 +84,7 @@ def checked_workspace(
 def check_raw(workspace: Workspace, symbol: str) -> None:
     """Raise NotPreparedError unless the workspace has raw bars of this symbol; the made-up market needs none."""
     if symbol != DEMO:
-        raw_bars_of(workspace, symbol)
+        require_raw_bars(workspace, symbol)
 
 
 def check_prepared(workspace: Workspace, symbol: str) -> None:

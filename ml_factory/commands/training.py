@@ -32,7 +32,7 @@ from ml_factory.commands.options import (
 )
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, settings_by_model
-from ml_factory.storage.locks import rank_here
+from ml_factory.storage.locks import process_rank
 
 pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
@@ -55,7 +55,7 @@ def train(
     quick = quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,), seed=seed)
     check_prepared(place, symbol)
-    further = rank_here() > 0  # of several processes the first one speaks
+    further = process_rank() > 0  # of several processes the first one speaks
     settings = settings_of(setting)
     with training(model, as_json or further) as told:
         result = pipeline.train(

@@ -29,7 +29,7 @@ from ml_factory.storage.atomic_files import (
     replace_file,
     write_bytes_atomic,
 )
-from ml_factory.storage.workspace import Workspace, raw_bars_of, raw_name
+from ml_factory.storage.workspace import Workspace, parse_raw_name, require_raw_bars
 
 DELIMITERS = (",", ";", "\t", "|")
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
@@ -212,11 +212,11 @@ def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) 
 
 def raw_minutes(workspace: Workspace, symbol: str, given: int | None = None) -> int:
     """Minutes of the symbol's raw bars, as the file's name has them; SettingsError where others are given."""
-    return _same_length(raw_bars_of(workspace, symbol), given)
+    return _same_length(require_raw_bars(workspace, symbol), given)
 
 
 def _same_length(path: Path, given: int | None) -> int:
-    there = raw_name(path.name)[1]
+    there = parse_raw_name(path.name)[1]
     if given not in (None, there):
         raise SettingsError(
             "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{there} min",
@@ -232,7 +232,7 @@ def load_bars(
 
     Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
     """
-    path = raw_bars_of(workspace, symbol)
+    path = require_raw_bars(workspace, symbol)
     spec = replace(spec or BarSpec(), minutes=raw_minutes(workspace, symbol, spec and spec.minutes))
     with phase("reading") as done:
         table = read_table(path)

@@ -194,7 +194,7 @@ class Store:
         return [problem for name in self.files if (problem := self.problem(name))]
 
     def problem(self, name: str) -> str:
-        """What is wrong with one file, in words; empty when nothing is. Raises SilentMountError."""
+        """What is wrong with one file, in words; empty when nothing is. Raises UnresponsiveMountError."""
         return self._looked_at(name)[1]
 
     def _looked_at(self, name: str) -> tuple[Path, str]:
@@ -208,8 +208,8 @@ class Store:
                 return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
             here = memmap.local(path, wanted["hash"]) if far else path
             same = memmap.file_state_hash(here) == wanted["hash"]
-        except file_access.SilentMount as error:
-            raise atomic_files.silent(path, error) from error
+        except file_access.MountTimeout as error:
+            raise atomic_files.unresponsive_mount_error(path, error) from error
         except OSError as error:
             return path, f"{path.name}: {error.strerror or error}"
         except WorkspaceError:
@@ -275,7 +275,7 @@ def _is_fingerprint(text: object) -> bool:
 def read_manifest(folder: Path) -> dict | None:
     """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt.
 
-    Raises SilentMountError.
+    Raises UnresponsiveMountError.
     """
     manifest = atomic_files.json_or_none(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

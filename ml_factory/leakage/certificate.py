@@ -13,7 +13,7 @@ from ml_factory.data.prefix_hash import PrefixHasher, block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
-from ml_factory.storage.atomic_files import fingerprint, json_or_none, names_in, plain, write_json
+from ml_factory.storage.atomic_files import fingerprint, json_or_none, names_in, to_json_value, write_json
 
 FORMAT = 2
 FOLDER = "certificates"
@@ -77,7 +77,7 @@ class Certificate:
 
     def to_dict(self) -> dict:
         """As JSON, with a hash over all of it."""
-        stored = plain(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
+        stored = to_json_value(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
         return stored | {"hash": fingerprint(stored)}
 
     @classmethod
@@ -172,7 +172,7 @@ def write_certificate(processed: Path, certificate: Certificate) -> Path:
 def read_certificate(path: Path) -> Certificate | None:
     """None where there is none, or where it is not whole: what cannot be read proves nothing.
 
-    Raises SilentMountError.
+    Raises UnresponsiveMountError.
     """
     stored = json_or_none(path)
     try:

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_factory.storage.atomic_files import fingerprint, json_or_none, plain, remove_file, replace_file
+from ml_factory.storage.atomic_files import fingerprint, json_or_none, remove_file, replace_file, to_json_value
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ProofProgress:
 
     def save(self, told: dict) -> None:
         """Keep this in the place of what was kept. Not flushed: what a power cut takes is tried again."""
-        content = {"proof": self.proof, "horizons": list(self.horizons), "told": plain(told)}
+        content = {"proof": self.proof, "horizons": list(self.horizons), "told": to_json_value(told)}
         text = json.dumps(content | {"hash": fingerprint(content)}, allow_nan=False)
         replace_file(self.path, lambda aside: aside.write_text(text, encoding="utf-8"), flush=False)
 
@@ -41,7 +41,7 @@ def horizons_tried(path: Path) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> dict | None:
-    """What is kept there, where it is whole. Raises SilentMountError."""
+    """What is kept there, where it is whole. Raises UnresponsiveMountError."""
     stored = json_or_none(path)
     try:
         content = {name: stored[name] for name in ("proof", "horizons", "told")}

@@ -27,14 +27,14 @@ from ml_factory.storage.atomic_files import (
     is_file,
     is_folder,
     names_in,
-    plain,
     read_file,
     read_json,
+    to_json_value,
     write_bytes_atomic,
     write_json,
 )
-from ml_factory.storage.file_access import SilentMountError
-from ml_factory.storage.locks import exclusive
+from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
 from ml_factory.storage.state import decode_state, encode_state
@@ -70,11 +70,11 @@ class Artifact:
     def whole(self) -> bool:
         """Whether the state is there with its hash. One that is not is made again by whoever can.
 
-        Raises SilentMountError: what a mount does not tell is not lost.
+        Raises UnresponsiveMountError: what a mount does not tell is not lost.
         """
         try:
             return file_hash(self.path / "state.safetensors") == self.hash
-        except SilentMountError:
+        except UnresponsiveMountError:
             raise
         except WorkspaceError:
             return False
@@ -117,7 +117,7 @@ class Registry:
         self.folder = Path(models_folder)
 
     @property
-    def aside(self) -> "Registry":
+    def local_fallback(self) -> "Registry":
         """On this machine's disk: what a mount did not take, until it does."""
         return Registry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
 
@@ -141,14 +141,14 @@ class Registry:
                 wanted = "letters, digits, '_' and '.'"
                 raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
         digest = hashlib.sha256(data := encode_state(state)).hexdigest()
-        told = {"facts": plain(facts or {}), "made_from": plain(made_from or {})}
+        told = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
         told |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
         try:
             return self._keep(data, **told)
         except WorkspaceError as error:
             if not on_mount(self.folder):
                 raise
-            kept = self.aside._keep(data, **told)
+            kept = self.local_fallback._keep(data, **told)
             mark_pending((str(self.folder), digest), f"{name} of {symbol}")
             _log.warning(
                 "%s of %s is kept on this machine's disk for now (%s), and goes to the workspace when that takes it: "
@@ -173,7 +173,7 @@ class Registry:
         """Write it, the description last, with the next sequence number."""
         home = self.folder / told["symbol"]
         path = home / f"{told['kind']}-{told['name']}-{told['hash'][:12]}"
-        with exclusive(home / ".registry.lock"):
+        with file_lock(home / ".registry.lock"):
             self._write_state(path / "state.safetensors", data, told["hash"])
             sequence = 1 + max((one.sequence for one in self._there(told["symbol"])), default=0)
             artifact = Artifact(path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **told)
@@ -196,7 +196,7 @@ class Registry:
 
         What lies aside is taken to the workspace first, as far as that takes it; the rest is the newest. What was
         refused is tried again after RETRY_SECONDS.
-        Raises SilentMountError where the folder is on a mount that does not answer: that is not an empty one.
+        Raises UnresponsiveMountError where the folder is on a mount that does not answer: that is not an empty one.
         """
         left = self._carry(symbol) if on_mount(self.folder) else []
         found = self._there(symbol)
@@ -205,13 +205,13 @@ class Registry:
 
     def _carry(self, symbol: str) -> "list[Artifact]":
         """Take what lies aside to where it belongs; what was not taken, oldest first."""
-        left, home = [], self.aside.folder / check_symbol(symbol)
+        left, home = [], self.local_fallback.folder / check_symbol(symbol)
         if not is_folder(home):
             return left
         if time.monotonic() < _next_try.get(home, 0.0):
-            return self.aside._there(symbol)
-        with exclusive(home / ".carry.lock"):
-            for artifact in self.aside._there(symbol):
+            return self.local_fallback._there(symbol)
+        with file_lock(home / ".carry.lock"):
+            for artifact in self.local_fallback._there(symbol):
                 try:
                     self.import_artifact(artifact.path)
                     shutil.rmtree(artifact.path, ignore_errors=True)
@@ -219,7 +219,7 @@ class Registry:
                     _log.warning(
                         "%s of %s, kept on this machine's disk, is in the workspace now", artifact.name, symbol
                     )
-                except SilentMountError:
+                except UnresponsiveMountError:
                     raise
                 except FactoryError as error:
                     left.append(artifact)
@@ -234,7 +234,7 @@ class Registry:
             try:
                 if is_file(file):
                     found.append(_artifact(file))
-            except SilentMountError:
+            except UnresponsiveMountError:
                 raise
             except WorkspaceError as error:
                 _log.warning("An artifact is passed over: %s", error)

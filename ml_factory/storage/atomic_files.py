@@ -19,8 +19,8 @@ from pathlib import Path
 from ml_factory.errors import WorkspaceError
 from ml_factory.secrets import redact
 from ml_factory.storage import file_access
-from ml_factory.storage.atomic_rename import flush_to_disk, settle, sweep_leftovers, temp_path
-from ml_factory.storage.file_access import SilentMount, SilentMountError, free_bytes
+from ml_factory.storage.atomic_rename import commit_rename, flush_to_disk, sweep_leftovers, temp_path
+from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -47,7 +47,7 @@ def replace_file(
     try:
         with disk_errors(path, lambda: size or (aside.stat().st_size if aside.exists() else None)):
             writer(aside)
-            settle(aside, path, flush)
+            commit_rename(aside, path, flush)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -63,7 +63,7 @@ def _replace_there(path: Path, writer: Callable[[Path], object], size: int | Non
         with disk_errors(here, lambda: size):
             writer(here)
         with disk_errors(path, lambda: here.stat().st_size):
-            file_access.take(path, str(here))
+            file_access.upload(path, str(here))
 
 
 def write_bytes_atomic(path: str | os.PathLike, data: bytes) -> None:
@@ -83,8 +83,8 @@ def read_json(path: str | os.PathLike) -> object:
     path = Path(path)
     try:
         return json.loads(file_access.read(path))
-    except SilentMount as error:
-        raise silent(path, error) from error
+    except MountTimeout as error:
+        raise unresponsive_mount_error(path, error) from error
     except OSError as error:
         raise WorkspaceError("This file cannot be read", where=path, got=error.strerror) from error
     except (ValueError, RecursionError) as error:
@@ -96,11 +96,11 @@ def read_json(path: str | os.PathLike) -> object:
 def json_or_none(path: str | os.PathLike) -> object | None:
     """What the JSON file holds; None where there is none, or where it is torn: whoever made it makes it again.
 
-    Raises SilentMountError: what a mount does not tell is not lost.
+    Raises UnresponsiveMountError: what a mount does not tell is not lost.
     """
     try:
         return read_json(path)
-    except SilentMountError:
+    except UnresponsiveMountError:
         raise
     except WorkspaceError:
         return None
@@ -227,15 +227,15 @@ def fingerprint(obj: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def plain(obj: object) -> object:
+def to_json_value(obj: object) -> object:
     """`obj` as strict JSON can hold it: NumPy numbers as Python's, NaN and infinity as None, tuples as lists, paths
     as texts. Raises TypeError for anything else."""
     if hasattr(obj, "item") and not hasattr(obj, "__len__"):
         obj = obj.item()
     if isinstance(obj, dict):
-        return {str(key): plain(value) for key, value in obj.items()}
+        return {str(key): to_json_value(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple):
-        return [plain(value) for value in obj]
+        return [to_json_value(value) for value in obj]
     if isinstance(obj, os.PathLike):
         return os.fspath(obj)
     if isinstance(obj, float):
@@ -267,8 +267,8 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
     """Turn what the operating system says about `path` into a WorkspaceError; `needed` counts the bytes wanted."""
     try:
         yield
-    except SilentMount as error:
-        raise silent(path, error) from error
+    except MountTimeout as error:
+        raise unresponsive_mount_error(path, error) from error
     except OSError as error:
         if error.errno in FULL:
             size = needed()
@@ -287,9 +287,9 @@ def disk_errors(path: Path, needed: Callable[[], int | None] = lambda: None) -> 
         ) from error
 
 
-def silent(path: Path, error: SilentMount) -> SilentMountError:
+def unresponsive_mount_error(path: Path, error: MountTimeout) -> UnresponsiveMountError:
     """What the user is told of a mount that does not answer."""
-    return SilentMountError(
+    return UnresponsiveMountError(
         "The mount does not answer; nothing there was changed", where=path, got=error.strerror,
         next_step="mount it again (on Colab: run the setup cell), then run this again",
     )  # fmt: skip

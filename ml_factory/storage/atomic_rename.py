@@ -17,7 +17,7 @@ def temp_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def settle(aside: Path, path: Path, flush: bool = True) -> None:
+def commit_rename(aside: Path, path: Path, flush: bool = True) -> None:
     """Rename a file that was written aside to its place; with `flush` it lasts through a power cut."""
     if flush:
         with open(aside, "r+b") as file:

@@ -55,7 +55,7 @@ class BucketMirror:
         self._asking, self._asked = threading.Lock(), False
         self._thread: threading.Thread | None = None
 
-    def push_later(self, *places: str) -> None:
+    def push_in_background(self, *places: str) -> None:
         """As `push`, in a thread that nobody waits for. What is asked for while it works is done after it; a bucket
         that refuses costs a line, and the next push brings what is missing."""
         with self._asking:

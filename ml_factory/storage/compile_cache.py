@@ -21,7 +21,7 @@ _log = logging.getLogger("ml_factory")
 _carriers: dict[Path, threading.Thread] = {}
 
 
-def programs_folder(there: Path) -> Path:
+def compile_cache_folder(there: Path) -> Path:
     """Where a compiler may work, on a disk of this machine: the folder itself, or a copy of one on a mount.
 
     A mount that does not answer costs its deadline once in a process, and a line: everything is compiled anew.
@@ -41,7 +41,7 @@ def _copy_of(there: Path, process: int) -> Path:
     return here
 
 
-def carry_programs(root: Path) -> None:
+def upload_compile_cache(root: Path) -> None:
     """Take what is new to the mount, in a thread that nobody waits for; one that hangs is not joined by others."""
     there = Path(root) / FOLDER
     carrier = _carriers.get(there)

@@ -2,7 +2,7 @@
 
 A mount that hangs stops whoever asks it for as little as a file's size, and keeps the process from ending. So each
 operation below on a path that is on a mount is done by a child (`children`), and one that says nothing for half a
-minute raises SilentMount, an OSError. From then on the mount is given two seconds a question, until it answers again:
+minute raises MountTimeout, an OSError. From then on the mount is given two seconds a question, until it answers again:
 twenty questions to a dead mount do not take twenty times half a minute.
 """
 
@@ -17,20 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_rename import settle, sweep_leftovers, temp_path
+from ml_factory.storage.atomic_rename import commit_rename, sweep_leftovers, temp_path
 from ml_factory.storage.mount_table import mount_of
-from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 
 DEADLINE, AGAIN = 30.0, 2.0  # seconds of silence: of a mount that has answered so far, of one that has not
 YOUNG_SECONDS = 5.0  # that a file of a compiler's lies untouched before it is taken for whole
 _PIECE = 1 << 18  # a sign of life at least every 5 s at 50 kB/s
 
 
-class SilentMount(TimeoutError):
+class MountTimeout(TimeoutError):
     """A mount that does not answer, as the operating system would tell it; `strerror` says why it is thought so."""
 
 
-class SilentMountError(WorkspaceError):
+class UnresponsiveMountError(WorkspaceError):
     """The same for the user: nothing is known of the file, and nothing was lost."""
 
 
@@ -54,7 +54,7 @@ def remote_call(operation: Callable) -> Callable:
     @functools.wraps(operation)
     def call(path: str | os.PathLike, *args):
         top = None if _direct else mount_of(path)
-        return operation(Path(path), *args) if top is None else _mount(top).ask(operation.__name__, path, args)
+        return operation(Path(path), *args) if top is None else _mount(top).call(operation.__name__, path, args)
 
     return call
 
@@ -103,7 +103,7 @@ def kind(path: Path) -> str:
 
 
 @remote_call
-def is_top(path: Path) -> bool:
+def is_mount_point(path: Path) -> bool:
     """Whether something is mounted there, that answers."""
     try:
         os.stat(path)  # ismount itself takes every refusal for a no
@@ -162,7 +162,7 @@ def make_folder(path: Path) -> None:
 
 
 @remote_call
-def take(path: Path, source: str) -> None:
+def upload(path: Path, source: str) -> None:
     """Put a copy of a local file in the place of `path` in one step: written aside in its folder, flushed, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep_leftovers(path)
@@ -172,7 +172,7 @@ def take(path: Path, source: str) -> None:
             while piece := file.read(_PIECE):
                 copy.write(piece)
                 _alive()
-        settle(aside, path)
+        commit_rename(aside, path)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -206,7 +206,7 @@ def _copy_new(source: Path, target: Path, wanted: Callable[[Path, Path], bool]) 
             file = Path(folder) / name
             there = target / file.relative_to(source)
             if not name.endswith(".tmp") and wanted(file, there):
-                take.__wrapped__(there, str(file))
+                upload.__wrapped__(there, str(file))
             _alive()
 
 
@@ -229,18 +229,18 @@ class _Mount:
     def __init__(self, top: str):
         self._top, self._idle, self.silent = top, [], False
 
-    def ask(self, name: str, path: str | os.PathLike, args: tuple):
+    def call(self, name: str, path: str | os.PathLike, args: tuple):
         request = {"do": name, "path": os.path.abspath(path), "words": args}
         seconds = min(AGAIN, DEADLINE) if self.silent else DEADLINE
         try:
             child = self._idle.pop()
         except IndexError:
-            child = Child(__name__, [], self._top, seconds)
+            child = WorkerProcess(__name__, [], self._top, seconds)
         try:
-            answer, content = child.ask(request, seconds)
-        except NoAnswer as error:
+            answer, content = child.call(request, seconds)
+        except WorkerUnavailable as error:
             self.silent = True
-            raise SilentMount(errno.ETIMEDOUT, str(error), str(path)) from error
+            raise MountTimeout(errno.ETIMEDOUT, str(error), str(path)) from error
         self.silent = False
         self._idle.append(child)
         if "errno" in answer:

@@ -26,7 +26,7 @@ _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 _held: dict[Path, tuple[int, int, int]] = {}
 
 
-def claim(path: Path, what: str) -> None:
+def acquire(path: Path, what: str) -> None:
     """Own `path` (a lock file) for this process; claims add up and are given back by `release`.
 
     Raises CheckpointError naming the other process when a living one owns it.
@@ -57,18 +57,18 @@ def release(path: Path) -> None:
     os.close(descriptor)
 
 
-def started_together() -> bool:
+def launched_by_torchrun() -> bool:
     """Whether torchrun started this process, to work with others."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def rank_here() -> int:
+def process_rank() -> int:
     """This process's place among those that torchrun started together; 0 for the first, and for one that is alone."""
-    return int(os.environ.get("RANK", 0)) if started_together() else 0
+    return int(os.environ.get("RANK", 0)) if launched_by_torchrun() else 0
 
 
 @lru_cache(maxsize=1)
-def this_machine() -> str:
+def machine_id() -> str:
     """A name for this machine since it was started; two that were given one host name are told apart."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
@@ -78,7 +78,7 @@ def this_machine() -> str:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold a lock for a moment, waiting for whoever holds it; where there are no locks, go on without."""
     if on_mount(path):
         path = cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
@@ -137,7 +137,7 @@ def _living_owner(descriptor: int) -> int | None:
         pid, host = note.get("pid"), note.get("host")
     except (ValueError, AttributeError):
         return None
-    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != this_machine():
+    if type(pid) is not int or pid <= 0 or pid == os.getpid() or host != machine_id():
         return None
     try:
         os.kill(pid, 0)
@@ -156,6 +156,6 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _sign(descriptor: int) -> None:
-    note = json.dumps({"pid": os.getpid(), "host": this_machine(), "since": time.time()}).encode()
+    note = json.dumps({"pid": os.getpid(), "host": machine_id(), "since": time.time()}).encode()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, note, 0)

@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 _abandoned: list[tuple[str, subprocess.Popen]] = []  # what they are stuck in, and they
 
 
-class NoAnswer(TimeoutError):
+class WorkerUnavailable(TimeoutError):
     """A child said nothing in time, died, or cannot be started; the text says which."""
 
 
@@ -39,7 +39,7 @@ def readable(descriptor: int, seconds: float) -> bool:
     return bool(poll.poll(1000 * max(seconds, 0.0)))
 
 
-class Child:
+class WorkerProcess:
     """One child process, started when it is first asked something and again after it was given up.
 
     module : whose `serve(channel, parent, *words)` the child runs.  stuck_in : what it may hang in; no child is started
@@ -60,26 +60,28 @@ class Child:
         self._heard, self._parent, self._closed = bytearray(), os.getpid(), False
         self._one_call = threading.Lock()
 
-    def ask(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
+    def call(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
         """(the answer, the bytes behind it). Raises NoAnswer; then the next request has another child."""
         patience = self.deadline if deadline is None else deadline
         if not self._one_call.acquire(timeout=patience):
-            raise NoAnswer("an earlier request is still under way")
+            raise WorkerUnavailable("an earlier request is still under way")
         try:
             if self._closed:
-                raise NoAnswer("it was let go")
+                raise WorkerUnavailable("it was let go")
             if self._process is None or self._process.poll() is not None or self._parent != os.getpid():
                 self._start()
             try:
                 self._channel.settimeout(patience)
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
                 return self._answer(patience)
-            except NoAnswer:
+            except WorkerUnavailable:
                 self._give_up()
                 raise
             except OSError as error:
                 self._give_up()
-                raise NoAnswer("the child process died" if isinstance(error, ConnectionError) else error) from error
+                raise WorkerUnavailable(
+                    "the child process died" if isinstance(error, ConnectionError) else error
+                ) from error
             except BaseException:  # a signal in the middle: the answer that is still to come is nobody's
                 self._give_up()
                 raise
@@ -124,7 +126,7 @@ class Child:
 
     def _hear(self, patience: float) -> None:
         if not readable(self._channel.fileno(), patience):
-            raise NoAnswer(f"no answer for {patience:g} s")
+            raise WorkerUnavailable(f"no answer for {patience:g} s")
         more = self._channel.recv(_PIECE)
         if not more:
             raise ConnectionResetError
@@ -135,7 +137,7 @@ class Child:
         _abandoned[:] = [(what, process) for what, process in _abandoned if _lives(process.pid)]
         stuck = sum(what == self._stuck_in for what, _ in _abandoned)
         if stuck >= _MOST_ABANDONED:
-            raise NoAnswer(f"{stuck} earlier requests still hang")
+            raise WorkerUnavailable(f"{stuck} earlier requests still hang")
         ours, theirs = socket.socketpair()
         self._heard, self._parent = bytearray(), os.getpid()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage import file_access
-from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, names_in, silent
-from ml_factory.storage.locks import rank_here
+from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, names_in, unresponsive_mount_error
+from ml_factory.storage.locks import process_rank
 
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
@@ -169,13 +169,13 @@ class Workspace:
         return hash(self.root)
 
 
-def raw_name(name: str) -> tuple[str, int] | None:
+def parse_raw_name(name: str) -> tuple[str, int] | None:
     """(symbol, minutes of a bar) of the name of a file of data/raw, such as MES_5m.parquet; None of another name."""
     found = _RAW.fullmatch(name)
     return (found[1], int(found[2])) if found and int(found[2]) in BAR_MINUTES else None
 
 
-def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
+def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
     """The symbol's raw file. Raises NotPreparedError where there is none."""
     path = workspace.raw_bars(symbol)
     if is_file(path):
@@ -193,14 +193,14 @@ def raw_bars_of(workspace: Workspace, symbol: str) -> Path:
 
 def symbols_in(workspace: Workspace) -> list[str]:
     """Symbols with raw bars in this workspace, sorted."""
-    return sorted({found[0] for found in map(raw_name, names_in(workspace.raw)) if found})
+    return sorted({found[0] for found in map(parse_raw_name, names_in(workspace.raw)) if found})
 
 
 def push_checkpoints(root: Path) -> None:
     """Bring the checkpoints of the workspace at `root` to its bucket while work goes on; nothing for a folder."""
     bucket = _buckets.get(root)
     if bucket:
-        bucket.push_later("checkpoints/")
+        bucket.push_in_background("checkpoints/")
 
 
 def push_on_exit(verb: Callable) -> Callable:
@@ -213,7 +213,7 @@ def push_on_exit(verb: Callable) -> Callable:
         try:
             return verb(workspace, *args, **settings)
         finally:
-            if rank_here() == 0:
+            if process_rank() == 0:
                 workspace.push()
 
     return run
@@ -222,8 +222,8 @@ def push_on_exit(verb: Callable) -> Callable:
 def _make_folder(folder: Path) -> None:
     try:
         file_access.make_folder(folder)
-    except file_access.SilentMount as error:
-        raise silent(folder, error) from error
+    except file_access.MountTimeout as error:
+        raise unresponsive_mount_error(folder, error) from error
     except OSError as error:
         raise WorkspaceError(
             "A folder of the workspace cannot be made",

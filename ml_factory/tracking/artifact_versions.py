@@ -8,8 +8,8 @@ there and nothing else, so what it refuses is left for the next time.
 import re
 
 PROJECT = "ohlcv-ml-factory"
-KEPT = 2  # versions of a run's checkpoints at W&B, beside the one that is on its way
-ASK_SECONDS = 20
+KEPT_VERSIONS = 2  # versions of a run's checkpoints at W&B, beside the one that is on its way
+QUERY_SECONDS = 20
 _CHARACTERS = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -23,7 +23,7 @@ def artifact_name(kind: str, run_id: str) -> str:
     return wandb_name(f"{kind}-{run_id}")
 
 
-class Versions:
+class ArtifactVersions:
     """The versions of the artifact of this name and type.
 
     wandb : the module, or what stands in for it.
@@ -37,7 +37,7 @@ class Versions:
         found = self._list()
         return dict(found[0].metadata or {}) if found else {}
 
-    def prune(self, keep: int = KEPT) -> int:
+    def delete_old(self, keep: int = KEPT_VERSIONS) -> int:
         """Delete all but the newest `keep`, and those that the user gave a name of their own; how many went."""
         gone = 0
         for version in self._list()[keep:]:
@@ -53,7 +53,7 @@ class Versions:
     def _list(self) -> list:
         """The newest first."""
         try:
-            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=ASK_SECONDS)
+            api = self._wandb.Api(overrides={"project": PROJECT}, timeout=QUERY_SECONDS)
             if not api.artifact_exists(f"{PROJECT}/{self._name}:latest"):
                 return []
             found = list(api.artifacts(self._kind, f"{PROJECT}/{self._name}"))

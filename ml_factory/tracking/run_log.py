@@ -55,7 +55,10 @@ def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
 
 def record_line(step: int, time: float, metrics: dict) -> str:
     """One line. JSON has no NaN and no infinity: they are written as the texts NaN, Infinity, -Infinity."""
-    return json.dumps({"step": step, "time": time, "metrics": {name: _tell(v) for name, v in metrics.items()}}) + "\n"
+    return (
+        json.dumps({"step": step, "time": time, "metrics": {name: _encode_metric(v) for name, v in metrics.items()}})
+        + "\n"
+    )
 
 
 def parse_lines(data: bytes, where: object) -> list[dict]:
@@ -67,7 +70,7 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
         try:
             record = json.loads(line)
-            metrics = {name: _hear(value) for name, value in record["metrics"].items()}
+            metrics = {name: _decode_metric(value) for name, value in record["metrics"].items()}
             records.append({"step": int(record["step"]), "time": float(record["time"]), "metrics": metrics})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkspaceError(
@@ -79,7 +82,7 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
     return records
 
 
-def in_order(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
+def sort_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
     """Attempts from the first to the last: by number; of one number by when each began to log."""
 
     def began(attempt: Attempt) -> tuple:
@@ -89,14 +92,14 @@ def in_order(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
     return sorted(attempts, key=began)
 
 
-def merge(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
+def merge_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
     """Each step once, in order: {"step", "time", "attempt", "metrics"}.
 
     attempts : attempt -> its records in order of writing. What two records of one attempt say about one step is put
     together, the later winning.
     """
     rows: dict[int, dict] = {}
-    for attempt in in_order(attempts):
+    for attempt in sort_attempts(attempts):
         records = attempts[attempt]
         if records:
             first = records[0]["step"]
@@ -115,20 +118,20 @@ def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
     return attempts
 
 
-def read_rows(*folders: Path, before: Attempt | None = None) -> list[dict]:
+def read_steps(*folders: Path, before: Attempt | None = None) -> list[dict]:
     """The merged rows of a run's segments in these folders; only of what came `before` an attempt, if given."""
     attempts = read_attempts(*folders)
     if before is not None:
-        order = in_order({before: [], **attempts})
+        order = sort_attempts({before: [], **attempts})
         attempts = {one: attempts[one] for one in order[: order.index(before)] if one in attempts}
-    return merge(attempts)
+    return merge_attempts(attempts)
 
 
 def first_missing(steps: Sequence[int], *folders: Path) -> int:
     """How many of these steps, from the first on, the record in the folders has without a hole. A record that is
     damaged has none: all of it is told again."""
     try:
-        told = {row["step"] for row in read_rows(*folders)}
+        told = {row["step"] for row in read_steps(*folders)}
     except WorkspaceError:
         told = set()
     return next((place for place, step in enumerate(steps) if step not in told), len(steps))
@@ -140,7 +143,7 @@ def read_log(folder: str | os.PathLike) -> pd.DataFrame:
     Columns: step (int), time (UTC), attempt (int), then one for each metric, missing ones NaN. An empty frame where
     nothing was logged. Raises WorkspaceError when a segment is damaged.
     """
-    rows = read_rows(Path(folder))
+    rows = read_steps(Path(folder))
     frame = pd.DataFrame([{key: row[key] for key in ("step", "time", "attempt")} for row in rows])
     if not rows:
         frame = pd.DataFrame({"step": [], "time": [], "attempt": []})
@@ -149,7 +152,7 @@ def read_log(folder: str | os.PathLike) -> pd.DataFrame:
     return frame.join(pd.DataFrame([row["metrics"] for row in rows], index=frame.index))
 
 
-def _tell(value: object) -> object:
+def _encode_metric(value: object) -> object:
     """A metric as JSON can hold it. Raises TypeError for what is neither a number nor a text."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
@@ -159,6 +162,6 @@ def _tell(value: object) -> object:
     raise TypeError(f"a metric is a number or a text, not {type(value).__name__}")
 
 
-def _hear(value: object) -> object:
+def _decode_metric(value: object) -> object:
     """The metric that `_tell` wrote."""
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ml_factory.checkpoints.file_format import copy_container, look_at
+from ml_factory.checkpoints.file_format import copy_container, read_header
 from ml_factory.checkpoints.leases import fence_of
 from ml_factory.checkpoints.slot_pool import Pool, Unit
-from ml_factory.checkpoints.slots import Slots, order
+from ml_factory.checkpoints.slots import Slots, recency
 from ml_factory.errors import CheckpointError
 from ml_factory.storage import file_access
 from ml_factory.storage.atomic_files import Disk, file_hash, is_file, read_file, read_json, write_bytes_atomic
@@ -29,17 +29,17 @@ class RunSnapshot:
 
     run : its id.  pool : the folder of slots that saves land in first.
     runs : the ids under which its checkpoints lie: its own, and those of folds nested in it.
-    kept : (folder, pattern of names) of files that finished parts leave.
+    files : (folder, pattern of names) of files that finished parts leave.
     """
 
     run: str
     pool: str
     runs: tuple[str, ...]
-    kept: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def from_dict(cls, told: dict) -> "RunSnapshot":
-        kept = tuple((folder, pattern) for folder, pattern in told["kept"])
+        kept = tuple((folder, pattern) for folder, pattern in told["files"])
         return cls(told["run"], told["pool"], tuple(told["runs"]), kept)
 
     def to_dict(self) -> dict:
@@ -90,11 +90,11 @@ class RunSnapshot:
             file = folder / Path(name).name
             if not is_file(file) or file_hash(file) != wanted:
                 raise CheckpointError("A part of these checkpoints is missing or was changed", where=name)
-            home = next((home for home, pattern in self.kept if file.match(pattern)), None)
+            home = next((home for home, pattern in self.files if file.match(pattern)), None)
             if home is not None:
                 files.append((Path(home) / file.name, file))
                 continue
-            unit = Unit(*(str(look_at(Disk(), file).info.get(key)) for key in ("run", "phase")))
+            unit = Unit(*(str(read_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
             if unit.run not in self.runs:
                 raise CheckpointError("This is the checkpoint of another run", where=name, got=unit.run)
             units.append((unit, file))
@@ -109,14 +109,14 @@ class RunSnapshot:
         """What the slots of each unit say of themselves, newest first; those that were returned are nobody's."""
         found: dict[Unit, list[dict]] = {}
         for slot in Pool(Path(self.pool)).scan():
-            info = slot.look.info
+            info = slot.header.info
             if slot.fault is None and not slot.returned and info.get("run") in self.runs:
-                told = {**info, "hash": slot.look.hash, "path": str(slot.path)}
+                told = {**info, "hash": slot.header.hash, "path": str(slot.path)}
                 found.setdefault(Unit(info["run"], str(info["phase"])), []).append(told)
-        return {unit: sorted(told, key=order, reverse=True) for unit, told in sorted(found.items(), key=_by_name)}
+        return {unit: sorted(told, key=recency, reverse=True) for unit, told in sorted(found.items(), key=_by_name)}
 
     def _files(self) -> Iterator[Path]:
-        for folder, pattern in self.kept:
+        for folder, pattern in self.files:
             yield from (Path(folder) / name for name in fnmatch.filter(file_access.names(folder), pattern))
 
 

@@ -18,10 +18,10 @@ from ml_factory.errors import FactoryError, WorkspaceError
 from ml_factory.secrets import redact
 from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint, plain
+from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint, to_json_value
 from ml_factory.storage.atomic_rename import flush_to_disk
 from ml_factory.tracking.artifact_versions import PROJECT, artifact_name
-from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, Delivery
+from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (
     Attempt,
     attempt_of,
@@ -32,8 +32,8 @@ from ml_factory.tracking.run_log import (
     segments,
 )
 from ml_factory.tracking.run_snapshot import RunSnapshot
-from ml_factory.tracking.wandb_process import MirrorProcess, Watchdog, mirror_mode, warn_once
-from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, is_over, read_exit_record
+from ml_factory.tracking.wandb_process import DeadlineWatchdog, MirrorProcess, mirror_mode, warn_once
+from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, has_ended, read_exit_record
 
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
@@ -66,7 +66,7 @@ class Tracker:
         folder: str | os.PathLike,
         local_folder: str | os.PathLike | None = None,
         mirror: str = "auto",
-        keepsake: RunSnapshot | None = None,
+        snapshot: RunSnapshot | None = None,
     ):
         self.run_id, self.folder = run_id, Path(folder).absolute()
         self.local_folder = Path(local_folder or _cache_folder(self.folder, run_id)).absolute()
@@ -76,19 +76,19 @@ class Tracker:
         self._texts: dict[str, str] = {}
         with disk_errors(self.local_folder):
             self.local_folder.mkdir(parents=True, exist_ok=True)
-        self._delivery = Delivery(self.local_folder, self.folder)
+        self._log_uploader = LogUploader(self.local_folder, self.folder)
         here = [one.number for one, _ in segments(self.local_folder)]
         self._attempt, self._number = Attempt(1 + max(here, default=0), session_id()[:8]), 0
-        there = self._publish(FIRST_SECONDS)  # what a killed attempt left on this disk
+        there = self._upload(FIRST_SECONDS)  # what a killed attempt left on this disk
         self._attempt = Attempt(
             1 + max([*here, *(attempt_of(name).number for name in there)], default=0), session_id()[:8]
         )
         self._open_segment()
-        record = {"run_id": run_id, "settings": plain(settings), "started_at": _now(), "attempt": self.attempt}
-        self._tell_of_the_run("run.json", record)
+        record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
+        self._write_json("run.json", record)
         if mode != "off":
             spec = {"run_id": run_id, "folder": str(self.folder), "settings": record["settings"]}
-            spec["keepsake"] = keepsake.to_dict() if keepsake is not None else None
+            spec["snapshot"] = snapshot.to_dict() if snapshot is not None else None
             self._mirror = MirrorProcess.start(_MIRROR, mode, self.local_folder, self._attempt, spec)
 
     @property
@@ -112,7 +112,7 @@ class Tracker:
         if self._mirror is not None:
             self._mirror.check()
 
-    def catch_up(self, history: Sequence[tuple[int, dict]]) -> None:
+    def log_missing(self, history: Sequence[tuple[int, dict]]) -> None:
         """Log again what a checkpoint's history, (step, metrics), has and the record lacks: a cloud may have lost what
         was logged before. The last one always: what an earlier attempt told of later ones is void from there on."""
         known = first_missing([step for step, _ in history], self.local_folder, self.folder)
@@ -124,7 +124,7 @@ class Tracker:
         no checkpoint is ever ahead of the record, and what is ahead of the checkpoint is void after a resume."""
         if self._logged:
             self._close_file()
-        self._publish()
+        self._upload()
 
     def finish(
         self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
@@ -138,9 +138,14 @@ class Tracker:
             return
         self._finished = True
         self._close_file()
-        record = {"run_id": self.run_id, "status": status, "finished_at": _now(), "summary": plain(summary or {})}
-        self._tell_of_the_run(SUMMARY, record)
-        self._delivery.close()
+        record = {
+            "run_id": self.run_id,
+            "status": status,
+            "finished_at": _now(),
+            "summary": to_json_value(summary or {}),
+        }
+        self._write_json(SUMMARY, record)
+        self._log_uploader.close()
         if self._mirror is not None:
             self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
 
@@ -160,7 +165,7 @@ class Tracker:
         """A later session tells of this run from here on: nothing is written over what it says."""
         self._finished = True
         self._close_file()
-        self._delivery.close()
+        self._log_uploader.close()
         if self._mirror is not None:
             self._mirror.end({"status": TAKEN_OVER, "summary": {}, "artifacts": []}, 0)
 
@@ -178,20 +183,20 @@ class Tracker:
         file.close()
         self._number, self._logged = self._number + 1, False
 
-    def _publish(self, patience: float = PATIENCE) -> list[str]:
+    def _upload(self, patience: float = PATIENCE) -> list[str]:
         """Bring what is closed to the workspace; the names of the segments there, none where it refuses."""
         writing = segment_name(self._attempt, self._number) if self._file is not None else ""
         try:
-            names = self._delivery.send(self._attempt, writing, self._texts, patience)
+            names = self._log_uploader.upload(self._attempt, writing, self._texts, patience)
         except WorkspaceError as error:
             warn_once(f"The record of {self.run_id} stays on the local disk for now: {error}", f"record {self.run_id}")
             return []
         self._texts.clear()
         return names
 
-    def _tell_of_the_run(self, name: str, record: dict) -> None:
+    def _write_json(self, name: str, record: dict) -> None:
         self._texts[name] = redact(json.dumps(record, indent=2, allow_nan=False) + "\n")
-        self._publish()
+        self._upload()
 
 
 def mirror_main(text: str) -> None:
@@ -199,30 +204,30 @@ def mirror_main(text: str) -> None:
     spec = json.loads(text)
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact(f"{kind.__name__}: {error}")[:500])
-    watchdog = Watchdog(status)
+    watchdog = DeadlineWatchdog(status)
     watchdog.allow(spec["init_seconds"], "W&B did not answer")
     with suppress(OSError):
         os.nice(10)
     wandb = client()
-    story = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
+    sync = WandbSync(wandb, spec, lambda **named: begin_run(wandb, spec, **named), watchdog.allow)
     watchdog.allow(None, "")
     status.write_text("ready")
-    story.follow(lambda: is_over(end, spec["parent"]))
+    sync.follow(lambda: has_ended(end, spec["parent"]))
     record = read_exit_record(end)
-    parcels = record.get("artifacts", [])
-    keeps = not parcels and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
+    payloads = record.get("artifacts", [])
+    keeps = not payloads and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
     watchdog.allow(spec["finish_seconds"], "the workspace did not say what is left to send")
-    size = sum(sum(file_access.sizes(file)) for parcel in parcels for file in parcel["files"])
-    size += story.checkpoints_size() if keeps else 0
+    size = sum(sum(file_access.sizes(file)) for payload in payloads for file in payload["files"])
+    size += sync.checkpoints_size() if keeps else 0
     watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
-    for parcel in parcels:
-        story.send(**parcel)
+    for payload in payloads:
+        sync.log_artifact(**payload)
     if keeps:
-        story.send_checkpoints()
-    story.run.summary.update(record["summary"])
-    story.run.finish(exit_code=0 if record["status"] == "finished" else 1)
-    if parcels:
-        story.drop_checkpoints(parcels)
+        sync.upload_checkpoints()
+    sync.run.summary.update(record["summary"])
+    sync.run.finish(exit_code=0 if record["status"] == "finished" else 1)
+    if payloads:
+        sync.delete_checkpoints(payloads)
 
 
 def client():

@@ -24,9 +24,9 @@ from ml_factory.storage.atomic_files import write_bytes_atomic
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
 _log = logging.getLogger("ml_factory")
-_told: set[str] = set()  # what was said, or its topic
+_warned: set[str] = set()  # what was said, or its topic
 SERVICE = "W&B"  # one warning of it in a process: nine models on a dead line are one piece of news
-_LOST = "W&B has failed"
+_DISABLED = "W&B has failed"
 _children: list[subprocess.Popen] = []  # kept so that they are reaped
 
 
@@ -100,7 +100,7 @@ class MirrorProcess:
             warn_once("W&B has not answered yet; the local record is whole, the mirror tries on for a while", SERVICE)
 
 
-def ask(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
+def run_wandb_query(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
     """What a child process that talks to W&B answers; it is given so many seconds, and killed then.
 
     code : what that Python runs; `spec` comes to it as JSON on standard input, its last line of output is the answer.
@@ -129,7 +129,7 @@ def ask(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
     return answer
 
 
-class Watchdog:
+class DeadlineWatchdog:
     """Ends the mirror process, with everything it started, when a deadline passes."""
 
     def __init__(self, status: Path):
@@ -161,7 +161,7 @@ def mirror_mode(mirror: str) -> str:
         return "off"
     if "offline" in (mirror, asked) or wandb_mode in ("offline", "dryrun"):
         return "offline"
-    return "online" if has_wandb_key() and _LOST not in _told else "offline"
+    return "online" if has_wandb_key() and _DISABLED not in _warned else "offline"
 
 
 def _wandb_installed() -> bool:
@@ -185,11 +185,11 @@ def _mirror_environment(mode: str, home: Path) -> dict[str, str]:
 def disable_wandb(text: str) -> None:
     """W&B has failed: say so, and let nobody wait for it again in this process."""
     warn_once(text, SERVICE)
-    _told.add(_LOST)
+    _warned.add(_DISABLED)
 
 
 def warn_once(text: str, topic: str = "") -> None:
     """Log a warning, the first of its text or topic in this process only."""
-    if (topic or text) not in _told:
-        _told.add(topic or text)
+    if (topic or text) not in _warned:
+        _warned.add(topic or text)
         _log.warning("%s", redact(text))

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import FactoryError
-from ml_factory.tracking.artifact_versions import Versions, artifact_name, wandb_name
-from ml_factory.tracking.run_log import Attempt, parse_lines, read_rows, segments
+from ml_factory.tracking.artifact_versions import ArtifactVersions, artifact_name, wandb_name
+from ml_factory.tracking.run_log import Attempt, parse_lines, read_steps, segments
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
@@ -33,16 +33,16 @@ class WandbSync:
     allow : (seconds or None, reason), as of `mirror.Watchdog`: what may hang ends by then.
     """
 
-    def __init__(self, wandb, spec: dict, begin: Callable, allow: Callable = lambda seconds, reason: None):
-        self._wandb, self._spec, self._begin, self._allow = wandb, spec, begin, allow
+    def __init__(self, wandb, spec: dict, begin_run: Callable, allow: Callable = lambda seconds, reason: None):
+        self._wandb, self._spec, self._begin_run, self._allow = wandb, spec, begin_run, allow
         self._local, self._folder = Path(spec["local"]), Path(spec["folder"])
         self._attempt, self._online = Attempt(*spec["attempt"]), spec["mode"] == "online"
         self._name = wandb_name(spec["run_id"])
         self._offsets: dict[Path, int] = {}
         self._sent, self._send_at = None, time.monotonic() + FIRST_SECONDS
-        self._keepsake = RunSnapshot.from_dict(spec["keepsake"]) if spec["keepsake"] else None
-        self._versions = Versions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
-        self.run = begin(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
+        self._snapshot = RunSnapshot.from_dict(spec["snapshot"]) if spec["snapshot"] else None
+        self._versions = ArtifactVersions(wandb, CHECKPOINTS, artifact_name(CHECKPOINTS, spec["run_id"]))
+        self.run = begin_run(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
     def follow(self, over: Callable[[], bool]) -> None:
         """Tell first what earlier attempts leave valid, then ours as it comes, until the run is `over`. A step is told
@@ -51,10 +51,10 @@ class WandbSync:
         told = None
         while True:
             ended = over()
-            for record in self._news():
+            for record in self._new_records():
                 waiting.setdefault(record["step"], {}).update(record["metrics"])
             if told is None and (waiting or ended):
-                told = self.catch_up(min(waiting, default=sys.maxsize))
+                told = self.sync_earlier(min(waiting, default=sys.maxsize))
             for step in sorted(waiting)[: None if ended else -1]:
                 metrics = waiting.pop(step)
                 if step > told:
@@ -64,11 +64,11 @@ class WandbSync:
                 return
             if self._online and time.monotonic() > self._send_at:
                 self._allow(CHECKPOINT_SECONDS, "W&B did not say which checkpoints it has")
-                self.send_checkpoints()
+                self.upload_checkpoints()
                 self._allow(None, "")
             time.sleep(POLL_SECONDS)
 
-    def catch_up(self, first: int) -> int:
+    def sync_earlier(self, first: int) -> int:
         """Tell the steps below `first` that are valid and that the service lacks; the last step told.
 
         A service that is ahead of `first` holds steps that are void since the run was resumed from an older checkpoint:
@@ -77,10 +77,10 @@ class WandbSync:
         known = self.run.starting_step if self._online else 0
         if known > first:
             known = self._rewind(first)
-        return self.tell(row for row in read_rows(self._local, self._folder, before=self._attempt)
+        return self.log_rows(row for row in read_steps(self._local, self._folder, before=self._attempt)
                          if known <= row["step"] < first)  # fmt: skip
 
-    def tell(self, rows: Iterable[dict]) -> int:
+    def log_rows(self, rows: Iterable[dict]) -> int:
         """Log these rows; the last step, or one below every step."""
         told = -sys.maxsize
         for row in rows:
@@ -88,14 +88,14 @@ class WandbSync:
             told = row["step"]
         return told
 
-    def send(self, name: str, kind: str, files: Iterable[Path], metadata: dict) -> None:
+    def log_artifact(self, name: str, kind: str, files: Iterable[Path], metadata: dict) -> None:
         """Log an artifact of these files."""
         artifact = self._wandb.Artifact(name, type=kind, metadata=metadata)
         for file in files:
             artifact.add_file(str(file), name=Path(file).name)
         self.run.log_artifact(artifact)
 
-    def send_checkpoints(self) -> None:
+    def upload_checkpoints(self) -> None:
         """Log what the run can go on from, as one artifact of a name that stays, unless nothing of it is new. A folder
         that does not answer is left for the next time.
 
@@ -103,44 +103,44 @@ class WandbSync:
         ours has been taken over, and may not know.
         """
         self._send_at = time.monotonic() + (FIRST_SECONDS if self._sent is None else CHECKPOINT_SECONDS)
-        if self._keepsake is None:
+        if self._snapshot is None:
             return
         with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._local) as aside:
-            content = self._keepsake.content()
+            content = self._snapshot.content()
             if not content or content == self._sent:
                 return
-            facts = self._keepsake.pack(Path(aside))
-            if self._online and is_behind(facts, self._versions.metadata()):
+            facts = self._snapshot.pack(Path(aside))
+            if self._online and is_outdated(facts, self._versions.metadata()):
                 return
             if self._online:
-                self._versions.prune()
+                self._versions.delete_old()
             name = artifact_name(CHECKPOINTS, self._spec["run_id"])
-            self.send(name, CHECKPOINTS, sorted(Path(aside).iterdir()), facts)
+            self.log_artifact(name, CHECKPOINTS, sorted(Path(aside).iterdir()), facts)
             self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
 
     def checkpoints_size(self) -> int:
         """Bytes that `send_checkpoints` may have to send."""
         with suppress(FactoryError, OSError):
-            return self._keepsake.size() if self._keepsake is not None else 0
+            return self._snapshot.size() if self._snapshot is not None else 0
         return 0
 
-    def drop_checkpoints(self, parcels: Iterable[dict]) -> None:
+    def delete_checkpoints(self, payloads: Iterable[dict]) -> None:
         """The run is finished: once W&B has what it left, nobody goes on from its checkpoints."""
-        if self._online and all(Versions(self._wandb, one["kind"], one["name"]).metadata() for one in parcels):
-            self._versions.prune(0)
+        if self._online and all(ArtifactVersions(self._wandb, one["kind"], one["name"]).metadata() for one in payloads):
+            self._versions.delete_old(0)
 
     def _rewind(self, first: int) -> int:
         """The first step that the run, gone back, does not have."""
         self.run.finish()
         try:
-            self.run = self._begin(id=self._name, name=self._name, resume_from=f"{self._name}?_step={first - 1}")
+            self.run = self._begin_run(id=self._name, name=self._name, resume_from=f"{self._name}?_step={first - 1}")
             return first
         except (self._wandb.Error, ValueError, RuntimeError, OSError):  # this server or plan cannot: lose no point
             beside = wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
-            self.run = self._begin(id=beside, name=beside, resume="allow")
+            self.run = self._begin_run(id=beside, name=beside, resume="allow")
             return 0
 
-    def _news(self) -> Iterator[dict]:
+    def _new_records(self) -> Iterator[dict]:
         """What our segments hold and was not read yet, up to the last whole line."""
         for (attempt, _), path in segments(self._local).items():
             if attempt != self._attempt:
@@ -153,7 +153,7 @@ class WandbSync:
             yield from parse_lines(data, path)
 
 
-def is_behind(facts: dict, there: dict) -> bool:
+def is_outdated(facts: dict, there: dict) -> bool:
     """Whether W&B has a checkpoint that a later session saved of a unit that we have, too."""
     fences = there.get("fences")
     known = fences if isinstance(fences, dict) else {}
@@ -168,6 +168,6 @@ def read_exit_record(end: Path) -> dict:
         return {"status": "killed", "summary": {}}
 
 
-def is_over(end: Path, parent: int) -> bool:
+def has_ended(end: Path, parent: int) -> bool:
     """Whether the run has ended, or is gone."""
     return end.exists() or os.getppid() != parent

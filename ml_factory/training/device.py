@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from ml_factory.cpu_count import cores
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import environment
-from ml_factory.storage.compile_cache import programs_folder
+from ml_factory.storage.compile_cache import compile_cache_folder
 from ml_factory.training.distributed import Processes, join
 from ml_factory.training.malloc_tuning import kept_pages
 from ml_factory.training.precision import DTYPES, native_precision
@@ -315,7 +315,7 @@ def pick(spec: TrainSpec) -> Device:
         _xla("runtime").global_runtime_device_count() if kind == "xla" else 1,
     )
     if PROGRAMS in os.environ and kind != "cpu":
-        device.keep_programs(programs_folder(Path(os.environ[PROGRAMS])))
+        device.keep_programs(compile_cache_folder(Path(os.environ[PROGRAMS])))
     return device
 
 

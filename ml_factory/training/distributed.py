@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, distributed
 
-from ml_factory.storage.locks import started_together
+from ml_factory.storage.locks import launched_by_torchrun
 from ml_factory.storage.state import decode_state, encode_state
 
 
@@ -41,7 +41,7 @@ def join(backend: str) -> Processes:
     """The processes this one belongs to: a group that is there already, or the one torchrun has announced."""
     if not distributed.is_available():
         return Processes()
-    if not distributed.is_initialized() and started_together():
+    if not distributed.is_initialized() and launched_by_torchrun():
         distributed.init_process_group(backend)
         # Its threads end while the interpreter is still there; else a short process aborts ("terminate called").
         atexit.register(distributed.destroy_process_group)

@@ -219,7 +219,7 @@ class _Saver:
     def step(self) -> None:
         if self.checkpoints is None:
             return
-        if stop.asked is None and time.monotonic() - self.last < self.run.spec.save_seconds:
+        if stop.requested is None and time.monotonic() - self.last < self.run.spec.save_seconds:
             return
         if self.checkpoints.due() and self.run.is_finite():
             self._save(self.run.state(), self.run.memory.verdict(), force=False)

@@ -25,8 +25,8 @@ from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
-from ml_factory.storage.atomic_files import plain
-from ml_factory.storage.workspace import Workspace, raw_bars_of
+from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.workspace import Workspace, require_raw_bars
 
 STREAM_BARS = 50_000
 
@@ -63,7 +63,9 @@ def known_store(store: Store, settings: DataSpec) -> Store | None:
         before = store if store.committed else Store.current(store.folder.parent)
     except NotPreparedError:
         return None
-    same = before.facts["settings"] == plain(settings.to_dict()) and before.facts["sources"] == source_hash(DATA_ROOMS)
+    same = before.facts["settings"] == to_json_value(settings.to_dict()) and before.facts["sources"] == source_hash(
+        DATA_ROOMS
+    )
     return before if same and not before.verify() else None
 
 
@@ -75,7 +77,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     """
     if replace(settings.bars, minutes=None) != BarSpec():
         return None
-    path, old = raw_bars_of(workspace, symbol), before.facts["raw"]["rows"]
+    path, old = require_raw_bars(workspace, symbol), before.facts["raw"]["rows"]
     with phase("reading") as done:
         table = read_table(path)
         done(len(table))
@@ -84,7 +86,7 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
         return None
     prefixes = PrefixHasher(bars)
     market = market_of(symbol, bars, settings)
-    if prefixes.of(old) != before.facts["raw"]["bars"] or plain(market.to_dict()) != before.facts["market"]:
+    if prefixes.of(old) != before.facts["raw"]["bars"] or to_json_value(market.to_dict()) != before.facts["market"]:
         return None
     told = before.facts["bars"]
     if len(bars) > old:
@@ -99,7 +101,7 @@ def grown_from(before: Store, checked: CheckedBars) -> bool:
 
     Not with features of the user's own: a stream may give those other last bits than the whole file.
     """
-    raw, market = before.facts["raw"], plain(checked.market.to_dict())
+    raw, market = before.facts["raw"], to_json_value(checked.market.to_dict())
     if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
         return False
     return checked.before is before or raw["bars"] == checked.prefixes.of(raw["rows"])

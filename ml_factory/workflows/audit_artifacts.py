@@ -32,8 +32,8 @@ from ml_factory.leakage.pipeline_under_test import Split
 from ml_factory.leakage.tables import ROWS, Leak
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
-from ml_factory.storage.atomic_files import plain
-from ml_factory.storage.workspace import Workspace, raw_bars_of
+from ml_factory.storage.atomic_files import to_json_value
+from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import holdout
 from ml_factory.workflows.dataset import SPLITS, Dataset
 from ml_factory.workflows.load import dataset_of
@@ -67,7 +67,7 @@ def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamp
     if not leaks and PrefixHasher(again).whole != store.facts["raw"]["bars"]:
         leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == BarSpec():
-        leaks += _beside_the_raw_file(read_table(raw_bars_of(workspace, symbol)), again)
+        leaks += _beside_the_raw_file(read_table(require_raw_bars(workspace, symbol)), again)
     to.take("bars", len(again), leaks)
 
 
@@ -179,7 +179,7 @@ def check_dataset(data: Dataset, store: Store, to: Findings, tamper: Tamper | No
     leaks += differences_of_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
     leaks += differences_of_state(part, "scaler", given.scaler, wanted.scaler, "the stored one")
     for name in ("symbol", "horizon", "fingerprint", "settings"):
-        if plain(getattr(given, name)) != plain(getattr(wanted, name)):
+        if to_json_value(getattr(given, name)) != to_json_value(getattr(wanted, name)):
             leaks.append(difference(part, name, 1, "the first", "the stored one"))
     if not leaks:
         leaks = _derived(part, given, wanted)

@@ -87,7 +87,7 @@ def _give_back(checkpoints: PhaseCheckpoints, keep: Path, told: dict) -> None:
     except WorkspaceError as error:
         _log.warning("The trials of this search stay in its checkpoints: %s", error)
         return
-    checkpoints.finish()
+    checkpoints.release_slots()
 
 
 class _Keeper:

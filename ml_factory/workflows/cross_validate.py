@@ -43,7 +43,7 @@ from ml_factory.workflows.folds import (
     forecast_folds,
     out_of_fold_predictions,
 )
-from ml_factory.workflows.restore_run import keepsake_of, recorded
+from ml_factory.workflows.restore_run import recorded, snapshot_of
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, format_progress, nested_run, trials_file
 
 
@@ -93,8 +93,8 @@ def _recorded(
 ) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
     """The run's checkpoints, and what its record is told at its end."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
-        keepsake, owned = keepsake_of(manager, run, spec), folds_phase(spec.model)
-        with recorded(manager, run, spec.to_dict(), keepsake, mirror, owned=owned) as finish:
+        snapshot, owned = snapshot_of(manager, run, spec), folds_phase(spec.model)
+        with recorded(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
             yield manager, finish
 
 

@@ -17,7 +17,7 @@ from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.atomic_files import is_file
-from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.state import load_state, save_state
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.dataset import (
@@ -145,7 +145,7 @@ def forecast_folds(
             keep, {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere}
         )
     if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
-        slots.give_back()
+        slots.release()
     return FoldOutcome(plan, forecasts, calibrations, slots.found, tuple(elsewhere), slots.inside)
 
 
@@ -161,7 +161,7 @@ def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
     """What an earlier run of these folds left, where it is whole."""
     try:
         state = load_state(keep) if is_file(keep) else {"p": []}
-    except SilentMountError:
+    except UnresponsiveMountError:
         raise
     except FactoryError:  # torn or damaged: made again
         return None

@@ -44,7 +44,7 @@ def open_training(
     workspace = Workspace(workspace)
     data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     run = open_run(workspace.results, symbol, spec, fresh)
-    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, beside_training=True)
+    manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
     return build_untrained(data, spec)[0], manager
 
 

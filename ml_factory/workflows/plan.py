@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
-from ml_factory.checkpoints.schedule import save_times
+from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.session import hours_expected
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.errors import SettingsError, did_you_mean
@@ -19,7 +19,7 @@ from ml_factory.experiment import QuickLimits, Run, open_checkpoints, open_run, 
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import cache_folder, fingerprint
-from ml_factory.storage.file_access import SilentMount, SilentMountError, free_bytes
+from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.dataset import Dataset, resolved
@@ -148,7 +148,7 @@ class _Asked:
 
     def reached(self, run: Run, phase: str) -> dict:
         """The metrics of a run's newest checkpoint; {} without one, and where a mount does not tell."""
-        with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(SilentMountError):
+        with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(UnresponsiveMountError):
             return (manager.phase(phase).latest_info() or {"metrics": {}})["metrics"]
         return {}
 
@@ -228,7 +228,7 @@ class Found:
     def ended(self, run: Run) -> bool:
         try:
             return run.ended
-        except SilentMountError:
+        except UnresponsiveMountError:
             return False
 
 
@@ -238,21 +238,21 @@ def found_in(workspace: Workspace, data: Dataset) -> Found:
     try:
         found = Registry(workspace.models).list(data.symbol)
         artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
-    except SilentMountError as error:
+    except UnresponsiveMountError as error:
         unknown.append(f"not known which of them are finished: the mount does not answer ({error.got})")
     try:
         space = float(free_bytes(workspace.root))
-    except SilentMount as error:
+    except MountTimeout as error:
         unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
     if not on_mount(workspace.checkpoints):  # a mount is not asked for every slot: then they count as needed anew
-        pool = sum(slot.look.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
+        pool = sum(slot.header.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
     return Found(artifacts, space, float(pool), tuple(unknown))
 
 
 def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
     """(what a save of so many bytes takes, what of it is not known): the last one of this process, or else one that is
     made now, on the first disk, and thrown away."""
-    seconds = save_times(workspace.checkpoints).seconds
+    seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
         return Cost(seconds), ()
     away = on_mount(workspace.checkpoints)
@@ -264,7 +264,7 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     ):
         manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
         manager.wait()
-        return Cost(manager.times.seconds), (_UNTOLD,) if away else ()
+        return Cost(manager.durations.seconds), (_UNTOLD,) if away else ()
 
 
 _UNTOLD = "not known how long a save takes to reach the mount: the first one will tell"

@@ -26,8 +26,8 @@ from ml_factory.models.registry import available_models, spec_of
 from ml_factory.provenance import source_hash
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
-from ml_factory.storage.file_access import SilentMountError
-from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.storage.file_access import UnresponsiveMountError
+from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.labels import LabelSpec, classes_asked
 from ml_factory.targets.primary_rule import primary_side
 from ml_factory.workflows.dataset import (
@@ -144,7 +144,7 @@ def is_prediction_of(path: Path, artifact: Artifact) -> bool:
         return False
     try:
         return read_json(_checksum_path(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
-    except SilentMountError:
+    except UnresponsiveMountError:
         raise
     except WorkspaceError:  # torn: they are made again
         return False
@@ -256,7 +256,7 @@ def for_bars(
     state = artifact.load_state()
     spec = state["spec"]
     market = MarketSpec.from_dict(spec["market"])
-    source = local_file(data) if data else raw_bars_of(workspace, artifact.symbol)
+    source = local_file(data) if data else require_raw_bars(workspace, artifact.symbol)
     bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
     if bars_spec.minutes not in (None, market.bar_minutes):
         raise SettingsError(

@@ -28,8 +28,8 @@ from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
 from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
-from ml_factory.storage.locks import exclusive
-from ml_factory.storage.workspace import Workspace, check_symbol, raw_bars_of
+from ml_factory.storage.locks import file_lock
+from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.label_sufficiency import check_classes, check_horizon_fits, longest_session
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.labels import LabelSpec, classes_of, expected_classes
@@ -106,10 +106,10 @@ def prepare(
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
         before, settings = _bring_in(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
-        raw = file_hash(raw_bars_of(workspace, symbol))
+        raw = file_hash(require_raw_bars(workspace, symbol))
         key = data_key(raw, settings.to_dict())
         processed = workspace.processed(symbol)
-        with exclusive(processed / "prepare.lock"):  # a second process finds what the first one made
+        with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
             store = StoreWriter.find(processed, key)
             there = None if store is None else list(store.horizons)
             missing = [horizon for horizon in horizons if there is None or horizon not in there]

@@ -33,7 +33,7 @@ from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
 from ml_factory.provenance import source_hash
-from ml_factory.storage.atomic_files import fingerprint, plain
+from ml_factory.storage.atomic_files import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
@@ -120,7 +120,7 @@ def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
 def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
     """What a proof decided by these facts, and by the sources that prove, has tried so far."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
-    return ProofProgress(unfinished, fingerprint(plain(decided)), tuple(horizons))
+    return ProofProgress(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
 
 
 def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:

@@ -9,7 +9,7 @@ from ml_factory.experiment import Run, RunSpec, open_checkpoints
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.log_upload import is_log_complete
-from ml_factory.tracking.restore import recover_artifact, try_restore
+from ml_factory.tracking.restore import restore_artifact, try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.tracking.wandb_process import mirror_mode
@@ -17,7 +17,7 @@ from ml_factory.workflows.run_status import progress_of
 from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_run
 
 
-def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnapshot:
+def snapshot_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnapshot:
     """All that this run can go on from: its checkpoints, those of folds nested in it, and its finished parts."""
     settings = dict(spec.settings)
     nested = range(int(settings["folds"])) if "search" in settings else ()
@@ -26,14 +26,14 @@ def keepsake_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnaps
     return RunSnapshot(run.run_id, str(manager.home_folder), runs, kept)
 
 
-def record_of(run: Run, settings: dict, mirror: str, keepsake: RunSnapshot | None = None) -> Tracker:
+def record_of(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:
     """The run's record; with a keepsake the newest of that is also kept at W&B."""
-    return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, keepsake=keepsake)
+    return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, snapshot=snapshot)
 
 
 @contextmanager
 def recorded(
-    manager: CheckpointManager, run: Run, settings: dict, keepsake: RunSnapshot, mirror: str, *, owned: str
+    manager: CheckpointManager, run: Run, settings: dict, snapshot: RunSnapshot, mirror: str, *, owned: str
 ) -> Iterator[Callable[[dict], None]]:
     """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
 
@@ -42,7 +42,7 @@ def recorded(
     if is_log_complete(run.folder / "log"):
         yield lambda summary: None
         return
-    with manager.phase(owned).acquired(), record_of(run, settings, mirror, keepsake) as tracker:
+    with manager.phase(owned).acquired(), record_of(run, settings, mirror, snapshot) as tracker:
         yield tracker.finish
 
 
@@ -61,11 +61,11 @@ def restore_from_wandb(
         where, step = f"run {run.run_id}", 'SOURCE = "registry" finds it here, or trains it'
         if not online:
             raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
-        if recover_artifact(registry, kinds[0], run.run_id) is None:
+        if restore_artifact(registry, kinds[0], run.run_id) is None:
             raise NotPreparedError("W&B has no such model", where=where, next_step=step)
     elif online and not fresh and (kinds or not run.ended):  # what an ended run left may be gone
         if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
             return
         if not progress_of(workspace, run, spec):
             with open_checkpoints(workspace.checkpoints, run) as manager:
-                try_restore(manager, keepsake_of(manager, run, spec), registry, kinds)
+                try_restore(manager, snapshot_of(manager, run, spec), registry, kinds)

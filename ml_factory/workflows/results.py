@@ -10,20 +10,20 @@ import pandas as pd
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase
-from ml_factory.storage.atomic_files import plain
+from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.workflows.result_summaries import calibration_lines, marks_of, verdict_lines, wrapped
 
 
 def _facts(value: Any) -> Any:
     """A field as JSON can hold it; a table as its records, with the index where it has a name."""
     if isinstance(value, ModelVerdict):
-        return plain(value.to_dict())
+        return to_json_value(value.to_dict())
     if isinstance(value, dict):
         return {str(name): _facts(one) for name, one in value.items()}
     if not isinstance(value, pd.DataFrame):
-        return plain(value)
+        return to_json_value(value)
     table = value.reset_index() if value.index.name or value.index.nlevels > 1 else value
-    return plain(table.to_dict("records"))
+    return to_json_value(table.to_dict("records"))
 
 
 def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from ml_factory.experiment import DATA_ROOMS, Run, RunSpec, machine, open_checkp
 from ml_factory.models.base import differences
 from ml_factory.provenance import changed
 from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json
-from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.unit_checkpoints import (
     fit_phase,
@@ -62,7 +62,7 @@ def check_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
     """Raises CheckpointError when another process works on this run: reported before anything is printed or begun."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
-        manager.phase(owned).check_free()
+        manager.phase(owned).check_unlocked_by_others()
 
 
 def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
@@ -76,7 +76,7 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
         return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
     try:
         return _standing(workspace, run, spec, what)
-    except SilentMountError as error:
+    except UnresponsiveMountError as error:
         silent = f"the mount does not answer ({error.got})"
         return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
 
@@ -143,7 +143,7 @@ def begun_on(run: Run) -> dict | None:
     """The machine that a run began on, None where nothing tells."""
     try:
         return read_json(run.folder / "run.json").get("environment")
-    except SilentMountError:
+    except UnresponsiveMountError:
         raise
     except (WorkspaceError, AttributeError):
         return None
@@ -157,7 +157,7 @@ def others(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
             told = read_json(path)
             same = all(told[name] == wanted[name] for name in _SAME)
             base = told["run_id"]
-        except SilentMountError:
+        except UnresponsiveMountError:
             raise
         except (WorkspaceError, KeyError, TypeError):
             continue

@@ -33,7 +33,7 @@ from ml_factory.storage.atomic_files import (
     write_bytes_atomic,
     write_json,
 )
-from ml_factory.storage.locks import exclusive
+from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.fixed_horizon import forward_return
@@ -67,11 +67,11 @@ def search_labels(
     run = _open(workspace.results / symbol, store, spec, fresh, named)
     keep, decided = folder / f"trials-{run.run_id}.json", _decided(store, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        keepsake = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
+        snapshot = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
         begun = is_file(keep) or manager.phase("trials").latest_info()
         if not begun and not fresh and mirror_mode(mirror) == "online":
-            try_restore(manager, keepsake)
-        with recorded(manager, run, decided, keepsake, mirror, owned="trials") as finish:
+            try_restore(manager, snapshot)
+        with recorded(manager, run, decided, snapshot, mirror, owned="trials") as finish:
             outcome = kept_search(manager.phase("trials"), frames, train, judged, spec, keep=keep, done=done)
             finish(outcome.spec.best)
     found = outcome.spec
@@ -136,7 +136,7 @@ def _decided(store: Store, spec: SearchSpec) -> dict:
 def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
     """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
     horizon, text = found.labels.horizon, found.to_json().encode()
-    with exclusive(folder / "write.lock"):
+    with file_lock(folder / "write.lock"):
         number = 1
         while is_file(path := folder / f"h{horizon}-v{number}.json"):
             if not fresh and read_file(path) == text:

@@ -14,14 +14,14 @@ from ml_factory.inference.bundle import library_versions
 from ml_factory.models.base import merged
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.atomic_files import plain
+from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
 from ml_factory.workflows.dataset import Dataset, resolved, weighted
 from ml_factory.workflows.fold_schemes import fold_plan
 from ml_factory.workflows.folds import FoldModel, out_of_fold_predictions
 from ml_factory.workflows.predict import common_index, uncalibrated
-from ml_factory.workflows.restore_run import keepsake_of, record_of
+from ml_factory.workflows.restore_run import record_of, snapshot_of
 from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.train import summary_of
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file
@@ -36,7 +36,7 @@ def stack_spec(
     model_settings : model -> its settings, those that have any.
     """
     settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
-    if own := {name: plain(dict(given)) for name, given in (model_settings or {}).items() if given}:
+    if own := {name: to_json_value(dict(given)) for name, given in (model_settings or {}).items() if given}:
         settings = (*settings, ("model_settings", own))
     return RunSpec(data.symbol, data.horizon, "stack", "stack", check_seed(seed), quick, data.fingerprint, settings)
 
@@ -50,7 +50,7 @@ def fit_stack(
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
         manager.phase(folds_phase(spec.models[0])).acquired(),
-        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
+        record_of(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
         artifact = _fitted(workspace, manager, data, run, spec, folds)
         tracker.finish(summary_of(artifact), artifact=artifact)

@@ -24,7 +24,7 @@ from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import first_missing
 from ml_factory.tracking.tracker import Tracker
 from ml_factory.workflows.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
-from ml_factory.workflows.restore_run import keepsake_of, record_of
+from ml_factory.workflows.restore_run import record_of, snapshot_of
 from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.unit_checkpoints import Kept, fit_phase, history_of, reached_by_fit
 
@@ -48,14 +48,14 @@ def fit_holdout(
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
         manager.phase(fit_phase(spec.model)).acquired() as phase,
-        record_of(run, spec.to_dict(), mirror, keepsake_of(manager, run, spec)) as tracker,
+        record_of(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
         checkpoints = _LogThenCheckpoint(phase, machine(spec), tracker, model.trained_on)
         result = model.fit(
             *lesson.train, validation=held_out,
             callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
         )  # fmt: skip
-        phase.settle()
+        phase.wait_uploaded()
         p_N3 = restrict_classes(model.predict_proba(held_out[0]), data.classes.values())
         calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
         inexact = merged(result.inexact, checkpoints.elsewhere)
@@ -71,7 +71,7 @@ def fit_holdout(
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(summary_of(artifact), artifact=artifact)
         if registry.is_persisted(artifact):  # else its checkpoints do
-            phase.finish()
+            phase.release_slots()
             manager.release_user_saves()
             run.end()
     return artifact
@@ -143,7 +143,7 @@ def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
     log = run.folder / "log"
     if not is_log_complete(log) or first_missing([step for step, _ in history], log) < len(history):
         with record_of(run, spec.to_dict(), mirror) as tracker:
-            tracker.catch_up(history)
+            tracker.log_missing(history)
             tracker.finish(summary_of(artifact), artifact=artifact)
     if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else its checkpoints do
         if spec.task == "train":
@@ -152,7 +152,7 @@ def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
                 open_checkpoints(workspace.checkpoints, run) as manager,
                 manager.phase(fit_phase(spec.model)).acquired() as phase,
             ):
-                phase.finish()
+                phase.release_slots()
                 manager.release_user_saves()
         run.end()
 
@@ -196,7 +196,7 @@ class _LogThenCheckpoint(Kept):
     def load(self) -> dict | None:
         found = super().load()
         if found is not None:
-            self._tracker.catch_up(_steps(history_of(found["state"])))
+            self._tracker.log_missing(_steps(history_of(found["state"])))
         return found
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:

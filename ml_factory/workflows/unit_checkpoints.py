@@ -71,9 +71,9 @@ class FoldCheckpoints:
     def of(self, fold: int) -> Kept:
         """Those of the fit inside a fold that begins now."""
         before = self._inner.keys() - self._given_back
-        if before and self._phase.kept():
+        if before and self._phase.is_saved():
             for one in sorted(before):
-                self._fit(one).finish()
+                self._fit(one).release_slots()
             self._given_back.update(before)
         self._inner[fold] = Kept(self._fit(fold), self._here, reached_by_fit)
         return self._inner[fold]
@@ -82,10 +82,10 @@ class FoldCheckpoints:
         """Remember what of a fold was done elsewhere."""
         self.outer.mark([*result.inexact, *self._inner[fold].elsewhere])
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """All of them: what the folds forecast is kept in another place."""
         for phase in (self._phase, *map(self._fit, range(self._folds))):
-            phase.finish()
+            phase.release_slots()
 
     @property
     def found(self) -> int:

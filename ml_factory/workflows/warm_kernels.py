@@ -27,8 +27,8 @@ from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.progress import phase
 from ml_factory.storage.atomic_files import fingerprint
-from ml_factory.storage.locks import exclusive
-from ml_factory.storage.worker_process import Child, NoAnswer, ParentConnection
+from ml_factory.storage.locks import file_lock
+from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 DAYS = 15  # of made-up bars: so many that a scaler of them is the one of large files
@@ -48,7 +48,7 @@ def compile_ahead(families: Iterable[str]) -> None:
     folder, wanted = Path(os.environ["NUMBA_CACHE_DIR"]), (*families, TARGETS)
     if cores() < 2 or len(_lacking(folder, wanted)) < 2:
         return
-    with exclusive(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
+    with file_lock(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
         if lacking := _lacking(folder, wanted):
             with phase("kernels", len(lacking), of="kinds") as done:
                 _by_children(deque(lacking), folder, done)
@@ -69,7 +69,7 @@ def _mark(folder: Path, share: str) -> Path:
 def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
     """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
     where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
-    children = [Child(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
+    children = [WorkerProcess(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
         try:
             for work in [pool.submit(_compile, child, shares, folder, done) for child in children]:
@@ -80,15 +80,15 @@ def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) 
                 child.close()
 
 
-def _compile(child: Child, shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+def _compile(child: WorkerProcess, shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
     while True:
         try:
             share = shares.popleft()
         except IndexError:
             return
         try:
-            child.ask({"share": share})
-        except NoAnswer as error:
+            child.call({"share": share})
+        except WorkerUnavailable as error:
             _log.warning("Kernels of %s could not be compiled ahead, their first call will: %s", share, error)
         else:
             _mark(folder, share).touch()
@@ -115,7 +115,7 @@ def _save_one_at_a_time(lock: Path) -> None:
     save = caching.IndexDataCacheFile.save
 
     def alone(files: caching.IndexDataCacheFile, key: object, data: object) -> None:
-        with exclusive(lock):
+        with file_lock(lock):
             save(files, key, data)
 
     caching.IndexDataCacheFile.save = alone

@@ -11,14 +11,14 @@ from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
 from ml_factory.experiment import RunSpec
 from ml_factory.models.registry import WITH_DATA, build_model, spec_of
-from ml_factory.storage.locks import started_together
+from ml_factory.storage.locks import launched_by_torchrun
 from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.train import training_data
 
 
 def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
     """Whether a fit begins now: what the first process says, in all of them. Alone, what it says itself."""
-    if not started_together() or not spec_of(spec.model).windowed:
+    if not launched_by_torchrun() or not spec_of(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
     settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
@@ -40,7 +40,7 @@ def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
     except RuntimeError as error:
         if not any(word in str(error) for word in ("gloo", "NCCL", "peer")):
             raise
-        stop.end_if_asked()
+        stop.resend_if_requested()
         raise FactoryError(
             "The first process has left this training", got=str(error).splitlines()[0][:200],
             next_step="it says why; start all of them again: they go on from its last checkpoint",

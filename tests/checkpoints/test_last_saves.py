@@ -34,9 +34,9 @@ def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_wha
     disk.seconds = 0.4
     with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
         save(manager, 1)
-        assert manager.wait(60) and 0 < manager.times.written < manager.times.copied
+        assert manager.wait(60) and 0 < manager.durations.written < manager.durations.copied
         manager.phase("p").due()
-        assert asked[-1] == manager.times.copied > 0.4
+        assert asked[-1] == manager.durations.copied > 0.4
     with CheckpointManager(tmp_path / "there", run="another", **settings) as manager:
         manager.phase("p").due()
         assert asked[-1] > 0.4
@@ -50,7 +50,7 @@ def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tm
         assert not manager.wait(60)
         disk.away = False
         assert manager.wait(60) and manager.status()[0].where == COPIED
-        assert manager.times.copied == 0 < manager.times.written
+        assert manager.durations.copied == 0 < manager.durations.written
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tm
 
     monkeypatch.setattr(manager.home, "write", slowly)
     if away:
-        monkeypatch.setattr(manager.courier, "wait", asked.append)
+        monkeypatch.setattr(manager.uploader, "wait", asked.append)
     with pytest.raises(KeyboardInterrupt), manager:
         save(manager, 1)
         assert writing.wait(60)

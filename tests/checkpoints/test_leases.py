@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import leases
-from ml_factory.checkpoints.leases import SILENCE_SECONDS, Heartbeat, LeaseHolder, TakenOverError
+from ml_factory.checkpoints.leases import EXPIRY_SECONDS, Heartbeat, LeaseHolder, TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
@@ -26,17 +26,17 @@ class Machine:
 
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
         self.patch, self.folder, self.name, self.now = monkeypatch, folder, name, now
-        self.while_waiting, self.waited, self.kept = lambda: None, 0.0, True
+        self.while_waiting, self.waited, self.clock_synchronized = lambda: None, 0.0, True
         self.slots = Slots(Pool(folder), WriterId(name))
 
-    def tenure(self) -> LeaseHolder:
+    def lease_holder(self) -> LeaseHolder:
         self.sits_here()
         clocks = {"now": lambda: self.now, "clock": lambda: self.waited, "sleep": self._sleep}
         return LeaseHolder(UNIT, self.name, self.slots, **clocks)
 
     def sits_here(self) -> None:
-        self.patch.setattr(leases, "this_machine", lambda: self.name)
-        self.patch.setattr(leases, "clock_is_kept", lambda: self.kept)
+        self.patch.setattr(leases, "machine_id", lambda: self.name)
+        self.patch.setattr(leases, "clock_is_synchronized", lambda: self.clock_synchronized)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -52,18 +52,18 @@ def machines(monkeypatch, tmp_path):
 
 def test_the_first_comes_with_fence_one_and_again_with_the_same(machines):
     one, _ = machines
-    tenure = one.tenure()
-    tenure.take()
-    assert tenure.lease == WriterId("one", 1)
-    again = one.tenure()
-    again.take()
+    holder = one.lease_holder()
+    holder.acquire()
+    assert holder.lease == WriterId("one", 1)
+    again = one.lease_holder()
+    again.acquire()
     assert again.lease == WriterId("one", 1)
 
 
 def test_a_living_session_elsewhere_is_left_alone(machines):
     one, two = machines
-    held = one.tenure()
-    held.take()
+    held = one.lease_holder()
+    held.acquire()
 
     def renews():
         one.now = two.now
@@ -72,8 +72,8 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 
     two.while_waiting = renews
     with pytest.raises(CheckpointError, match="Another session is working"):
-        two.tenure().take()
-    assert two.waited <= leases.LOOK_SECONDS
+        two.lease_holder().acquire()
+    assert two.waited <= leases.POLL_SECONDS
 
 
 @pytest.mark.parametrize("whose", ["one", "two"])
@@ -81,9 +81,9 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, whose):
     """It renews once a minute of its own; one clock of the two is wrong, and nobody keeps it."""
     one, two = machines
-    one.now, one.kept, two.kept = one.now + skew, whose != "one", whose != "two"
-    held = one.tenure()
-    held.take()
+    one.now, one.clock_synchronized, two.clock_synchronized = one.now + skew, whose != "one", whose != "two"
+    held = one.lease_holder()
+    held.acquire()
 
     def passes():
         if two.waited >= one.waited + leases.RENEW_SECONDS:
@@ -93,40 +93,40 @@ def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, 
 
     two.while_waiting = passes
     with pytest.raises(CheckpointError, match="Another session is working"):
-        two.tenure().take()
-    assert two.waited <= leases.RENEW_SECONDS + leases.LOOK_SECONDS
-    assert two.slots.lease_of(UNIT)["session"] == "one"
+        two.lease_holder().acquire()
+    assert two.waited <= leases.RENEW_SECONDS + leases.POLL_SECONDS
+    assert two.slots.read_lease(UNIT)["session"] == "one"
 
 
 @pytest.mark.parametrize("skew", [-7200, -200, 0, 200, 7200])
 def test_a_dead_session_whose_clock_nobody_kept_is_followed_when_it_was_silent_while_we_watched(machines, skew):
     one, two = machines
-    one.now, one.kept = one.now + skew, False
-    one.tenure().take()
-    tenure = two.tenure()
-    tenure.take()
-    assert tenure.lease == WriterId("two", 2) and two.waited == pytest.approx(SILENCE_SECONDS)
+    one.now, one.clock_synchronized = one.now + skew, False
+    one.lease_holder().acquire()
+    holder = two.lease_holder()
+    holder.acquire()
+    assert holder.lease == WriterId("two", 2) and two.waited == pytest.approx(EXPIRY_SECONDS)
 
 
 @pytest.mark.parametrize(
     ("hosts", "silent", "waits"),
-    [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), SILENCE_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
+    [(("one", "two"), 86401, 0), (("a 0123abcd", "b 0123abcd"), EXPIRY_SECONDS + 1, 0), (("a 0", "b 0"), 60, 120)],
     ids=["a day ago", "one clock, long ago", "one clock, just now"],
 )
 def test_what_is_beyond_doubt_is_not_waited_for(machines, hosts, silent, waits):
     one, two = machines
     for machine, host in zip(machines, hosts, strict=True):
-        machine.name, machine.kept = host, False
-    one.tenure().take()
+        machine.name, machine.clock_synchronized = host, False
+    one.lease_holder().acquire()
     two.now += silent
-    two.tenure().take()
+    two.lease_holder().acquire()
     assert two.waited == pytest.approx(waits)
 
 
 def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
     one, two = machines
-    held = one.tenure()
-    held.take()
+    held = one.lease_holder()
+    held.acquire()
 
     def renews():
         one.now = 10.0  # its clock was wrong, and is right now
@@ -135,7 +135,7 @@ def test_a_clock_that_is_put_back_while_it_is_watched_hides_no_life(machines):
 
     two.while_waiting = renews
     with pytest.raises(CheckpointError, match="Another session is working"):
-        two.tenure().take()
+        two.lease_holder().acquire()
 
 
 def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
@@ -149,11 +149,11 @@ def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
 
     for state, status, kept in ((0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (-1, 0, False)):
         monkeypatch.setattr(leases.ctypes, "CDLL", partial(Kernel, state, status))
-        assert leases.clock_is_kept() is kept
+        assert leases.clock_is_synchronized() is kept
     monkeypatch.setattr(leases.ctypes, "CDLL", lambda name: object())  # a system that has no such call
-    assert leases.clock_is_kept() is False
+    assert leases.clock_is_synchronized() is False
     monkeypatch.undo()
-    assert leases.clock_is_kept() in (True, False)
+    assert leases.clock_is_synchronized() in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +161,19 @@ def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
 )
 def test_a_lease_that_cannot_be_read_while_it_is_watched_is_no_sign_of_life(machines, spoil):
     one, two = machines
-    one.tenure().take()
+    one.lease_holder().acquire()
     two.now, two.while_waiting = 1010.0, lambda: [spoil(path) for path in (one.folder / "leases").iterdir()]
-    two.tenure().take()
-    assert two.now == pytest.approx(1000 + SILENCE_SECONDS)
+    two.lease_holder().acquire()
+    assert two.now == pytest.approx(1000 + EXPIRY_SECONDS)
 
 
 def test_a_clock_that_is_ahead_makes_nobody_wait_for_longer_than_the_silence(machines):
     one, two = machines
     one.now = 1000 + 86400.0
-    one.tenure().take()
-    tenure = two.tenure()
-    tenure.take()
-    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+    one.lease_holder().acquire()
+    holder = two.lease_holder()
+    holder.acquire()
+    assert holder.lease.fence == 2 and two.now == pytest.approx(1000 + EXPIRY_SECONDS)
 
 
 class Words:
@@ -182,13 +182,13 @@ class Words:
     def __init__(self):
         self.words, self.go, self._asked = [], threading.Event(), False
 
-    def lease_of(self, unit):
+    def read_lease(self, unit):
         first, self._asked = not self._asked, True
         if first:
             self.go.wait()
         return {}
 
-    def told(self, unit):
+    def list_unverified(self, unit):
         return []
 
     def renew(self, unit, told):
@@ -197,19 +197,19 @@ class Words:
 
 def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
     here = Words()
-    tenure = LeaseHolder(UNIT, "one", here)
-    tenure.taken = True
-    beat = threading.Thread(target=tenure.renew)
+    holder = LeaseHolder(UNIT, "one", here)
+    holder.held = True
+    beat = threading.Thread(target=holder.renew)
     beat.start()
     while not here._asked:
         time.sleep(0.001)
-    lets_go = threading.Thread(target=tenure.renew, args=(True,))
+    lets_go = threading.Thread(target=holder.renew, args=(True,))
     lets_go.start()
     lets_go.join(0.2)
     here.go.set()
     beat.join()
     lets_go.join()
-    assert here.words[-1]["released"] and not tenure.taken
+    assert here.words[-1]["released"] and not holder.held
 
 
 def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
@@ -217,14 +217,14 @@ def test_words_for_a_mount_that_hangs_do_not_pile_up_and_the_last_one_is_told():
     here.go.set()
     mount.go.set()
     clock = iter(range(10))
-    tenure = LeaseHolder(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
-    tenure.take(ask_mount=False)
+    holder = LeaseHolder(UNIT, "one", here, mount, jobs.append, now=lambda: float(next(clock)))
+    holder.acquire(query_mount=False)
     for _ in range(4):
-        tenure.renew()
+        holder.renew()
     assert len(jobs) == 1 and not mount.words
     jobs.pop()()
     assert [word["seen"] for word in mount.words] == [here.words[-1]["seen"]]
-    tenure.renew(released=True)
+    holder.renew(released=True)
     jobs.pop()()
     assert mount.words[-1]["released"]
 
@@ -243,52 +243,52 @@ def test_a_heart_beats_again_after_it_was_stopped():
 
 def test_a_session_that_is_silent_is_followed_at_once_when_it_has_been_for_long(machines):
     one, two = machines
-    one.tenure().take()
-    two.now = 1000 + SILENCE_SECONDS + 1
-    tenure = two.tenure()
-    tenure.take()
-    assert tenure.lease == WriterId("two", 2) and two.now == 1000 + SILENCE_SECONDS + 1
+    one.lease_holder().acquire()
+    two.now = 1000 + EXPIRY_SECONDS + 1
+    holder = two.lease_holder()
+    holder.acquire()
+    assert holder.lease == WriterId("two", 2) and two.now == 1000 + EXPIRY_SECONDS + 1
 
 
 def test_a_session_that_was_just_killed_is_watched_until_it_is_silent_for_long_enough(machines, caplog):
     one, two = machines
-    one.tenure().take()
+    one.lease_holder().acquire()
     two.now = 1040.0
-    tenure = two.tenure()
-    tenure.take()
-    assert tenure.lease.fence == 2 and two.now == pytest.approx(1000 + SILENCE_SECONDS)
+    holder = two.lease_holder()
+    holder.acquire()
+    assert holder.lease.fence == 2 and two.now == pytest.approx(1000 + EXPIRY_SECONDS)
     assert "waiting up to 140 s" in caplog.text
 
 
 def test_one_that_let_go_and_one_of_this_machine_are_followed_without_waiting(machines):
     one, two = machines
-    held = one.tenure()
-    held.take()
+    held = one.lease_holder()
+    held.acquire()
     held.renew(released=True)
-    tenure = two.tenure()
-    tenure.take()
-    assert tenure.lease.fence == 2 and two.now == 1000
+    holder = two.lease_holder()
+    holder.acquire()
+    assert holder.lease.fence == 2 and two.now == 1000
     here = LeaseHolder(
         UNIT, "two, another process", two.slots, now=lambda: 1000.0, sleep=lambda seconds: pytest.fail("waits")
     )
-    here.take()
+    here.acquire()
     assert here.lease.fence == 3
 
 
 def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(machines):
     one, two = machines
-    zombie = one.tenure()
-    zombie.take()
+    zombie = one.lease_holder()
+    zombie.acquire()
     one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"1")
     two.now = 5000.0
-    tenure = two.tenure()
-    tenure.take()
+    holder = two.lease_holder()
+    holder.acquire()
     # before the new session has saved anything the lease alone tells
     with pytest.raises(TakenOverError, match="taken this work over"):
         one.slots.write(UNIT, 3, {"lease": zombie.lease.to_dict(), "metrics": {}}, b"2")
-    two.slots.write(UNIT, 3, {"lease": tenure.lease.to_dict(), "metrics": {}}, b"3")
+    two.slots.write(UNIT, 3, {"lease": holder.lease.to_dict(), "metrics": {}}, b"3")
     zombie.renew()
-    assert two.slots.lease_of(UNIT)["session"] == "two"
+    assert two.slots.read_lease(UNIT)["session"] == "two"
     for path in (one.folder / "leases").iterdir():
         path.unlink()  # where leases are lost, the checkpoints tell
     with pytest.raises(TakenOverError, match="fence 1, wanted 2"):
@@ -298,17 +298,17 @@ def test_a_zombie_that_wakes_up_writes_nothing_and_does_not_take_the_lease_back(
 def test_of_two_that_began_at_once_one_writes_on_and_the_other_hears_of_it(machines):
     """A mount shows leases late: both have taken fence 1 before either saw the other."""
     one, two = machines
-    first = one.tenure()
-    first.take()
+    first = one.lease_holder()
+    first.acquire()
     lease = next((one.folder / "leases").iterdir())
     lease.unlink()  # not shown yet
-    second = two.tenure()
-    second.take()
+    second = two.lease_holder()
+    second.acquire()
     assert first.lease.fence == second.lease.fence == 1
     for _ in range(2):
         second.renew()
         first.renew()
-        assert two.slots.lease_of(UNIT)["session"] == "two"
+        assert two.slots.read_lease(UNIT)["session"] == "two"
         with pytest.raises(TakenOverError):
             one.slots.write(UNIT, 3, {"lease": first.lease.to_dict(), "metrics": {}}, b"1")
         two.slots.write(UNIT, 3, {"lease": second.lease.to_dict(), "metrics": {}}, b"2")
@@ -325,7 +325,7 @@ def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
     saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, b"new")
     assert saved["sequence"] == 1
     one.slots.copy_in(UNIT, 3, saved["path"])
-    info, payload, _ = one.slots.newest(UNIT, bytes)
+    info, payload, _ = one.slots.latest_valid(UNIT, bytes)
     assert payload == b"new" and info["lease"]["fence"] == 2
 
 
@@ -335,7 +335,7 @@ def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypa
         assert first.phase("p").load() is None
         first.save_checkpoint("p", state, force=True)
         with CheckpointManager(tmp_path, run="run", lease=WriterId("second"), background=False) as second:
-            second.phase("p").tenure.take()
+            second.phase("p").lease_holder.acquire()
             assert second.save_checkpoint("p", state, force=True)["lease"] == {"session": "second", "fence": 2}
             with pytest.raises(TakenOverError):
                 first.save_checkpoint("p", state, force=True)
@@ -352,15 +352,15 @@ def test_a_disk_that_refuses_leases_stops_nobody(machines, monkeypatch):
         raise WorkspaceError("full")
 
     monkeypatch.setattr(one.slots, "renew", refuse)
-    monkeypatch.setattr(one.slots, "lease_of", refuse)
-    tenure = one.tenure()
-    tenure.take()
-    assert tenure.taken and tenure.lease.fence == 1
+    monkeypatch.setattr(one.slots, "read_lease", refuse)
+    holder = one.lease_holder()
+    holder.acquire()
+    assert holder.held and holder.lease.fence == 1
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"fence": "7", "seen": 1}', b'{"fence": 7}', b"\xff"])
 def test_a_torn_lease_counts_as_none(machines, text):
     one, _ = machines
-    one.tenure().take()
+    one.lease_holder().acquire()
     next((one.folder / "leases").iterdir()).write_bytes(text)
-    assert one.slots.lease_of(UNIT) == {}
+    assert one.slots.read_lease(UNIT) == {}

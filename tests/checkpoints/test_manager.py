@@ -340,13 +340,13 @@ def test_a_save_that_was_passed_over_is_not_kept_by_the_one_before(tmp_path, mon
     with CheckpointManager(tmp_path, deadline_seconds=0.1) as manager:
         phase, gate, write = manager.phase("p"), threading.Event(), manager.home.write
         monkeypatch.setattr(manager.home, "write", lambda *given: gate.wait(60) and write(*given))
-        assert not phase.kept()
+        assert not phase.is_saved()
         assert phase.save({"fold": 1}, force=True)
         assert phase.save({"fold": 2}, force=True) is None  # the first is still being written
         gate.set()
-        assert not phase.kept()
+        assert not phase.is_saved()
         assert phase.latest()["state"] == {"fold": 1}
-        assert phase.save({"fold": 2}, force=True) and phase.kept()
+        assert phase.save({"fold": 2}, force=True) and phase.is_saved()
 
 
 class Quota(atomic_files.Disk):
@@ -557,7 +557,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), manager.save_checkpoin
 def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monkeypatch, background):
     """Each waits for the copy in memory until the other's was written."""
     between = threading.Barrier(2)
-    copy = staging_buffer.Staging.copy
+    copy = staging_buffer.StagingBuffer.copy
 
     def slow(stage, layout):
         payload = copy(stage, layout)
@@ -565,7 +565,7 @@ def test_two_threads_of_one_manager_never_write_each_others_bytes(tmp_path, monk
             between.wait(0.2)  # both are here at once only if nothing keeps them apart
         return payload
 
-    monkeypatch.setattr(staging_buffer.Staging, "copy", slow)
+    monkeypatch.setattr(staging_buffer.StagingBuffer, "copy", slow)
     with CheckpointManager(tmp_path, run="r", background=background) as manager:
         threads = [threading.Thread(target=save, args=(manager, value, f"p{value}")) for value in (1, 2)]
         for thread in threads:
@@ -587,26 +587,26 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
     child = os.fork()
     if child == 0:
         refused = 0
-        for attempt in (lambda: phase.save({"value": 2}, force=True), phase.load, phase.latest, phase.claim,
-                        phase.finish, manager.list_checkpoints, phase.latest_info):
+        for attempt in (lambda: phase.save({"value": 2}, force=True), phase.load, phase.latest, phase.acquire,
+                        phase.release_slots, manager.list_checkpoints, phase.latest_info):
             try:
                 attempt()
             except CheckpointError as error:
                 refused += "made by fork" in str(error) and "open a CheckpointManager" in str(error)
-        phase.done()
+        phase.release()
         manager.close()
         os._exit(refused)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), phase.save({"value": 3}, force=True) is not None)
-    print(manager.home.lease_of(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
+    print(manager.home.read_lease(phase.unit)["released"], manager.load_latest_checkpoint("p")["state"])
 """
     assert spawn(code, tmp_path).stdout.read() == "7 True\nFalse {'value': 3}\n"
 
 
 def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
     monkeypatch.setattr(staging_buffer, "_AT_ONCE", 1000)
-    made, grow = [], staging_buffer.Staging._grow
+    made, grow = [], staging_buffer.StagingBuffer._grow
     monkeypatch.setattr(
-        staging_buffer.Staging,
+        staging_buffer.StagingBuffer,
         "_grow",
         lambda stage, size: made.append(threading.current_thread().name) or grow(stage, size),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.planner import learned, optimum, share
 from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
-from ml_factory.checkpoints.schedule import SaveTimer, reserve
+from ml_factory.checkpoints.schedule import SaveTimer, reserved_seconds
 from ml_factory.errors import SettingsError
 
 
@@ -49,7 +49,7 @@ def test_the_shortest_first_finishes_the_most_by_any_moment():
     units = [WorkUnit(f"u{i}", line(0, 1), seconds) for i, seconds in enumerate([50, 10, 30, 20])]
     for life in (25, 61, 75, 200):
         planned = sum(row.fits == "whole" for row in plan(units, Budget(seconds=life)))
-        until = life - reserve(0)
+        until = life - reserved_seconds(0)
         best = max(
             sum(end <= until for end in itertools.accumulate(unit.work for unit in order))
             for order in itertools.permutations(units)
@@ -66,7 +66,7 @@ def test_what_was_begun_comes_first_and_costs_what_is_left_of_it():
 
 def test_the_last_unit_is_begun_in_part_only_when_something_of_it_can_be_saved():
     save = Cost(10.0)
-    room = Budget(seconds=200 + reserve(10.0))
+    room = Budget(seconds=200 + reserved_seconds(10.0))
     rows = plan([WorkUnit("a", line(0, 1), 150), WorkUnit("b", line(5, 1), 300)], room, save)
     assert [row.fits for row in rows] == ["whole", "in part"]
     rows = plan([WorkUnit("a", line(0, 1), 190), WorkUnit("b", line(5, 1), 300)], room, save)
@@ -127,9 +127,9 @@ def test_what_waits_for_others_is_last_and_begins_when_they_fit_whole():
         WorkUnit("a", line(0, 1), 10),
         WorkUnit("b", line(0, 1), 60),
     ]
-    rows = plan(units, Budget(seconds=100 + reserve(0)))
+    rows = plan(units, Budget(seconds=100 + reserved_seconds(0)))
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "whole"), ("stack", "whole")]
-    rows = plan(units, Budget(seconds=50 + reserve(0)))
+    rows = plan(units, Budget(seconds=50 + reserved_seconds(0)))
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "in part"), ("stack", "later")]
     begun = plan([WorkUnit("stack", line(0, 1), 30, done=0.5, after=("a",))], Budget(seconds=100))
     assert begun[0].fits == "whole"  # what it waited for is no unit any more

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from ml_factory.checkpoints import manager as manager_module
-from ml_factory.checkpoints.file_format import look_at
+from ml_factory.checkpoints.file_format import read_header
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.remote_slots import ChildSlots
+from ml_factory.checkpoints.remote_slots import RemoteSlots
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.uploader import COPIED, LOCAL
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage import mount_table, worker_process
 from ml_factory.storage.atomic_files import Disk
-from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.mount_table import on_mount
 
 UNIT = Unit("r", "p")
@@ -96,19 +96,19 @@ def test_a_mount_that_hangs_costs_no_save_and_is_caught_up_with(drive, caplog):
         heal(drive)
         assert manager.wait(LONG) and saved["status"] == COPIED
         assert "holds every newest checkpoint" in caplog.text
-        assert manager.mount.told(UNIT)[0]["sequence"] == 5
+        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
 def test_a_step_boundary_tries_the_mount_again_after_a_while(drive):
     with manager_of(drive, deadline=2) as manager:
         hang(drive)
         save(manager, 1)
-        while not manager.courier._told:
+        while not manager.uploader._unresponsive:
             time.sleep(0.01)
         heal(drive)
-        manager.courier._next_try = 0
+        manager.uploader._next_try = 0
         assert not manager.phase("p").due()
-        assert manager.courier._clerk.wait(LONG) and not manager.courier.behind
+        assert manager.uploader._executor.wait(LONG) and not manager.uploader.has_pending
 
 
 def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(drive):
@@ -118,8 +118,8 @@ def test_what_an_earlier_session_could_not_copy_is_carried_over_by_the_next(driv
     heal(drive)
     with manager_of(drive, lease=WriterId("later")) as manager:
         assert manager.phase("p").load()["state"] == {"value": 1}
-        assert manager.wait(LONG) and manager.mount.lease_of(UNIT)["fence"] == 2
-        assert manager.mount.told(UNIT)[0]["sequence"] == 1
+        assert manager.wait(LONG) and manager.mount.read_lease(UNIT)["fence"] == 2
+        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 1
 
 
 def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here(drive):
@@ -137,7 +137,7 @@ def test_what_another_machine_saved_later_comes_before_what_was_left_behind_here
     with other:
         assert other.phase("p").load()["state"] == {"value": "common"}
         assert save(other, "later") and other.wait(LONG)
-        assert other.mount.told(UNIT)[0]["sequence"] < saved[-1]["sequence"]
+        assert other.mount.list_unverified(UNIT)[0]["sequence"] < saved[-1]["sequence"]
     with manager_of(drive, lease=WriterId("back here")) as manager:
         assert manager.phase("p").load()["state"] == {"value": "later"}
         assert manager.list_checkpoints("p")[-1]["lease"]["session"] == "there"
@@ -149,7 +149,9 @@ def test_what_is_torn_here_is_taken_from_the_mount(drive, torn):
         for value in (1, 2, 3):
             save(manager, value)
             assert manager.wait(LONG)
-    here = sorted((drive.parent / "local").glob("slot-*.ckpt"), key=lambda path: look_at(Disk(), path).info["sequence"])
+    here = sorted(
+        (drive.parent / "local").glob("slot-*.ckpt"), key=lambda path: read_header(Disk(), path).info["sequence"]
+    )
     for path in here[-1:] if torn == "the newest" else here:
         content = bytearray(path.read_bytes())
         content[-100] ^= 1  # of the payload: its two ends still say that all is well
@@ -166,15 +168,15 @@ def test_who_was_taken_over_gives_nothing_back(drive):
         ours.phase("p").load()
         save(ours, 1)
         assert ours.wait(LONG)
-        other.phase("p").tenure.lease = WriterId("zzz", fence=9)
-        other.phase("p").tenure.taken = True
+        other.phase("p").lease_holder.lease = WriterId("zzz", fence=9)
+        other.phase("p").lease_holder.held = True
         save(other, 2)
         assert other.wait(LONG)
         save(ours, 3)
         with pytest.raises(TakenOverError):
-            ours.phase("p").finish()
+            ours.phase("p").release_slots()
         again = Slots(Pool(drive))
-        assert [info["sequence"] for info in again.told(UNIT) if info["lease"]["fence"] == 9]
+        assert [info["sequence"] for info in again.list_unverified(UNIT) if info["lease"]["fence"] == 9]
         assert not [slot.path for slot in again.pool.scan() if slot.returned]
 
 
@@ -212,13 +214,13 @@ def test_the_interpreter_ends_while_the_mount_hangs(drive, spawn):
 
 
 def test_a_child_that_dies_is_told_and_replaced(drive):
-    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
+    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
     hang(drive)
     caught = []
 
     def ask():
         try:
-            slots.told(UNIT)
+            slots.list_unverified(UNIT)
         except WorkspaceError as error:
             caught.append(str(error))
 
@@ -230,14 +232,14 @@ def test_a_child_that_dies_is_told_and_replaced(drive):
     thread.join(LONG)
     assert len(caught) == 1 and "the child process died" in caught[0]
     heal(drive)
-    assert slots.told(UNIT) == []
+    assert slots.list_unverified(UNIT) == []
     slots.close()
 
 
 def test_the_child_yields_to_training_and_hears_no_ctrl_c(drive):
     """Niceness counts among the processes of one session only, where the kernel groups by session (autogroup)."""
-    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
-    assert slots.told(UNIT) == []
+    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
+    assert slots.list_unverified(UNIT) == []
     child = slots._process.pid
     assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getsid(child) == os.getsid(0) and os.getpgid(child) != os.getpgid(0)
@@ -285,7 +287,7 @@ def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
             manager.save_checkpoint("p", {"a": array}, force=True)
             array[:] = -1
         assert (manager.load_latest_checkpoint("p")["state"]["a"] == 4).all()
-        assert isinstance(manager.writer, ChildSlots) is background
+        assert isinstance(manager.writer, RemoteSlots) is background
         assert (manager.writer._process is not None) if background else True
         assert [info["sequence"] for info in manager.list_checkpoints()] == [2, 3, 4]
 
@@ -345,7 +347,7 @@ def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_st
     with first, other:
         save(first, 1)
         assert first.wait(LONG)
-        other.phase("p").tenure.take()
+        other.phase("p").lease_holder.acquire()
         save(other, 2)
         assert other.wait(LONG)
         save(first, 3)
@@ -361,8 +363,8 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
             save(manager, value)
         assert manager.wait(LONG)
         asked = []
-        whole = ChildSlots.check
-        monkeypatch.setattr(ChildSlots, "check", lambda mount, path: asked.append(path) or whole(mount, path))
+        whole = RemoteSlots.verify
+        monkeypatch.setattr(RemoteSlots, "verify", lambda mount, path: asked.append(path) or whole(mount, path))
         assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not asked
     forget_local(drive)
     with manager_of(drive) as manager:
@@ -386,7 +388,7 @@ def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
         assert manager.phase("p").latest_info()["sequence"] == 1  # what is here is told
         assert [one["sequence"] for one in manager.list_checkpoints()] == [1]
     forget_local(drive)
-    with manager_of(drive, deadline=2) as manager, pytest.raises(SilentMountError, match="no answer for 2 s"):
+    with manager_of(drive, deadline=2) as manager, pytest.raises(UnresponsiveMountError, match="no answer for 2 s"):
         manager.phase("p").latest_info()
 
 
@@ -415,7 +417,7 @@ def test_what_counts_as_a_mount(tmp_path, monkeypatch):
     assert on_mount(tmp_path / "drive" / "x") and not on_mount(tmp_path / "drive2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with CheckpointManager(tmp_path / "drive", run="r") as manager:
-        assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.courier is not None
+        assert manager.home_folder.is_relative_to(tmp_path / "cache") and manager.uploader is not None
         save(manager, 1)
     assert list((tmp_path / "drive").glob("slot-*.ckpt"))
 
@@ -435,20 +437,20 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
         assert {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")} == before
         manager.mount.pool.quota = None  # somebody emptied the Trash
         assert manager.wait(LONG) and saved[-1]["status"] == COPIED
-        assert manager.mount.told(UNIT)[0]["sequence"] == 5
+        assert manager.mount.list_unverified(UNIT)[0]["sequence"] == 5
 
 
 def test_a_mount_that_hangs_for_hours_does_not_collect_children(drive, monkeypatch):
     """A child inside a mount cannot be killed; here processes that sleep stand for four of them."""
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
-    slots = ChildSlots(drive, drive.parent / "lock", WriterId())
+    slots = RemoteSlots(drive, drive.parent / "lock", WriterId())
     try:
         with pytest.raises(WorkspaceError, match="4 earlier requests still hang"):
-            slots.told(UNIT)
+            slots.list_unverified(UNIT)
         stuck[0].kill()
         os.waitid(os.P_PID, stuck[0].pid, os.WEXITED | os.WNOWAIT)
-        assert slots.told(UNIT) == []
+        assert slots.list_unverified(UNIT) == []
     finally:
         slots.close()
         for process in stuck:

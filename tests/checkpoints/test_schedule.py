@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints.schedule import SaveTimer, cadence
+from ml_factory.checkpoints.schedule import SaveTimer, save_interval
 from ml_factory.errors import SettingsError
 
 
@@ -23,7 +23,7 @@ def saves(timer: SaveTimer, clock: Clock, seconds: int) -> list[int]:
     for second in range(seconds):
         clock.now = began + second
         if timer.due():
-            timer.saved()
+            timer.record_save()
             moments.append(second)
     return moments
 
@@ -44,7 +44,7 @@ def test_it_tells_how_long_until_the_next_save():
             assert timer.due_in() == 0
             assert {at + left for at, left in told.items()} <= {second}
             told = {}
-            timer.saved()
+            timer.record_save()
         told[second] = timer.due_in()
 
 
@@ -53,25 +53,25 @@ def test_what_a_save_costs_decides_where_sessions_are_taken_away(cost, life):
     clock = Clock()
     timer = SaveTimer(1800, 120, clock=clock, mean_life=life)
     saves(timer, clock, 4000)
-    timer.measured(cost, 0.0)
+    timer.record_cost(cost, 0.0)
     moments = saves(timer, clock, 8000)
-    assert moments[-1] - moments[-2] == math.ceil(cadence(cost, life))
-    assert timer.interval == cadence(cost, life) < 1800
+    assert moments[-1] - moments[-2] == math.ceil(save_interval(cost, life))
+    assert timer.interval == save_interval(cost, life) < 1800
 
 
 def test_cheap_saves_do_not_keep_a_mount_busy_and_dear_ones_come_within_the_promise():
     timer = SaveTimer(1800, 120, clock=Clock(), mean_life=7200.0)
-    timer.measured(0.001, 0.001)
+    timer.record_cost(0.001, 0.001)
     assert timer.interval == 30
-    timer.measured(100, 6000)
+    timer.record_cost(100, 6000)
     assert timer.interval == 1800
 
 
 def test_where_nobody_takes_the_machine_away_the_promise_stands():
     clock = Clock()
     timer = SaveTimer(1800, 120, clock=clock)
-    timer.saved()
-    timer.measured(1.0, 1.0)
+    timer.record_save()
+    timer.record_cost(1.0, 1.0)
     assert timer.interval == 120
     clock.now += 1800
     assert timer.interval == 1800
@@ -82,9 +82,9 @@ def test_cadence_is_where_waste_is_least():
     for cost, life in ((5.0, 1800.0), (20.0, 7200.0), (2.0, 28800.0)):
         candidates = np.geomspace(1, 1800, 20_000)
         best = candidates[np.argmin(cost / candidates + candidates / (2 * life))]
-        assert cadence(cost, life) == pytest.approx(best, rel=2e-3)
-    assert cadence(500.0, 28800.0) == 1800.0  # never longer than promised
-    assert cadence(20.0, math.inf) == 1800.0
-    assert cadence(0.0, 7200.0) == 1800.0
+        assert save_interval(cost, life) == pytest.approx(best, rel=2e-3)
+    assert save_interval(500.0, 28800.0) == 1800.0  # never longer than promised
+    assert save_interval(20.0, math.inf) == 1800.0
+    assert save_interval(0.0, 7200.0) == 1800.0
     with pytest.raises(SettingsError, match="cadence"):
-        cadence(1.0, 0.0)
+        save_interval(1.0, 0.0)

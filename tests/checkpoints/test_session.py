@@ -78,7 +78,7 @@ def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected
     for hours, left in ((13, 11 * 3600), (25, None)):
         monkeypatch.setattr(session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
         here = session.Session(tmp_path / str(hours))
-        here.seen()
+        here.record_alive()
         here._record._writer.join()
         told = written(tmp_path / str(hours))[0]
         assert here.mean_life == 2 * 3600
@@ -96,7 +96,7 @@ def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     for _ in range(5):
         one = session.Session(tmp_path)
-        one.seen()
+        one.record_alive()
         one._record._writer.join()
     assert len(written(tmp_path)) == 1
 
@@ -113,12 +113,12 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(session_history, "write_json", write)
     hung, full = session.Session(tmp_path / "hung"), session.Session(tmp_path / "full")
-    with CheckpointManager(tmp_path / "a", on_saved=hung.seen, local=tmp_path / "local") as manager:
+    with CheckpointManager(tmp_path / "a", on_saved=hung.record_alive, local=tmp_path / "local") as manager:
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
             assert manager.wait(60)
         assert manager.status()[0].where == COPIED and asked == ["hung"]
-    with CheckpointManager(tmp_path / "b", on_saved=full.seen, background=False) as manager:
+    with CheckpointManager(tmp_path / "b", on_saved=full.record_alive, background=False) as manager:
         assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
     hung._record._end()
     hangs.set()
@@ -131,11 +131,11 @@ def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_p
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     first = session.Session(tmp_path)
     assert first.mean_life == 2 * 3600
-    first.seen()
+    first.record_alive()
     written(tmp_path)
     monkeypatch.delenv("ML_FACTORY_SESSION_HOURS")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
     unbounded = session.Session(tmp_path / "none")
-    unbounded.seen()
+    unbounded.record_alive()
     assert unbounded.mean_life == math.inf and not unbounded.ending(1e9)
     assert not (tmp_path / "none").exists()

@@ -41,10 +41,10 @@ def test_it_learns_the_life_it_sees(tmp_path, life):
 def test_this_session_writes_itself_down_and_what_is_broken_is_passed_over(tmp_path):
     clock = iter([1000.0, 1060.0, 2000.0])
     log = SessionLog(tmp_path, "me", now=lambda: next(clock))
-    log.seen(hours_left=2)
+    log.record_alive(hours_left=2)
     told = json.loads((tmp_path / "000000001000-me.json").read_text())
     assert told == {"began": 1000.0, "seen": 1060.0, "ended": None, "limit": 1060.0 + 2 * HOUR}
-    log.ended()
+    log.record_end()
     (tmp_path / "torn.json").write_text('{"began": 1')
     (tmp_path / "odd.json").write_text("[1, 2]")
     other = SessionLog(tmp_path, "other", now=lambda: 2000.0 + 2 * HOUR)

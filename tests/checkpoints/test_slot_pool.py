@@ -108,7 +108,7 @@ def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
                 for step in range(8):
                     loss = {"val_loss": 1 / (1 + min(step, 3))}  # the fourth is the best
                     assert unit.save(state(step, sizes[name]), metrics=loss, force=True)
-                unit.finish()
+                unit.release_slots()
     slots = list((tmp_path / "pool").glob("slot-*.ckpt"))
     assert len(slots) <= 6 and not drive.trash
     print(f"\n{len(slots)} slots, 360 saves of up to {max(sizes.values()):,} bytes: peak {drive.peak / quota:.1%}")
@@ -160,7 +160,7 @@ def test_returned_slots_keep_what_they_hold_until_another_unit_writes_over_them(
         for value in range(4):
             manager.save_checkpoint("one", state(value), force=True)
         inodes = {path.stat().st_ino for path in tmp_path.glob("slot-*.ckpt")}
-        manager.phase("one").finish()
+        manager.phase("one").release_slots()
         assert manager.load_latest_checkpoint("one")["state"]["value"] == 3  # an artifact that was lost after all
         for value in range(10, 14):
             manager.save_checkpoint("two", state(value), force=True)
@@ -173,7 +173,7 @@ def test_a_unit_that_goes_on_after_it_was_finished_takes_its_slots_back(tmp_path
     with written(tmp_path) as manager:
         for value in range(3):
             manager.save_checkpoint("one", state(value), force=True)
-        manager.phase("one").finish()
+        manager.phase("one").release_slots()
         manager.save_checkpoint("one", state(3), force=True)
         for value in range(8):
             manager.save_checkpoint("two", state(value), force=True)
@@ -185,7 +185,7 @@ def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
         for value in range(4):
             manager.save_checkpoint("small", state(value, 8_000), force=True)
         assert manager.save_checkpoint("large", state(1, 30_000), force=True) is None  # nothing to take: refused
-        manager.phase("small").finish()
+        manager.phase("small").release_slots()
         assert manager.save_checkpoint("large", state(2, 30_000), force=True)
         assert manager.load_latest_checkpoint("large")["state"]["value"] == 2
 
@@ -193,11 +193,11 @@ def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
 def test_two_machines_that_see_the_same_pool_do_not_take_the_same_slots(tmp_path, monkeypatch):
     """Each looks at a copy of its own, as two mounts of one Drive do until both have heard of everything."""
     machine = ["one"]
-    monkeypatch.setattr(slot_pool, "this_machine", lambda: machine[0])
+    monkeypatch.setattr(slot_pool, "machine_id", lambda: machine[0])
     here = Slots(Pool(tmp_path / "one"))
     for value in range(3):
         here.write(Unit("r", "old"), 3, {"metrics": {}}, bytes([value]))
-    here.give_back(Unit("r", "old"))
+    here.release(Unit("r", "old"))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     taken = {}
     for machine[0] in ("one", "two"):
@@ -217,13 +217,13 @@ def test_room_is_made_by_slots_that_are_still_returned(tmp_path):
     there = Slots(Pool(tmp_path))
     for value in "123":
         there.write(Unit("r", "old"), 3, {"metrics": {}, "saved_at": value}, bytes(5000))
-    there.give_back(Unit("r", "old"))
+    there.release(Unit("r", "old"))
     stale = there.pool.scan()
     first = there.pool.free_slots(stale)[0].path
     taken = there.write(Unit("r", "new"), 3, {"metrics": {}}, bytes(5000))
     assert Path(taken["path"]) == first
-    Pool(tmp_path, quota=16_000).make_room(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
-    assert there.check(taken["path"])["hash"] == taken["hash"]
+    Pool(tmp_path, quota=16_000).free_space(stale, tmp_path / "slot-ffffff.ckpt", 9_000)
+    assert there.verify(taken["path"])["hash"] == taken["hash"]
 
 
 def test_sessions_on_different_models_share_the_pool(tmp_path):
@@ -237,7 +237,7 @@ def test_sessions_on_different_models_share_the_pool(tmp_path):
                 for value in range(12):
                     if unit.save(state(value), force=True) is None or unit.latest()["state"]["value"] != value:
                         failures.append((name, fold, value))
-                unit.finish()
+                unit.release_slots()
 
     threads = [threading.Thread(target=session, args=(name,)) for name in ("a", "b", "c")]
     for thread in threads:

@@ -83,10 +83,10 @@ def test_a_second_signal_acts_at_once():
         flag = StopFlag()
         flag.listen()
         signal.raise_signal(signal.SIGTERM)
-        assert flag.asked == signal.SIGTERM and not acted
+        assert flag.requested == signal.SIGTERM and not acted
         signal.raise_signal(signal.SIGTERM)
         assert acted == [signal.SIGTERM]
-        flag.asked = None
+        flag.requested = None
         flag.unlisten()
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -107,11 +107,11 @@ def test_a_signal_that_nobody_honoured_acts_when_the_last_listener_leaves():
     flag.listen()
     flag.listen()
     signal.raise_signal(signal.SIGINT)
-    assert flag.asked == signal.SIGINT
+    assert flag.requested == signal.SIGINT
     flag.unlisten()
     with pytest.raises(KeyboardInterrupt):
         flag.unlisten()
-    assert flag.asked is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert flag.requested is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
@@ -120,7 +120,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
         flag = StopFlag()
         flag.listen()
         signal.raise_signal(signal.SIGTERM)
-        assert flag.asked is None
+        assert flag.requested is None
         flag.unlisten()
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
@@ -137,8 +137,8 @@ def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handler
         thread.join()
         flag.listen()
         signal.raise_signal(signal.SIGTERM)
-        assert flag.asked == signal.SIGTERM and not acted
-        flag.asked = None
+        assert flag.requested == signal.SIGTERM and not acted
+        flag.requested = None
         flag.unlisten()
         flag.listen()
         flag.unlisten()
@@ -146,7 +146,7 @@ def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handler
         thread.start()
         thread.join()
         signal.raise_signal(signal.SIGTERM)
-        assert acted == [signal.SIGTERM] and flag.asked is None
+        assert acted == [signal.SIGTERM] and flag.requested is None
         assert signal.getsignal(signal.SIGTERM) != flag._heard
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -7,23 +7,23 @@ from ml_factory.checkpoints.uploader import BackgroundThread
 
 
 def test_a_job_that_breaks_costs_no_other_job(caplog):
-    clerk, done = BackgroundThread("clerk"), []
-    clerk.do(lambda: 1 / 0)
-    clerk.do(lambda: done.append("next"))
-    assert clerk.wait(60) and done == ["next"]
+    executor, done = BackgroundThread("test"), []
+    executor.submit(lambda: 1 / 0)
+    executor.submit(lambda: done.append("next"))
+    assert executor.wait(60) and done == ["next"]
     assert "ZeroDivisionError" in caplog.text
-    clerk.close()
+    executor.close()
 
 
 def test_a_clerk_that_was_closed_does_what_comes_later_after_what_came_before():
-    clerk, done, go = BackgroundThread("clerk"), [], threading.Event()
-    clerk.do(lambda: (go.wait(), done.append(1)))
-    clerk.close()
-    clerk.close()
-    clerk.do(lambda: done.append(2))
+    executor, done, go = BackgroundThread("test"), [], threading.Event()
+    executor.submit(lambda: (go.wait(), done.append(1)))
+    executor.close()
+    executor.close()
+    executor.submit(lambda: done.append(2))
     go.set()
-    assert clerk.wait(60) and done == [1, 2]
-    clerk.close()
+    assert executor.wait(60) and done == [1, 2]
+    executor.close()
 
 
 def test_a_checkpoint_saved_after_close_is_on_the_disk(tmp_path):

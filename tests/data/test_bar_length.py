@@ -16,7 +16,7 @@ from ml_factory.errors import BarsError, SettingsError
 from ml_factory.leakage.cut_points import choose_cuts
 from ml_factory.leakage.perturbations import TRUNCATE, WAYS, disturb
 from ml_factory.leakage.tables import Table
-from ml_factory.storage.workspace import BAR_MINUTES, Workspace, raw_name, symbols_in
+from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_name, symbols_in
 
 MINUTES = synthetic_bars(days=6, seed=3)
 
@@ -93,8 +93,10 @@ def test_the_raw_file_is_named_after_its_bars(tmp_path):
     assert symbols_in(place) == ["MES"] and raw_minutes(place, "MES") == 5
     bars, told = load_bars(place, "MES")
     assert told.minutes == 5 and np.array_equal(bars["close"], five["close"])
-    assert raw_name("BRK.B_15m.parquet") == ("BRK.B", 15) and raw_name("A_1m_5m.parquet") == ("A_1m", 5)
-    assert not any(map(raw_name, ("MES_7m.parquet", "MES_05m.parquet", "MES_5m.previous.parquet", "MES_120m.parquet")))
+    assert parse_raw_name("BRK.B_15m.parquet") == ("BRK.B", 15) and parse_raw_name("A_1m_5m.parquet") == ("A_1m", 5)
+    assert not any(
+        map(parse_raw_name, ("MES_7m.parquet", "MES_05m.parquet", "MES_5m.previous.parquet", "MES_120m.parquet"))
+    )
 
 
 def test_a_symbol_has_bars_of_one_length_and_nothing_is_lost(tmp_path):

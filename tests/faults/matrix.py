@@ -131,10 +131,12 @@ def check(world: World, fault: Fault, loading: bool) -> None:
     """The newest verified checkpoint loads, nothing verified was lost, training goes on."""
     if world.escaped is not None:
         raise world.escaped
-    kept = sorted(world.told)[-(2 if fault.rule in FULL else KEEP) :]
+    kept = sorted(world.saved_files)[-(2 if fault.rule in FULL else KEEP) :]
     if fault.after == "machine":
         world.new_machine()
-        world.told = {number: world.told[number] for number in world.alive()}  # what the cloud never had is gone
+        world.saved_files = {
+            number: world.saved_files[number] for number in world.alive()
+        }  # what the cloud never had is gone
         kept = []
     elif fault.after == "process":
         world.new_process()
@@ -148,7 +150,7 @@ def check(world: World, fault: Fault, loading: bool) -> None:
         if loading:
             world.resume()
         world.save()
-        kept = sorted(world.told)[-KEEP:]
+        kept = sorted(world.saved_files)[-KEEP:]
         world.disk.wake()
     lost = set(kept) - set(world.alive())
     assert not lost, f"acknowledged and gone: {sorted(lost)} of {kept}"

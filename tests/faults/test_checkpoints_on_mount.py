@@ -30,7 +30,7 @@ class Training:
 
     def __init__(self, mount: Mount, home: Path, deadline: float = 20):
         self.mount, self.home, self.step = mount, home, 0
-        self.told: dict[int, bytes] = {}
+        self.saved_files: dict[int, bytes] = {}
         self.manager = CheckpointManager(
             mount.path / "checkpoints", run="run", keep_last=KEEP, local=home, deadline_seconds=deadline
         )
@@ -46,7 +46,7 @@ class Training:
         [state] = self.manager.status()
         assert state.where == COPIED
         newest = self.manager.list_checkpoints(PHASE)[-1]
-        self.told[self.step] = Path(newest["path"]).read_bytes()
+        self.saved_files[self.step] = Path(newest["path"]).read_bytes()
         return True
 
     def caught_up(self, seconds: float = 60) -> bool:
@@ -59,7 +59,7 @@ class Training:
     def alive(self) -> list[int]:
         """Steps of which the cloud has every byte."""
         contents = {file.read_bytes() for file in self.mount.cloud.rglob("*") if file.is_file()}
-        return [step for step, data in self.told.items() if data in contents]
+        return [step for step, data in self.saved_files.items() if data in contents]
 
     def another_machine(self) -> "Training":
         """The machine is gone with its disk; a fresh one has what the cloud had received, and goes on from there."""
@@ -148,8 +148,8 @@ def test_uploads_that_never_come_or_come_in_half_or_twice(training):
         alive = max(work.alive())
         other = work.another_machine()
         assert other.step >= alive >= work.step - 1
-        other.told, work = work.told, other
-        work.told = {step: data for step, data in work.told.items() if step <= work.step}
+        other.saved_files, work = work.saved_files, other
+        work.saved_files = {step: data for step, data in work.saved_files.items() if step <= work.step}
 
 
 def test_the_daemon_is_killed_and_the_mount_comes_back_with_less(training):
@@ -178,8 +178,8 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
     for step in range(2, 12):  # ten steps with a save each, while the first is still on its way
         assert work.manager.save_checkpoint(PHASE, {**state_at(step), "ballast": ballast}, force=True) is not None
         assert work.manager._wait_home()
-        assert work.manager.courier.behind
-        assert check_state(work.manager.home.newest(work.unit, decode_state)[1]) == step
+        assert work.manager.uploader.has_pending
+        assert check_state(work.manager.home.latest_valid(work.unit, decode_state)[1]) == step
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
     work.step = 11
@@ -215,7 +215,7 @@ def test_a_full_drive_is_never_filled_by_rotation(training):
     for _ in range(12):
         work.save()
         assert work.carried()
-        size = max(size, len(work.told[work.step]))
+        size = max(size, len(work.saved_files[work.step]))
     facts = work.mount.facts()
     assert facts["trash"] == 0
     assert facts["peak"] < (KEEP + 3) * (size + 2000)

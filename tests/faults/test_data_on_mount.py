@@ -15,7 +15,7 @@ from ml_factory.checkpoints.manager import safe_stop
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.storage import artifact_registry, file_access
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
 from utils import colab_setup
 
@@ -71,9 +71,9 @@ def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, mon
 def test_a_file_that_hangs_is_told_of_by_name_and_nothing_is_made_anew(workspace, drive, path):
     there = {file: file.read_bytes() for file in _files(workspace)}
     drive.fault("hang", "read", path=path)
-    with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
+    with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
         pipeline.train(workspace, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
-    with pytest.raises(SilentMountError):
+    with pytest.raises(UnresponsiveMountError):
         pipeline.prepare(workspace, SYMBOL, (HORIZON,))
     drive.wait_struck("hang")
     drive.heal()
@@ -84,7 +84,7 @@ def test_a_users_bars_that_hang_are_told_of(prepared_template, prepared, drive):
     theirs = drive.path / "bars.parquet"
     theirs.write_bytes(Workspace(prepared_template).raw_bars(SYMBOL).read_bytes())
     drive.fault("hang", "read")
-    with pytest.raises(SilentMountError, match=r"does not answer.*bars\.parquet.*mount it again"):
+    with pytest.raises(UnresponsiveMountError, match=r"does not answer.*bars\.parquet.*mount it again"):
         pipeline.prepare(prepared, "MES", (HORIZON,), data=theirs)
     drive.wait_struck("hang")
     assert not prepared.raw_bars("MES").exists()
@@ -113,11 +113,11 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
                 time.sleep(0.05)  # the first checkpoint is on its way there, by another thread
             drive.fault("hang")
 
-    with pytest.raises(SilentMountError, match=r"does not answer.*mount it again"):
+    with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
         train(callbacks=[hang])
     assert len(told) == TREES["rounds"] // TREES["block"]
     assert "xgboost of DEMO is kept on this machine's disk" in caplog.text
-    aside = Registry(workspace.models).aside
+    aside = Registry(workspace.models).local_fallback
     [kept] = aside.list(SYMBOL)
     stopped = safe_stop(5, flush=lambda: None, tell=told.append)
     assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
@@ -145,7 +145,7 @@ def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, 
     drive.heal()
     found = artifact_registry.find(SYMBOL, model="toy")
     assert artifact_registry.is_persisted(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
-    assert not artifact_registry.aside.list(SYMBOL)
+    assert not artifact_registry.local_fallback.list(SYMBOL)
 
 
 def _files(workspace: Workspace) -> list[Path]:

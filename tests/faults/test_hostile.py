@@ -94,7 +94,7 @@ def test_a_whole_container_with_something_else_inside(place, caplog):
     caplog.set_level(logging.CRITICAL, "ml_factory")
     manager, slots = saved(place)
     newest = manager.load_latest_checkpoint(PHASE)
-    look = file_format.look_at(Disk(), slots[-1])
+    look = file_format.read_header(Disk(), slots[-1])
     payload = slots[-1].read_bytes()[look.start : look.start + look.payload]
     inside = {**bombs(place / "marker"), **oversized_states(payload), "nothing": b""}
     for name, content in inside.items():

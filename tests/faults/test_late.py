@@ -24,7 +24,7 @@ def test_what_hung_twice_and_lands_saves_later_costs_no_checkpoint(tmp_path, op,
         world.disk.wake()
         kept = world.manager.list_checkpoints(PHASE)
         assert check_state(world.load()["state"]) == world.step
-        assert len(kept) == KEEP and kept[-1]["sequence"] == max(world.told)
+        assert len(kept) == KEEP and kept[-1]["sequence"] == max(world.saved_files)
         for _ in range(KEEP + 3):
             assert world.save()
         assert len(list(world.drive.files)) <= before + 4  # two slots more, each with its manifest

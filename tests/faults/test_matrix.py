@@ -33,7 +33,7 @@ def test_every_kind_of_operation_is_met():
 
 def broken_read_container(disk, path, into=None):
     """No look at the hash."""
-    found = slots.look_at(disk, path)
+    found = slots.read_header(disk, path)
     if found.fault:
         raise found.fault
     if into is not None:
@@ -66,7 +66,7 @@ def test_a_thousand_rotations_take_no_more_than_the_pool(tmp_path):
         world = World(tmp_path, {"quota": 90_000})
         for _ in range(1000):
             assert world.save()
-        [size] = {len(data) for data, step in world.told.values() if step == 1000}
+        [size] = {len(data) for data, step in world.saved_files.values() if step == 1000}
         assert world.drive.trash == 0
         assert world.drive.peak <= (KEEP + 1) * (size + 2000)
         world.end()

@@ -11,7 +11,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.experiment import Run, RunSpec, open_run
 from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import SilentMountError
+from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.run_log import first_missing, read_log
 from ml_factory.workflows.plan import plan_models
@@ -57,7 +57,7 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         lambda: restore_from_wandb(workspace, Run("run", folder / "run"), SPEC, source="registry", mirror="auto"),
         lambda: read_log(folder / "run" / "log"),
     ):
-        with pytest.raises(SilentMountError):
+        with pytest.raises(UnresponsiveMountError):
             ask()
     assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
     assert first_missing([1, 2], folder / "run" / "log") == 0

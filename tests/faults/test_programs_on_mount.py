@@ -29,7 +29,9 @@ def machine(tmp_path, monkeypatch):
 def compiled(root: Path, work=lambda folder: None) -> Path:
     """A training's folder of programs, after one save and some work of its compiler."""
     with open_checkpoints(root / "checkpoints", Run("run", root / "results" / "run")) as manager:
-        folder = compile_cache.programs_folder(Path(os.environ["ML_FACTORY_PROGRAMS"]))  # as a network on a GPU asks
+        folder = compile_cache.compile_cache_folder(
+            Path(os.environ["ML_FACTORY_PROGRAMS"])
+        )  # as a network on a GPU asks
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager._wait_home()

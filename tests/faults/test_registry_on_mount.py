@@ -31,8 +31,10 @@ def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, ca
     drive.fault("copy", "rename")
     drive.fault("die", "copy", after=pieces)
     register(registry, "new")
-    assert bool(registry.aside.list("DEMO")) == (pieces < 5)  # four pieces of the state, one of its description
-    shutil.rmtree(registry.aside.folder, ignore_errors=True)  # the machine is gone with its disk
+    assert bool(registry.local_fallback.list("DEMO")) == (
+        pieces < 5
+    )  # four pieces of the state, one of its description
+    shutil.rmtree(registry.local_fallback.folder, ignore_errors=True)  # the machine is gone with its disk
     drive.remount()
     seen = {}
     for artifact in registry.list("DEMO"):

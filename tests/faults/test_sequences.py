@@ -100,7 +100,7 @@ class Life(RuleBasedStateMachine):
     @rule()
     def the_machine_is_lost(self):
         self.world.new_machine()
-        self.world.told = {number: self.world.told[number] for number in self.world.alive()}
+        self.world.saved_files = {number: self.world.saved_files[number] for number in self.world.alive()}
         self.faulty = False
         self.resume()
 
@@ -115,7 +115,7 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         alive = self.world.alive()
-        kept = sorted(self.world.told)[-(2 if self.filled else KEEP) :]
+        kept = sorted(self.world.saved_files)[-(2 if self.filled else KEEP) :]
         # What is written over is the oldest; a machine that was lost took its own with it.
         assert set(kept) <= set(alive), f"of {kept} only {sorted(alive)} are there"
 
@@ -150,6 +150,6 @@ def test_what_the_ledger_would_say_if_a_save_were_lost(tmp_path):
         world.drive.files[slot].data[2000] ^= 1
         assert len(world.alive()) == 3
         with pytest.raises((AssertionError, FactoryError)):
-            world.told = {number: told for number, told in world.told.items() if number == 4}
+            world.saved_files = {number: told for number, told in world.saved_files.items() if number == 4}
             assert world.alive()
         world.end()

@@ -88,7 +88,7 @@ class World:
 
     def acknowledged(self, info: dict) -> bool:
         path = f"/{Path(info['path']).relative_to(self.local).as_posix()}"
-        self.told[info["sequence"]] = (bytes(self.drive.files[path].data), self.step)
+        self.saved_files[info["sequence"]] = (bytes(self.drive.files[path].data), self.step)
         return True
 
     def load(self) -> dict | None:
@@ -102,7 +102,7 @@ class World:
     def alive(self) -> dict[int, int]:
         """sequence -> step of every acknowledged save whose bytes are on the drive, whole, under any name."""
         contents = {bytes(file.data) for file in self.drive.files.values()}
-        return {number: step for number, (data, step) in self.told.items() if data in contents}
+        return {number: step for number, (data, step) in self.saved_files.items() if data in contents}
 
 
 class Carried(World):
@@ -135,11 +135,11 @@ class Carried(World):
         return self.load()
 
     def load(self) -> dict | None:
-        here, passed = self.home.told(self.unit), []
-        there = self.mount.told(self.unit)
+        here, passed = self.home.list_unverified(self.unit), []
+        there = self.mount.list_unverified(self.unit)
         if there and (not here or there[0]["sequence"] > here[0]["sequence"]):
             passed = self.mount.copy_out(self.unit, KEEP, str(self.home.pool.folder))
-        info, state, skipped = self.home.newest(self.unit, decode_state)
+        info, state, skipped = self.home.latest_valid(self.unit, decode_state)
         return info and {"state": state, **info, "skipped": passed + skipped}
 
 
@@ -165,10 +165,10 @@ def check_goes_on(world: World) -> None:
     """On a healed disk: two more steps are saved, each is the newest, numbers never come twice."""
     world.resume()
     for _ in range(2):
-        before = dict(world.told)
+        before = dict(world.saved_files)
         assert world.save(), "a healthy disk did not take a save"
-        newest = max(world.told)
-        assert newest not in before or before[newest] == world.told[newest], f"sequence {newest} came twice"
+        newest = max(world.saved_files)
+        assert newest not in before or before[newest] == world.saved_files[newest], f"sequence {newest} came twice"
         assert newest > max(before, default=0), f"sequence {newest} after {max(before)}"
         found = world.load()
         assert found["sequence"] == newest and check_state(found["state"]) == world.step

@@ -200,7 +200,7 @@ def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatc
         raise WorkspaceError("No space left")
 
     registry = Registry(tmp_path / "drive" / "models")
-    kept = put(registry.aside, 1)
+    kept = put(registry.local_fallback, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "import_artifact", full)
         for moment in (1000.0, 1001.0, 1059.0, 1060.5):
@@ -208,4 +208,4 @@ def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatc
             assert registry.find("ES").hash == kept.hash and not registry.is_persisted(registry.find("ES"))
     assert len(offered) == 2 == caplog.text.count("stays on this machine's disk")
     now[0] = 1200.0
-    assert registry.is_persisted(registry.find("ES")) and not registry.aside.list("ES")
+    assert registry.is_persisted(registry.find("ES")) and not registry.local_fallback.list("ES")

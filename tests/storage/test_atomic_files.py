@@ -91,10 +91,12 @@ def test_json_round_trip_and_refusals(tmp_path):
 
 
 def test_plain_makes_strict_json(tmp_path):
-    got = atomic_files.plain({"a": np.float32(0.5), 3: (np.int64(7), float("inf")), "p": tmp_path, "n": np.bool_(True)})
+    got = atomic_files.to_json_value(
+        {"a": np.float32(0.5), 3: (np.int64(7), float("inf")), "p": tmp_path, "n": np.bool_(True)}
+    )
     assert json.dumps(got, allow_nan=False) == f'{{"a": 0.5, "3": [7, null], "p": "{tmp_path}", "n": true}}'
     with pytest.raises(TypeError, match="ndarray"):
-        atomic_files.plain({"a": np.zeros(3)})
+        atomic_files.to_json_value({"a": np.zeros(3)})
 
 
 def test_fingerprints_depend_on_content_alone():

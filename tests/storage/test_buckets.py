@@ -165,10 +165,10 @@ def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machine
         return send(name)
 
     monkeypatch.setattr(one, "_send", slow)
-    one.push_later("checkpoints/")
+    one.push_in_background("checkpoints/")
     assert began.wait(30)
     write(one, "checkpoints/slot-2.ckpt", b"second")
-    one.push_later("checkpoints/")  # returns at once
+    one.push_in_background("checkpoints/")  # returns at once
     thread = one._thread
     may_go_on.set()
     thread.join(30)
@@ -178,7 +178,7 @@ def test_what_is_pushed_later_comes_up_whole_and_what_came_meanwhile_too(machine
     monkeypatch.setattr(one, "_send", lambda name: slow(name) and _refuse())
     may_go_on.clear()
     write(one, "checkpoints/slot-3.ckpt", b"third")
-    one.push_later("checkpoints/")
+    one.push_in_background("checkpoints/")
     thread = one._thread
     may_go_on.set()
     thread.join(30)

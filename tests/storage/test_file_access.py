@@ -15,8 +15,8 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage import atomic_files, file_access
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.file_access import SilentMount, SilentMountError
-from ml_factory.storage.locks import exclusive
+from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError
+from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mount_table import mount_of
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
@@ -81,7 +81,7 @@ def test_this_process_asks_nothing_of_a_mount_itself(drive, untouched):
     artifact = registry.register("DEMO", "model", "toy", {"a": np.ones(3)}, {"horizon": 5})
     assert registry.find("DEMO", 5).hash == artifact.hash and artifact.whole()
     assert artifact.load_state()["a"].tolist() == [1, 1, 1]
-    with exclusive(drive / "some.lock"), CheckpointManager(drive / "checkpoints", run="r") as manager:
+    with file_lock(drive / "some.lock"), CheckpointManager(drive / "checkpoints", run="r") as manager:
         manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager.wait(60) and len(manager.list_checkpoints()) == 1
 
@@ -100,12 +100,12 @@ def test_links_lead_onto_a_mount_and_are_not_followed_inside(drive, tmp_path, un
 def test_a_mount_that_hangs_is_said_to_be_silent_and_asked_briefly_until_it_answers(drive):
     atomic_files.write_json(drive / "whole.json", [])
     os.mkfifo(drive / "hangs")
-    with pytest.raises(SilentMount, match="no answer for 3 s"):
+    with pytest.raises(MountTimeout, match="no answer for 3 s"):
         file_access.read(drive / "hangs")
-    with pytest.raises(SilentMountError, match=r"does not answer.*no answer for 2 s.*mount it again"):
+    with pytest.raises(UnresponsiveMountError, match=r"does not answer.*no answer for 2 s.*mount it again"):
         atomic_files.read_json(drive / "hangs")
     assert atomic_files.read_json(drive / "whole.json") == []
-    with pytest.raises(SilentMount, match="no answer for 3 s"):  # it had answered again
+    with pytest.raises(MountTimeout, match="no answer for 3 s"):  # it had answered again
         file_access.sha256(drive / "hangs")
 
 
@@ -116,12 +116,12 @@ def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
     state.unlink()
     os.mkfifo(state)
     for ask in (artifact.whole, artifact.load_state):
-        with pytest.raises(SilentMountError):
+        with pytest.raises(UnresponsiveMountError):
             ask()
     (artifact.path / "artifact.json").unlink()
     os.mkfifo(artifact.path / "artifact.json")
     for ask in (registry.list, registry.find):
-        with pytest.raises(SilentMountError, match="no answer for"):
+        with pytest.raises(UnresponsiveMountError, match="no answer for"):
             ask("DEMO")
 
 
@@ -131,7 +131,7 @@ def test_threads_ask_one_mount_at_once(drive):
     heard = []
 
     def ask():
-        with pytest.raises(SilentMount):
+        with pytest.raises(MountTimeout):
             file_access.read(drive / "hangs")
         heard.append(True)
 
@@ -148,7 +148,7 @@ from ml_factory.storage import file_access
 file_access.DEADLINE = 1.0
 try:
     file_access.read(sys.argv[1])
-except file_access.SilentMount as error:
+except file_access.MountTimeout as error:
     print(error.strerror, flush=True)
 """
 
@@ -188,9 +188,9 @@ def test_what_wandb_is_to_keep_is_looked_for_by_a_child(drive, untouched, tmp_pa
     for name in ("part-1.json", "part-0.json", "other.json"):
         atomic_files.write_bytes_atomic(drive / "run" / name, b"four")
     (tmp_path / "aside").mkdir()
-    keepsake = RunSnapshot("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
-    assert keepsake.content() == {"part-0.json": 4, "part-1.json": 4} and keepsake.size() == 8
-    assert list(keepsake.pack(tmp_path / "aside")) == ["run", "fences"]
+    snapshot = RunSnapshot("r", str(tmp_path / "pool"), ("r",), ((str(drive / "run"), "part-*.json"),))
+    assert snapshot.content() == {"part-0.json": 4, "part-1.json": 4} and snapshot.size() == 8
+    assert list(snapshot.pack(tmp_path / "aside")) == ["run", "fences"]
     assert sorted(os.listdir(tmp_path / "aside")) == ["part-0.json", "part-1.json", "parts.json"]
 
 

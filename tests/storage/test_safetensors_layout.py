@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.staging_buffer import Staging
+from ml_factory.checkpoints.staging_buffer import StagingBuffer
 from ml_factory.storage.safetensors_layout import NonFiniteError
 from ml_factory.storage.state import decode_state, encode_state, plan_layout
 
@@ -36,22 +36,22 @@ def test_the_library_reads_what_was_laid_out(kinds):
 def test_a_tensor_that_is_not_finite_is_refused_by_name(bad, dtype, at):
     weights = torch.linspace(-3, 3, 300_000).to(dtype)
     state = {"step": 3, "network": {"good": torch.ones(3), "w": weights}}
-    Staging().copy(plan_layout(state, finite=True))
+    StagingBuffer().copy(plan_layout(state, finite=True))
     weights[at] = bad
     with pytest.raises(NonFiniteError, match=r"\['network'\]\['w'\]"):
-        Staging().copy(plan_layout(state, finite=True))
+        StagingBuffer().copy(plan_layout(state, finite=True))
     decode_state(encode_state(state))  # a finished artifact is not asked
 
 
 def test_numbers_whose_squares_overflow_are_finite_all_the_same():
     huge = {"network": torch.full((1000,), 3e38), "optimizer": {"v": np.full(10, 1e300)}}
-    Staging().copy(plan_layout(huge, finite=True))
+    StagingBuffer().copy(plan_layout(huge, finite=True))
 
 
 @pytest.mark.parametrize("name", ["weights", "optimizer", "ema"])
 def test_arrays_that_training_changes_are_looked_at_too(name):
     with pytest.raises(NonFiniteError, match=name):
-        Staging().copy(plan_layout({name: [{"m": np.array([1.0, NAN])}]}, finite=True))
+        StagingBuffer().copy(plan_layout({name: [{"m": np.array([1.0, NAN])}]}, finite=True))
 
 
 def test_nan_and_infinity_elsewhere_are_kept_as_they_are(tmp_path):
@@ -77,7 +77,7 @@ def test_a_refused_state_leaves_the_checkpoint_before_it(tmp_path):
 
 
 def test_the_buffer_is_reused_and_grows():
-    staging = Staging()
+    staging = StagingBuffer()
     first = staging.copy(plan_layout({"a": np.ones(1000)}))
     place = np.frombuffer(first, np.uint8).ctypes.data
     again = staging.copy(plan_layout({"a": np.zeros(1000)}))

@@ -23,7 +23,7 @@ from ml_factory.storage.atomic_files import file_hash
 from ml_factory.storage.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook
 from ml_factory.tracking import restore, wandb_process, wandb_sync
-from ml_factory.tracking.restore import recover, recover_artifact, replay, try_restore
+from ml_factory.tracking.restore import replay, restore_artifact, restore_run, try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.tracker import TAKEN_OVER, Tracker, read_log
 from ml_factory.tracking.wandb_process import mirror_mode
@@ -41,7 +41,7 @@ def account(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(wandb_process, "_told", set())
+    monkeypatch.setattr(wandb_process, "_warned", set())
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def kept_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
     return RunSnapshot(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
 
 
-def keep(keepsake: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
+def keep(snapshot: RunSnapshot, tmp_path: Path, status: str = "failed") -> None:
     """A short attempt that ends like this, mirrored and waited for."""
-    tracker = Tracker("r", {}, tmp_path / "w", tmp_path / "l", keepsake=keepsake)
+    tracker = Tracker("r", {}, tmp_path / "w", tmp_path / "l", snapshot=snapshot)
     tracker.log(1, {"loss": 1.0})
     tracker.finish(status=status)
     assert tracker.wait_mirror(60)
@@ -110,7 +110,7 @@ def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_l
         manager.save_checkpoint("folds_lstm", state, force=True)
         manager.save_checkpoint("folds_lstm_2", {"weights": np.ones(3)}, force=True)
         manager.save_checkpoint("given_back", {"weights": np.ones(3)}, force=True)
-        manager.phase("given_back").finish()
+        manager.phase("given_back").release_slots()
         with CheckpointManager(tmp_path / "one/c", run="r-fold0", background=False) as nested:
             nested.save_checkpoint("barriers", {"trials": [1]}, force=True)
         with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
@@ -159,7 +159,7 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
     (version / "parts.json").write_text(json.dumps(parts))
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
         with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
-            recover(manager, kept_of(manager, tmp_path / "f"))
+            restore_run(manager, kept_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
 
 
@@ -175,7 +175,7 @@ def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
         assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
         keep(kept_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
     with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
-        assert recover(manager, kept_of(manager, tmp_path)) == "checkpoints"
+        assert restore_run(manager, kept_of(manager, tmp_path)) == "checkpoints"
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
@@ -197,7 +197,7 @@ def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, servi
             return len(asked) > 9
 
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-        spec |= {"attempt": [1, "0" * 8], "keepsake": kept_of(manager, tmp_path).to_dict()}
+        spec |= {"attempt": [1, "0" * 8], "snapshot": kept_of(manager, tmp_path).to_dict()}
         allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
         WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
     assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
@@ -218,7 +218,7 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
         early.save_checkpoint("p", {"who": "does not know"}, force=True)
         keep(kept_of(early, tmp_path), tmp_path)
     with CheckpointManager(tmp_path / "empty", run="r", background=False) as manager:
-        recover(manager, kept_of(manager, tmp_path))
+        restore_run(manager, kept_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
     with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("third")) as late:
@@ -247,11 +247,11 @@ def test_what_comes_back_damaged_is_refused(tmp_path, service):
     shutil.copytree(kept.path, folder)
     (folder.parent / "about-v0.json").write_text('{"type": "model", "metadata": {}, "aliases": []}')
     registry = Registry(tmp_path / "b")
-    assert recover_artifact(registry, "model", "r").hash == kept.hash
+    assert restore_artifact(registry, "model", "r").hash == kept.hash
     (folder / "state.safetensors").write_bytes(b"other")
     with pytest.raises(CheckpointError, match="torn"):
-        recover_artifact(registry, "model", "r")
-    assert recover_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
+        restore_artifact(registry, "model", "r")
+    assert restore_artifact(registry, "model", "unknown") is None and len(registry.list("ES")) == 1
 
 
 # ---------------------------------------------------------------- going back
@@ -300,8 +300,8 @@ def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_pat
     second.finish()
     service = Service({step: step for step in range(known)}, rewinds)
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-    story = WandbSync(service, {**spec, "attempt": list(second._attempt), "keepsake": None}, service.begin)
-    story.follow(lambda: True)
+    sync = WandbSync(service, {**spec, "attempt": list(second._attempt), "snapshot": None}, service.begin)
+    sync.follow(lambda: True)
     told = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
     assert told == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}
     assert list(told) == sorted(told)

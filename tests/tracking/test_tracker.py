@@ -28,7 +28,7 @@ def no_account(monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "ML_FACTORY_WANDB", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setattr(wandb_process, "_told", set())
+    monkeypatch.setattr(wandb_process, "_warned", set())
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_merge_is_what_replaying_one_record_after_the_other_gives(attempts):
             truth.setdefault(step, {})[f"m{value % 3}"] = value
             lines.append({"step": step, "time": 0.0, "metrics": {f"m{value % 3}": value}})
         numbered.append((number, lines))
-    rows = run_log.merge({run_log.Attempt(number): lines for number, lines in reversed(numbered)})
+    rows = run_log.merge_attempts({run_log.Attempt(number): lines for number, lines in reversed(numbered)})
     assert [(row["step"], row["metrics"]) for row in rows] == sorted(truth.items())
 
 
@@ -348,10 +348,10 @@ def test_what_is_left_is_measured_under_a_deadline(tmp_path, monkeypatch):
             assert under[-1] == 7
             return 1_000_000
 
-        def send_checkpoints(self):
+        def upload_checkpoints(self):
             assert under[-1] > 7
 
-    for name, stand_in in {"Watchdog": Guard, "WandbSync": Story, "client": lambda: None}.items():
+    for name, stand_in in {"DeadlineWatchdog": Guard, "WandbSync": Story, "client": lambda: None}.items():
         monkeypatch.setattr(tracker_module, name, stand_in)
     monkeypatch.setattr(os, "nice", lambda step: step)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)

@@ -22,7 +22,7 @@ found = checkpoints.load_latest_checkpoint("p")
 history = found["state"]["history"] if found else []
 print(len(history), flush=True)
 with Tracker("run", {}, root + "/w", root + "/l", mirror="off") as tracker:
-    tracker.catch_up([(one["step"], one["told"]) for one in history])
+    tracker.log_missing([(one["step"], one["told"]) for one in history])
     for step in range(len(history) + 1, 61):
         history.append({"step": step, "told": {"loss": 1 / step, "life": life}})
         tracker.log(step, history[-1]["told"])
@@ -39,7 +39,7 @@ DEATHS = (3, 6, -12, 15, 22, 23, -36, 38, 47, 58)  # a minus: right after the ch
 
 @pytest.fixture(autouse=True)
 def nothing_was_told(monkeypatch):
-    monkeypatch.setattr(wandb_process, "_told", set())
+    monkeypatch.setattr(wandb_process, "_warned", set())
 
 
 @pytest.mark.parametrize("lost", ["nothing", "local disk", "local disk and newest segments"])
@@ -58,7 +58,7 @@ def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
     assert resumed == [0, 0, 4, 12, 12, 20, 20, 36, 36, 44, 56]
     if lost.endswith("segments"):  # the last life's two newest went after it: its history is told once more
         tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
-        tracker.catch_up([(step, {"loss": 1 / step}) for step in range(1, 61)])
+        tracker.log_missing([(step, {"loss": 1 / step}) for step in range(1, 61)])
         tracker.finish()
     log = read_log(tmp_path / "w")
     assert log["step"].tolist() == list(range(1, 61))
@@ -108,7 +108,7 @@ def test_segments_of_before_sessions_had_names_are_read(tmp_path):
 def test_a_mount_that_hangs_costs_its_patience_and_one_line(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "w"))
     tracker = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
-    child = tracker._delivery._process
+    child = tracker._log_uploader._process
     assert child is not None and child.pid != os.getpid()
     tracker.log(1, {"loss": 1.0})
     tracker.close_segment()

@@ -12,7 +12,7 @@ from ml_factory.errors import WorkspaceError
 from utils import colab_setup, runtime
 
 
-class Stopped(Exception):
+class SafeStopResult(Exception):
     """Raised where the workspace would be opened."""
 
 
@@ -28,7 +28,7 @@ def colab(monkeypatch):
     monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): heard.append((path.name, *extra)) or ())
 
     def opened(root):
-        raise Stopped(root)
+        raise SafeStopResult(root)
 
     monkeypatch.setattr(
         colab_setup.places, "Workspace", type("Workspace", (), {"__new__": lambda cls, root: opened(root)})
@@ -38,16 +38,16 @@ def colab(monkeypatch):
 
 def test_setup_with_a_bucket_on_colab_brings_gcsfs_and_signs_in(colab, monkeypatch):
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    with pytest.raises(Stopped, match="gs://bucket/prefix"):
+    with pytest.raises(SafeStopResult, match="gs://bucket/prefix"):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
     assert colab[0] == [("colab-tpu.txt", "gcsfs>=2024.6"), "signed in"]
 
 
 def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, tmp_path):
-    with pytest.raises(Stopped):
+    with pytest.raises(SafeStopResult):
         colab_setup.setup_colab_environment(tmp_path)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-    with pytest.raises(Stopped):
+    with pytest.raises(SafeStopResult):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
     assert colab[0] == [("colab-gpu.txt",), ("colab-gpu.txt", "gcsfs>=2024.6")]
 
@@ -67,11 +67,11 @@ def test_usual_life_of_a_free_tpu_session_is_an_hour_and_a_half_until_sessions_h
     monkeypatch.delenv("ML_FACTORY_COLAB_TIER", raising=False)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
-    assert session.usual_life() == 7200.0
+    assert session.default_life() == 7200.0
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert session.usual_life() == 5400.0
+    assert session.default_life() == 5400.0
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
-    assert session.usual_life() == 7200.0
+    assert session.default_life() == 7200.0
     clock = [0.0]
     first = SessionLog(tmp_path, "first", lambda: clock[0])
     first.seen()

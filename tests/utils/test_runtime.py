@@ -111,13 +111,13 @@ def test_installed_versions_are_those_of_the_metadata():
 def test_a_torch_and_torch_xla_that_cannot_work_are_refused(torch, xla, works, monkeypatch):
     versions = {name: version for name, version in (("torch", torch), ("torch_xla", xla)) if version}
     if works:
-        return runtime.refuse_impossible_pair(versions)
+        return runtime.check_torch_xla_pair(versions)
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
     with pytest.raises(runtime.RuntimeMismatchError, match=r"wanted torch 2\.9\.0\. Next: pip install torch==2\.9\.0"):
-        runtime.refuse_impossible_pair(versions)
+        runtime.check_torch_xla_pair(versions)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
     with pytest.raises(runtime.RuntimeMismatchError, match="delete runtime"):
-        runtime.refuse_impossible_pair(versions)
+        runtime.check_torch_xla_pair(versions)
 
 
 def test_a_package_replaced_after_its_import_is_named(monkeypatch):

@@ -35,7 +35,7 @@ def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
         finalize_log(workspace, run, spec, artifact, mirror="off")
         return run.ended, all(slot.returned for slot in Pool(workspace.checkpoints).scan())
 
-    assert closed_with(registry.aside) == (False, False)
+    assert closed_with(registry.local_fallback) == (False, False)
     assert closed_with(registry) == (True, spec is TRAIN)
 
 
@@ -43,7 +43,7 @@ def test_only_an_artifact_in_the_workspace_ends_its_run(workspace, spec):
 def test_an_ended_run_whose_artifact_is_gone_is_asked_for(workspace, monkeypatch, spec):
     run, asked = run_of(workspace, spec), []
     monkeypatch.setattr(restore_run, "mirror_mode", lambda mirror: "online")
-    monkeypatch.setattr(restore_run, "try_restore", lambda manager, keepsake, *rest: asked.append(keepsake.run))
+    monkeypatch.setattr(restore_run, "try_restore", lambda manager, snapshot, *rest: asked.append(snapshot.run))
     run.end()
     restore_run.restore_from_wandb(workspace, run, spec, source="registry", mirror="auto")
     assert asked == ["run"]

@@ -205,11 +205,11 @@ def test_the_plan_keeps_time_free_for_the_save_that_was_measured(prepared, data,
     plan(prepared, data, ["xgboost"])
     assert asked[-1][1].seconds > 0 and asked[-1][0].pool_bytes == 0
     trained(prepared, "xgboost", seed=3)
-    plan_module.save_times(prepared.checkpoints).copied = 77.0
+    plan_module.save_durations(prepared.checkpoints).copied = 77.0
     plan(prepared, data, ["xgboost"])
     assert asked[-1][1].seconds == 77.0
     assert asked[-1][0].pool_bytes > 0  # the slots of what is finished serve the next
-    plan_module.save_times(prepared.checkpoints).copied = 0.0
+    plan_module.save_durations(prepared.checkpoints).copied = 0.0
 
 
 def test_an_unknown_task_is_refused(prepared, data):

@@ -25,7 +25,7 @@ def places(prepared_template, tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.setattr(wandb_process, "_told", set())
+    monkeypatch.setattr(wandb_process, "_warned", set())
     made = []
     for name in ("dies", "empty", "straight"):
         shutil.copytree(prepared_template, tmp_path / name)

@@ -10,7 +10,7 @@ import pytest
 from numba.core import caching
 
 from ml_factory import progress
-from ml_factory.storage.worker_process import NoAnswer
+from ml_factory.storage.worker_process import WorkerUnavailable
 from ml_factory.workflows import warm_kernels
 from ml_factory.workflows.warm_kernels import TARGETS, compile_ahead
 
@@ -41,17 +41,17 @@ class Children:
     """In the place of real ones: what they were asked, and one share that none of them manages."""
 
     def __init__(self, fails: str = "", seconds: float = 0.0):
-        self.fails, self.seconds, self.started, self.asked = fails, seconds, 0, []
+        self.fails, self.seconds, self.started, self.requested = fails, seconds, 0, []
 
     def __call__(self, *_, **__):
         self.started += 1
         return self
 
-    def ask(self, request):
-        self.asked.append(request["share"])
+    def call(self, request):
+        self.requested.append(request["share"])
         time.sleep(self.seconds)
         if request["share"] == self.fails:
-            raise NoAnswer("the child process died")
+            raise WorkerUnavailable("the child process died")
         return {}, b""
 
     def close(self):
@@ -70,12 +70,14 @@ def test_another_process_finds_everything_compiled(fresh):
 
 def test_it_is_done_once(fresh, monkeypatch):
     children = Children()
-    monkeypatch.setattr(warm_kernels, "Child", children)
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
     compile_ahead(("calendar", "volatility"))
-    assert sorted(children.asked) == ["calendar", TARGETS, "volatility"] and children.started == 2
-    assert children.asked.index("volatility") < children.asked.index("calendar"), "the longest is to begin first"
+    assert sorted(children.requested) == ["calendar", TARGETS, "volatility"] and children.started == 2
+    assert children.requested.index("volatility") < children.requested.index("calendar"), (
+        "the longest is to begin first"
+    )
     compile_ahead(("calendar", "volatility"))
-    assert len(children.asked) == 3
+    assert len(children.requested) == 3
 
 
 def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
@@ -85,16 +87,16 @@ def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
             warm_kernels._mark(fresh, share).touch()
         yield
 
-    monkeypatch.setattr(warm_kernels, "Child", Children())
-    monkeypatch.setattr(warm_kernels, "exclusive", waited)
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
+    monkeypatch.setattr(warm_kernels, "file_lock", waited)
     with progress.record() as phases:
         compile_ahead(FAMILIES)
-    assert not warm_kernels.Child.started and not phases
+    assert not warm_kernels.WorkerProcess.started and not phases
 
 
 def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatch, caplog):
     children = Children(fails="calendar")
-    monkeypatch.setattr(warm_kernels, "Child", children)
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
     compile_ahead(("calendar", "volatility"))
     assert "calendar could not be compiled ahead" in caplog.text and "died" in caplog.text
     assert sorted(path.name.split("-")[0] for path in fresh.glob("*.whole")) == [TARGETS, "volatility"]
@@ -102,18 +104,18 @@ def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatc
 
 @pytest.mark.parametrize(("cores", "families"), [(1, FAMILIES), (2, ())])
 def test_nothing_is_started_where_nothing_is_to_be_gained(cores, families, monkeypatch):
-    monkeypatch.setattr(warm_kernels, "Child", Children())
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     monkeypatch.setattr(warm_kernels, "cores", lambda: cores)
     compile_ahead(families)
-    assert not warm_kernels.Child.started
+    assert not warm_kernels.WorkerProcess.started
 
 
 def test_a_mark_is_of_one_numba_and_one_processor(fresh, monkeypatch):
-    monkeypatch.setattr(warm_kernels, "Child", Children())
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     compile_ahead(("calendar",))
     monkeypatch.setattr(warm_kernels, "get_host_cpu_name", lambda: "another")
     compile_ahead(("calendar",))
-    assert len(warm_kernels.Child.asked) == 4
+    assert len(warm_kernels.WorkerProcess.requested) == 4
 
 
 def test_who_stops_it_does_not_wait_for_what_is_left(monkeypatch):
@@ -121,10 +123,12 @@ def test_who_stops_it_does_not_wait_for_what_is_left(monkeypatch):
         if one.done:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(warm_kernels, "Child", Children(seconds=0.05))
+    monkeypatch.setattr(warm_kernels, "WorkerProcess", Children(seconds=0.05))
     with pytest.raises(KeyboardInterrupt), progress.watch(stop):
         compile_ahead(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
-    assert len(warm_kernels.Child.asked) <= 4  # two had begun when the first was done, and may have taken one more
+    assert (
+        len(warm_kernels.WorkerProcess.requested) <= 4
+    )  # two had begun when the first was done, and may have taken one more
 
 
 def test_two_children_do_not_save_at_once(fresh, monkeypatch):
