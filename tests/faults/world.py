@@ -55,7 +55,7 @@ class World:
     local: Path  # a real folder, for locks
     settings: dict = field(default_factory=dict)  # of the drive
     step: int = 0
-    told: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    saved_files: dict[int, tuple[bytes, int]] = field(default_factory=dict)
 
     def __post_init__(self):
         self.drive = Drive(Cloud(), **self.settings)
