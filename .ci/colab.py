@@ -13,7 +13,15 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HELD = ("ml_factory/**/*.py", "ml_factory/**/*.json", "utils/*.py", "requirements.txt", "requirements/*.txt", "LICENSE")
+HELD = (
+    "ml_factory/**/*.py",
+    "ml_factory/**/*.json",
+    "ml_factory/py.typed",
+    "utils/*.py",
+    "requirements.txt",
+    "requirements/*.txt",
+    "LICENSE",
+)
 WHEEL = "Wheel-Version: 1.0\nGenerator: ml_factory\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 MOMENT = (2020, 1, 1, 0, 0, 0)  # of every file, so that the same code is the same wheel
 

@@ -5,9 +5,17 @@
 
 import importlib
 import os
+from typing import TYPE_CHECKING
 
 from ml_factory.numba_cache import keep_kernels
 from ml_factory.secrets import guard_logs
+
+if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr__`
+    from ml_factory import notebook, pipeline
+    from ml_factory.checkpoints.manager import CheckpointManager
+    from ml_factory.storage.workspace import Workspace
+
+__all__ = ["CheckpointManager", "Workspace", "__version__", "notebook", "pipeline"]
 
 # Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
 # slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
@@ -26,7 +34,7 @@ _HOMES = {
 _ROOMS = {"pipeline", "notebook"}
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in _ROOMS:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
 from ml_factory.checkpoints.manager import CheckpointManager
@@ -66,7 +67,7 @@ class DataSpec:
     tick: float | None = None
     searched: tuple[SearchedLabels, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "preprocess", check_steps(self.preprocess))
         found = [SearchedLabels.from_json(json.dumps(one)) if isinstance(one, dict) else one for one in self.searched]
         for one in found:
@@ -131,7 +132,7 @@ class RunSpec:
     seed: int
     quick: bool
     data: str
-    settings: tuple[tuple[str, object], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
     def to_dict(self) -> dict:
         return asdict(self) | {"settings": dict(self.settings)}

@@ -59,7 +59,7 @@ def _picture(figure: Figure) -> Image:
 class EpochLine:
     """A training callback that keeps one line up to date, whatever the number of epochs: large outputs hang Colab."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._handle = None
 
     def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
@@ -79,7 +79,7 @@ class LiveCurves(EpochLine):
 
     SECONDS_BETWEEN = 2.0
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self._history: list[dict] = []
         self._resumed: int | None = None
@@ -113,10 +113,10 @@ class LiveCurves(EpochLine):
 
 def markets(workspace: Workspace) -> pd.DataFrame:
     """Raw files of the workspace: symbol, minutes of a bar, megabytes."""
-    names = [name for name in names_in(workspace.raw) if parse_raw_name(name)]
+    found = {name: facts for name in names_in(workspace.raw) if (facts := parse_raw_name(name))}
     with disk_errors(workspace.raw):
-        sizes = [file_access.size(workspace.raw / name) for name in names]
-    rows = [(*parse_raw_name(name), size / 1e6) for name, size in zip(names, sizes, strict=True)]
+        sizes = [file_access.size(workspace.raw / name) for name in found]
+    rows = [(*facts, size / 1e6) for facts, size in zip(found.values(), sizes, strict=True)]
     return pd.DataFrame(rows, columns=["symbol", "minutes", "MB"]).round(2)
 
 
@@ -124,7 +124,7 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
     """What each notebook has left in the workspace for this symbol: notebook -> what is there."""
     models, results = workspace.models / symbol, workspace.results / symbol
     left = {name: _holds(models, f"model-{name}-", "artifact.json") for name in available_models()}
-    found = {notebook: [] for notebook in NOTEBOOKS[1:]}
+    found: dict[str, list[str]] = {notebook: [] for notebook in NOTEBOOKS[1:]}
     for name, there in left.items():
         found[spec_of(name).notebook] += [name] if there else []
     predicted = [name for name in names_in(results) if re.fullmatch(r"predictions-.*\.parquet", name)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -203,28 +204,30 @@ def train(
     workspace = Workspace(workspace)
     data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     if process_rank():
-        return fit_worker_rank(data, spec)
+        fit_worker_rank(data, spec)
+        return None
     check = partial(build_untrained, data, spec)
-    run, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
-    reused = not broadcast_decision(spec, fitting=artifact is None)
-    if reused:
-        finalize_log(workspace, run, spec, artifact, mirror=mirror)
+    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
+    broadcast_decision(spec, fitting=artifact is None)
+    reused = artifact is not None
+    if artifact is not None:
+        finalize_log(workspace, opened, spec, artifact, mirror=mirror)
         if estimator is not None:
             same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
         artifact = fit_holdout(
-            workspace, data, run, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
+            workspace, data, opened, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
         )
     verdict = predict_module.judge(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found,
+        symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found,
         metrics=MetricsTable(verdict.metrics), history=history, best_epoch=facts["best_epoch"],
         resumed_from=None if reused else facts["resumed_from"],
         exact=facts["exact"], inexact_because=facts["inexact"], reused=reused, limited=facts["limited"],
         artifact=artifact.path, artifact_hash=artifact.hash,
         predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=report.write_run_report(workspace, run.folder, data, artifact, verdict),
+        report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started,
         importances=pd.DataFrame(facts["importances"]) if facts.get("importances") else None,
         machine=facts.get("machine", {}), verdict=verdict.verdict, calibration=verdict.calibration,
@@ -268,25 +271,26 @@ def cross_validate(
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    run, found, _ = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
+    opened, found, _ = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
     fitted_with = {name: value for name, value in spec.settings if name not in asked}
     lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
-    run.begin(spec)
+    opened.begin(spec)
     fitted = FoldModel(spec, model, fitted_with, weights, bins)
     if search is None:
-        told = plain_folds(workspace, data, plan, run, fitted, mirror=mirror)
+        told = plain_folds(workspace, data, plan, opened, fitted, mirror=mirror)
     else:
-        told = searched_folds(workspace, data, plan, run, fitted, search, mirror=mirror)
-    path, paths_path = run.folder / "folds.parquet", None if told.paths is None else run.folder / "paths.parquet"
+        told = searched_folds(workspace, data, plan, opened, fitted, search, mirror=mirror)
+    path, paths_path = opened.folder / "folds.parquet", None
     predict_module.write_frame(path, told.scores)
     if told.paths is not None:
+        paths_path = opened.folder / "paths.parquet"
         predict_module.write_frame(paths_path, told.paths)
-    run.end()
+    opened.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=run.run_id, found=found, scheme=scheme, folds=told.scores,
-        fold_table=told.table, paths=told.paths, gain_mean=told.gain, gain_se=told.gain_se,
+        symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found, scheme=scheme,
+        folds=told.scores, fold_table=told.table, paths=told.paths, gain_mean=told.gain, gain_se=told.gain_se,
         gain_uncalibrated=told.gain_uncalibrated, untaught=told.untaught, path=path, paths_path=paths_path,
         resumed_from=told.found or None, reached=told.reached, exact=not told.inexact,
         inexact_because=list(told.inexact), limited=plan.limited | limits if quick else {},
@@ -313,30 +317,28 @@ def stack(
     chosen = settings_of_each(base_models, model_settings)
     data = certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
-    alike = {"seed": seed, "quick": quick, "uncertified": uncertified}
+    alike: dict[str, Any] = {"seed": seed, "quick": quick, "uncertified": uncertified}
     alike |= {"mirror": mirror, "source": source, "tell": tell}
-    bases = {
-        name: train(workspace, symbol, horizon, name, **alike, model_settings=chosen.get(name)) for name in base_models
-    }
-    hashes = [bases[name].artifact_hash for name in base_models]
+    bases = [train(workspace, symbol, horizon, name, **alike, model_settings=chosen.get(name)) for name in base_models]
+    hashes = [base.artifact_hash for base in bases if base is not None]
     spec = stack_spec(data, base_models, hashes, folds, seed, quick, chosen)
-    run, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
+    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
     reused = artifact is not None
-    if reused:
-        finalize_log(workspace, run, spec, artifact, mirror=mirror)
+    if artifact is not None:
+        finalize_log(workspace, opened, spec, artifact, mirror=mirror)
     else:
-        artifact = fit_stack(workspace, data, run, spec, folds, mirror=mirror)
+        artifact = fit_stack(workspace, data, opened, spec, folds, mirror=mirror)
     verdict = predict_module.judge(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
-        symbol=symbol, horizon=horizon, run_id=run.run_id, found=found, base_models=list(base_models),
+        symbol=symbol, horizon=horizon, run_id=opened.run_id, found=found, base_models=list(base_models),
         metrics=MetricsTable(verdict.metrics),
         weights=weights, resumed_from=None if reused else facts["resumed_from"],
         reached="" if reused else facts["reached"],
         exact=not facts["inexact"], inexact_because=facts["inexact"], limited=facts["limited"],
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
-        report_path=report.write_run_report(workspace, run.folder, data, artifact, verdict),
+        report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
         comparison=tuple(report.comparison_sentence("stack", who, gain) for who, gain in verdict.beaten.items()),
         verdict=verdict.verdict, calibration=verdict.calibration,

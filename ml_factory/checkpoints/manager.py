@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ml_factory.checkpoints.latest_training import is_training_run, latest_training
 from ml_factory.checkpoints.leases import Heartbeat, session_id
@@ -121,7 +122,7 @@ class CheckpointManager:
         self.home_folder = local or self.folder
         own_disk, own_quota = (disk, quota) if local is None else (None, None)
         self.home = Slots(Pool(self.home_folder, own_disk, quota=own_quota), self.lease)
-        self.writer = self.home
+        self.writer: RemoteSlots | Slots = self.home
         if self.background and own_disk is None:
             self.writer = RemoteSlots(
                 self.home_folder, self.locks / "pool.lock", self.lease, memory=self.staging.file, quota=own_quota,
@@ -207,7 +208,7 @@ class CheckpointManager:
 
     def list_trainings(self, phase: str) -> list[dict]:
         """What the newest checkpoint of each training with this phase says of itself, here or on the mount."""
-        there = self._ask_mount(lambda: self.mount.list_trainings(phase)) or []
+        there = self._ask_mount(lambda mount: mount.list_trainings(phase)) or []
         newest = {one["run"]: one for one in there}
         for one in self.home.list_trainings(phase):
             newest[one["run"]] = max(one, newest.get(one["run"], one), key=recency)
@@ -224,7 +225,7 @@ class CheckpointManager:
 
     def _names(self) -> list[str]:
         """The phases of this run that have slots, here or on the mount."""
-        there = self._ask_mount(lambda: self.mount.list_phases(self.save_run)) or ()
+        there = self._ask_mount(lambda mount: mount.list_phases(self.save_run)) or ()
         return sorted({*self.home.list_phases(self.save_run), *there})
 
     def release_user_saves(self) -> None:
@@ -232,7 +233,7 @@ class CheckpointManager:
         the pool, as its own do. They can be read until another unit writes over them."""
         self._wait_neighbours()
         run = f"{self.run}{USER_SUFFIX}"
-        there = self._ask_mount(lambda: self.mount.list_phases(run)) or ()
+        there = self._ask_mount(lambda mount: mount.list_phases(run)) or ()
         try:
             for phase in sorted({*self.home.list_phases(run), *there}):
                 self.home.release(Unit(run, phase))
@@ -309,7 +310,7 @@ class CheckpointManager:
     def __enter__(self) -> "CheckpointManager":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Who was told to stop (Ctrl-C, SIGTERM, the session's end) has waited for the mount in its last save."""
         told = kind is not None and (issubclass(kind, SessionOver) or not issubclass(kind, Exception))
         self.close(_SILENT_SECONDS if told else None)
@@ -323,7 +324,7 @@ class CheckpointManager:
             if manager.home_folder == self.home_folder and manager.owned_by_this_process:
                 manager._wait_home(self.deadline)
 
-    def _ask_mount(self, question: Callable, needed: bool = False):
+    def _ask_mount(self, question: Callable[[RemoteSlots | Slots], Any], needed: bool = False) -> Any:
         """Return the answer of the mount; None, with a warning, when it does not answer.
 
         needed : raise UnresponsiveMountError instead of returning None.
@@ -331,7 +332,7 @@ class CheckpointManager:
         if self.mount is None:
             return None
         try:
-            return question()
+            return question(self.mount)
         except WorkspaceError as error:
             if needed and isinstance(error, UnresponsiveMountError):
                 raise

@@ -223,7 +223,7 @@ class PhaseCheckpoints:
         here: list[dict] = []
         with suppress(WorkspaceError):
             here = manager.home.list_unverified(self.unit)
-        there = manager._ask_mount(lambda: manager.mount.list_unverified(self.unit)) or []
+        there = manager._ask_mount(lambda mount: mount.list_unverified(self.unit)) or []
         places: dict[str, list[tuple]] = {}
         for tier, told in ((manager.home, here), (manager.mount, there)):
             for info in told:
@@ -242,7 +242,7 @@ class PhaseCheckpoints:
         told: list[dict] = []
         with suppress(WorkspaceError):
             told = manager.home.list_unverified(self.unit)
-        told = [*told, *(manager._ask_mount(lambda: manager.mount.list_unverified(self.unit), needed=not told) or [])]
+        told = [*told, *(manager._ask_mount(lambda mount: mount.list_unverified(self.unit), needed=not told) or [])]
         return _shown(max(told, key=recency)) if told else None
 
     def _download_newer(self, here: dict | None) -> "list[str] | None":

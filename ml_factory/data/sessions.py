@@ -71,7 +71,7 @@ class MarketSpec:
     learn_since: int = 0
     source: tuple[tuple[str, str], ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.calendar not in CLOCKS:
             hint = did_you_mean(self.calendar, CLOCKS)
             raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
@@ -92,9 +92,9 @@ class MarketSpec:
 
     def to_dict(self) -> dict:
         """Plain values for a manifest; `from_dict` undoes it."""
-        fields = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
-        fields += ("bar_minutes", "learn_since")
-        return {name: getattr(self, name) for name in fields} | {"source": dict(self.source)}
+        first = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
+        names = (*first, "bar_minutes", "learn_since")
+        return {name: getattr(self, name) for name in names} | {"source": dict(self.source)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "MarketSpec":
@@ -330,7 +330,7 @@ def market_for(
             step = "give calendar= one of " + ", ".join(CLOCKS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
-    head = bars.iloc[: first_sessions(start_ns, calendar)] if len(start_ns) else None
+    head = bars.iloc[: first_sessions(start_ns, calendar)] if bars is not None and len(start_ns) else None
     if tick is None and head is not None:
         tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
         source["tick"] = "inferred"

@@ -8,6 +8,7 @@ nothing is to be found; the drift market rises at a constant rate, so classes le
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,7 +65,7 @@ class SyntheticSpec:
     weather: float = 0.25
     missing: float = 0.002
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field, options in (("kind", KINDS), ("calendar", CLOCKS)):
             if getattr(self, field) not in options:
                 got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)
@@ -109,7 +110,7 @@ class SyntheticMarket:
 
 
 def synthetic_bars(
-    days: int = 60, kind: str = "planted", seed: int = 0, calendar: str = "cme", **settings
+    days: int = 60, kind: str = "planted", seed: int = 0, calendar: str = "cme", **settings: Any
 ) -> pd.DataFrame:
     """The bars of `synthetic_market`, in the contract's form; the same arguments give the same bits."""
     return synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, calendar=calendar, **settings)).bars

@@ -78,7 +78,7 @@ class FeatureSpec:
     bar_size: float | None = None
     spans: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
         object.__setattr__(self, "custom", tuple(custom.signed(name) for name in self.custom))

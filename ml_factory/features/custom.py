@@ -14,7 +14,9 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import FunctionType
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import pandas as pd
@@ -24,6 +26,7 @@ from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
 from ml_factory.features.isolation import referenced_globals, twin
 from ml_factory.seeding import generator
 
+Function = TypeVar("Function", bound=Callable[[Frame], np.ndarray])
 _FEATURES: dict[str, "CustomFeature"] = {}
 _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 
@@ -40,13 +43,23 @@ class CustomFeature:
     original: Callable[[Frame], np.ndarray]
 
 
-def feature(function: Callable | None = None, *, memory: int = 256, name: str | None = None):
+@overload
+def feature(function: Function, *, memory: int = 256, name: str | None = None) -> Function: ...
+
+
+@overload
+def feature(function: None = None, *, memory: int = 256, name: str | None = None) -> Callable[[Function], Function]: ...
+
+
+def feature(
+    function: Function | None = None, *, memory: int = 256, name: str | None = None
+) -> Function | Callable[[Function], Function]:
     """Register a function as a feature, after the proof that it looks back only, and at most `memory` bars.
 
     Raises SettingsError for a name, memory or result that cannot be used, LookAheadError naming the bar that changed.
     """
     if function is None:
-        return lambda decorated: feature(decorated, memory=memory, name=name)
+        return partial(feature, memory=memory, name=name)
     name = name or function.__name__
     if not name.isidentifier() or not name.islower():
         wanted = "small letters, digits and underscores"
@@ -217,13 +230,11 @@ def without(bars: Frame, row: int) -> Frame:
 
 def joined(bars: Frame, later: Frame) -> Frame:
     """The bars of both, in time order."""
-    return replace(
-        bars,
-        **{
-            name: None if column is None else np.concatenate([column, getattr(later, name)])
-            for name, column in _columns(bars).items()
-        },
-    )
+    columns: dict[str, Any] = {
+        name: None if column is None else np.concatenate([column, getattr(later, name)])
+        for name, column in _columns(bars).items()
+    }
+    return replace(bars, **columns)
 
 
 def disturbed(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Frame:
@@ -256,14 +267,15 @@ def _columns(bars: Frame) -> dict[str, np.ndarray | None]:
 
 
 def _each(bars: Frame, change: Callable) -> Frame:
-    changed = {name: None if column is None else change(column) for name, column in _columns(bars).items()}
+    columns = _columns(bars).items()
+    changed: dict[str, Any] = {name: None if column is None else change(column) for name, column in columns}
     return replace(bars, **changed)
 
 
 def _read_only(bars: Frame) -> Frame:
     """The bars so that a function cannot change them for those after it."""
 
-    def frozen(column):
+    def frozen(column: np.ndarray) -> np.ndarray:
         view = column.view(Column)
         view.flags.writeable = False
         return view
@@ -301,7 +313,7 @@ def _spelled(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_spelled, value))})"
     if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value)).hexdigest()}"
+        return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()}"
     if isinstance(value, FunctionType) and value.__module__ == "__main__":
         return inspect.getsource(value)
     return type(value).__qualname__

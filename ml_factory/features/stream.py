@@ -1,6 +1,7 @@
 """Features of a live feed: bars pushed one by one or in chunks give the rows of `build_features`, bit for bit."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +57,8 @@ class FeatureStream:
         first = FIRST_BARS[self.spec.on_frames]
         self._coarse = {minutes: _Newest(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
         self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
-        self._rows, self._first_session, self._second = 0, None, False
+        self._rows, self._second = 0, False
+        self._first_session: int | None = None
         self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
 
     @classmethod
@@ -135,8 +137,10 @@ class FeatureStream:
             values[:, place] = tail.values(custom.of(name), base)
             place += 1
         segment = self._stretches(held) if self.spec.spans else base.segment
-        columns = (values, base.known_at, base.session, segment, held.close)
-        return FeatureRows(*(column[ready] for column in columns), exact=not (self.cold or self._custom))
+        values, known_at, session, segment, close = (
+            column[ready] for column in (values, base.known_at, base.session, segment, held.close)
+        )
+        return FeatureRows(values, known_at, session, segment, close, exact=not (self.cold or self._custom))
 
     def _stretches(self, held: Frame) -> np.ndarray:
         """`stretches_between_rolls` of the next bars, at the prices that traded."""
@@ -188,7 +192,8 @@ class _Tail:
     _COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
 
     def __init__(self, memory: int):
-        self.memory, self.bars = memory, None
+        self.memory = memory
+        self.bars: Frame | None = None
 
     def values(self, made: custom.CustomFeature, new: Frame) -> np.ndarray:
         """float64[n]: the feature at each new bar, from the bars remembered and the new ones."""
@@ -205,4 +210,5 @@ class _Tail:
         return {"minutes": self.bars.minutes, **{name: col.copy() for name, col in columns.items() if col is not None}}
 
     def load_state(self, state: dict) -> None:
-        self.bars = Frame(state["minutes"], *(state.get(name) for name in self._COLUMNS)) if state else None
+        columns: dict[str, Any] = {name: state.get(name) for name in self._COLUMNS}
+        self.bars = Frame(state["minutes"], **columns) if state else None

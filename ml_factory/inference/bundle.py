@@ -44,7 +44,7 @@ class Bundle:
     versions: dict = field(default_factory=library_versions)
     facts: dict = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "feature_names", tuple(self.feature_names))
         doubled = sorted({name for name in self.feature_names if self.feature_names.count(name) > 1})
         if not self.feature_names or doubled:

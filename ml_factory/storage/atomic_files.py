@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ml_factory.errors import WorkspaceError
 from ml_factory.secrets import redact
@@ -227,7 +228,7 @@ def fingerprint(obj: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def to_json_value(obj: object) -> object:
+def to_json_value(obj: object) -> Any:
     """`obj` as strict JSON can hold it: NumPy numbers as Python's, NaN and infinity as None, tuples as lists, paths
     as texts. Raises TypeError for anything else."""
     if hasattr(obj, "item") and not hasattr(obj, "__len__"):

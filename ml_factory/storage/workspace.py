@@ -10,18 +10,23 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage import file_access
 from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, names_in, unresponsive_mount_error
 from ml_factory.storage.locks import process_rank
 
+if TYPE_CHECKING:
+    from ml_factory.storage.buckets import BucketMirror
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
 SYMBOL_LENGTH = 32
 BAR_MINUTES = tuple(minutes for minutes in range(1, 61) if 60 % minutes == 0)  # lengths that raw bars may have
 _RAW = re.compile(r"(.+)_([1-9]\d?)m\.parquet")
 _SYMBOL = re.compile(r"[A-Z0-9][A-Z0-9_-]*(\.[A-Z0-9_-]+)*")
-_buckets: dict[Path, object] = {}  # root of an opened workspace -> its bucket's mirror, or None
+_buckets: dict[Path, "BucketMirror | None"] = {}  # root of an opened workspace -> its bucket's mirror, or None
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -203,12 +208,12 @@ def push_checkpoints(root: Path) -> None:
         bucket.push_in_background("checkpoints/")
 
 
-def push_on_exit(verb: Callable) -> Callable:
+def push_on_exit(verb: Verb) -> Verb:
     """A function whose first argument is a workspace, which brings to the bucket what it wrote, also when it fails:
     checkpoints and parts that are whole are worth keeping."""
 
     @functools.wraps(verb)
-    def run(workspace, *args, **settings):
+    def run(workspace: "str | os.PathLike | Workspace | None", *args: Any, **settings: Any) -> Any:
         workspace = Workspace(workspace)
         try:
             return verb(workspace, *args, **settings)
@@ -216,7 +221,7 @@ def push_on_exit(verb: Callable) -> Callable:
             if process_rank() == 0:
                 workspace.push()
 
-    return run
+    return cast(Verb, run)
 
 
 def _make_folder(folder: Path) -> None:

@@ -63,17 +63,17 @@ class LabelSpec:
     primary_least: float = 0.0
     against: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in KINDS:
             step = did_you_mean(self.kind, KINDS) if isinstance(self.kind, str) else ""
             if self.kind == "forward_return":
                 step = "a return is a number and models take classes: use direction, its sign"
             raise self._wrong("kind", ", ".join(KINDS), step or "use triple_barrier")
-        for name, (least, most) in {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}.items():
+        for name, (fewest, most) in {"horizon": (1, 10_000), "sigma_span": (2, 100_000)}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not fewest <= value <= most:
                 step = f"set {name} to a number such as {20 if name == 'horizon' else 100}"
-                raise self._wrong(name, f"a whole number of bars from {least} to {most}", step)
+                raise self._wrong(name, f"a whole number of bars from {fewest} to {most}", step)
         for name, least in {"k_up": 1e-6, "k_down": 1e-6, "cost_ticks": 0.0, "primary_least": 0.0}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:

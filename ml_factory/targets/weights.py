@@ -35,7 +35,7 @@ class WeightSpec:
     decay: float = 1.0
     bootstrap: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("uniqueness", "returns"):
             if not isinstance(getattr(self, name), bool):
                 what, step = "Rows cannot be weighed like this", f"leave {name} out for its default"
@@ -128,7 +128,9 @@ def _lives(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return clear, rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
 
 
-def _returns_lived(bar_returns, offset: int, first: np.ndarray, last: np.ndarray, bars: int) -> np.ndarray:
+def _returns_lived(
+    bar_returns: np.ndarray | None, offset: int, first: np.ndarray, last: np.ndarray, bars: int
+) -> np.ndarray:
     """float64[bars] from bar `offset` on: the return of each bar some label lives on, 0 elsewhere."""
     if bar_returns is None or len(bar_returns) < offset + bars:
         raise SettingsError(
@@ -151,7 +153,7 @@ def _returns_lived(bar_returns, offset: int, first: np.ndarray, last: np.ndarray
 
 
 @njit(cache=True)
-def _sums(start, end, value):
+def _sums(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> np.ndarray:
     """float64 per label: the sum of `value` over its life, in the order of the bars."""
     total = np.zeros(len(start))
     for i in range(len(start)):

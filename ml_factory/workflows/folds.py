@@ -1,6 +1,6 @@
 """Folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class FoldModel:
     name: str
     settings: Mapping
     weights: WeightSpec | None = None
-    bins: Mapping[int, BinnedData] | None = None
+    bins: Mapping[Hashable, BinnedData] | None = None
 
     def build(self, data: Dataset, fold: int) -> Estimator:
         """A fresh one for this fold."""

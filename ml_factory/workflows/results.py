@@ -40,6 +40,10 @@ class Result:
     seconds: float
     draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
+    def summary(self) -> str:
+        """What was done and found, as lines of text."""
+        raise NotImplementedError(f"{type(self).__name__}.summary")
+
     def to_dict(self) -> dict:
         """The same facts as the summary, for machines (`--json`)."""
         hidden = {"draw", "frame", "history"}
@@ -64,9 +68,9 @@ class Result:
         """The summary in 80 columns; a path that is longer stays whole."""
         return "\n".join(wrapped(line) for line in self.summary().splitlines())
 
-    def plot(self):
-        """A matplotlib Figure: what a person would rather look at than read."""
-        return self.draw()
+    def plot(self) -> Any:
+        """A matplotlib Figure: what a person would rather look at than read; None where there is none."""
+        return self.draw() if self.draw else None
 
 
 @dataclass(frozen=True)
