@@ -6,6 +6,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.12 python3.13 python3.11,$(if 
 VENV ?= .venv
 PY := $(VENV)/bin/python
 QUICK ?= 1
+SEED ?= 0
+SHARE ?= 0.15
 JOBS ?= 2
 COLAB ?= dist/colab
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder --timeout 600
@@ -13,7 +15,7 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
-.PHONY: picture browser peers help setup run test test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: picture browser peers help setup run test soak sample test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -41,8 +43,17 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$${ML_RUN_STAMP:+--stamp "$$ML_RUN_STAMP"} $${ML_RUN_DECIMAL:+--decimal "$$ML_RUN_DECIMAL"} \
 		$${ML_RUN_COLUMNS:+--columns "$$ML_RUN_COLUMNS"}
 
-test: setup  ## every test but those of whole notebooks; ARGS='-k splits' goes to pytest
-	@$(PY) -m pytest $(SPREAD) -m 'not notebooks' $(ARGS)
+test: setup  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
+	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
+
+soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours
+	@$(PY) -m pytest $(SPREAD) -m soak $(ARGS)
+	@for campaign in notebooks peers chaos faults browser test-xla matrix; do $(MAKE) $$campaign || exit 1; done
+
+sample: setup  ## a share of `make soak`, drawn with SEED=text: what .ci/run takes of it
+	@$(PY) -m pytest $(SPREAD) -m soak --sample $(SHARE) --sample-seed '$(SEED)' $(ARGS)
+	@$(PY) -W error -m tests.chaos --sample 12 --seed $$(echo '$(SEED)' | cksum | cut -d' ' -f1)
+	@$(PY) -m tests.faults --every 24 --from $$(($$(echo '$(SEED)' | cksum | cut -d' ' -f1) % 24))
 
 chaos: setup  ## kill everything everywhere with SIGKILL, go on, and compare to the bit; ARGS='--seed 1 --only lstm'
 	@$(PY) -W error -m tests.chaos $(ARGS)

@@ -31,6 +31,7 @@ def test_what_a_benchmark_takes_from_the_package_is_there(path):
                 assert hasattr(room, item.name) or importlib.import_module(f"{node.module}.{item.name}"), item.name
 
 
+@pytest.mark.soak_except("barriers", "weights", "scaling")
 @pytest.mark.parametrize("name", FEW)
 def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
     if name in NEEDS:
@@ -41,6 +42,7 @@ def test_a_benchmark_agrees_with_its_peers_and_prints_its_lines(name):
     assert clocked and all(line["wall_s"] > 0 and line["cpu_s"] > 0 and line["median_wall_s"] > 0 for line in clocked)
 
 
+@pytest.mark.soak
 def test_checkpoints_are_measured_beside_their_peers_and_load_as_they_were_saved():
     lines = _lines("checkpoints", "--mb", "12", "--repeats", "1")
     assert all(line["bench"] == "checkpoints" for line in lines)

@@ -17,6 +17,7 @@ from tests.chaos.table import facts_of, words_of
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_killed_everywhere_and_the_same_bits(tmp_path):
     done = subprocess.run(

@@ -38,6 +38,7 @@ def test_absent_pins_are_named(tmp_path):
     assert done.returncode == 1 and "pins.txt is absent" in done.stderr
 
 
+@pytest.mark.soak
 def test_an_environment_is_reused_until_a_pin_changes_and_rebuilt_when_broken(tmp_path):
     pins, held, folder = tmp_path / "pins.txt", tmp_path / "held.txt", tmp_path / "env"
     pins.write_text("-c held.txt\n")

@@ -85,6 +85,7 @@ def check(tmp_path: Path, bars: pd.DataFrame, symbol: str, first: int) -> None:
     assert not np.array_equal(*(frame[frame.index > cut].to_numpy()[-100:] for frame in later))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_es_whole_cut_and_continued_absurdly(shared_data, tmp_path):
     bars = pd.read_parquet(shared_data / "bars" / "ES_1m.parquet").set_index("timestamp")
@@ -115,6 +116,7 @@ def at_a_close(bars: pd.DataFrame) -> int:
     return int(np.flatnonzero(silent & (np.arange(len(silent)) > 0.5 * len(bars)))[0]) + 1
 
 
+@pytest.mark.soak_except("at_a_close")
 @pytest.mark.parametrize("where", [sixty_percent, within_a_bucket, at_a_close])
 def test_a_made_up_market_with_volume(where, tmp_path):
     bars = synthetic_bars(days=12, seed=5)
@@ -122,6 +124,7 @@ def test_a_made_up_market_with_volume(where, tmp_path):
     check(tmp_path, bars, "DEMO", where(bars))
 
 
+@pytest.mark.soak
 def test_a_market_whose_volume_ends(tmp_path):
     """Whether there is volume is read off the first sessions, never off the end of the file."""
     bars = synthetic_bars(days=30, seed=6)

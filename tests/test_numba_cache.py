@@ -49,6 +49,7 @@ def run(package, home):
     return float(number), int(folders)
 
 
+@pytest.mark.soak
 def test_a_change_in_a_function_that_is_called_is_seen(tmp_path):
     package = tmp_path / "ml_factory"
     package.mkdir()

@@ -187,6 +187,7 @@ def test_prepare_of_a_question_the_bars_cannot_answer_is_refused_and_keeps_what_
 # ---- train: the same bits again ------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_the_same_run_in_two_places_has_the_same_hashes(finished, prepared):
     for model in ("xgboost", "lstm"):
         there, here = train(finished, model), train(prepared, model)
@@ -223,6 +224,7 @@ def test_a_callback_may_save_what_it_overwrites_at_once(prepared):
     assert state["epoch"] == 3 and (state["array"] == 3).all() and len(state["losses"]) == 1
 
 
+@pytest.mark.soak_except("xgboost", "lstm")
 @pytest.mark.parametrize("model", ["xgboost", "catboost", "lstm"])
 @pytest.mark.parametrize("minutes", ["0", ""])
 def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, prepared_template, tmp_path, monkeypatch):
@@ -498,6 +500,7 @@ def test_the_report_stands_alone(finished):
     assert "Learning" in page
 
 
+@pytest.mark.soak_except("xgboost")
 @pytest.mark.parametrize("model", ["xgboost", "lightgbm", "catboost", "lstm"])
 def test_training_rows_that_lack_a_class(model, prepared, monkeypatch):
     """As a fold may: `prepare` refuses such rows, so its check is taken out here. No verdict is given on them."""
@@ -563,6 +566,7 @@ class FullDisk:
         return self.real(*words)
 
 
+@pytest.mark.soak_except("replace")
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_disk_that_fills_while_preparing(name, prepared):
     before = content(prepared.root)

@@ -181,6 +181,7 @@ def live(root: Path, home: Path, *, core: int | None, until: int, model: str) ->
     )  # fmt: skip
 
 
+@pytest.mark.soak_except("xgboost")
 @pytest.mark.parametrize("model", ["lstm", "xgboost"])
 def test_one_thread_against_two_is_marked_everywhere(prepared, tmp_path, model):
     """Begun on one core, continued on all, on a machine with an empty home: only the workspace went along."""
@@ -202,6 +203,7 @@ def test_one_thread_against_two_is_marked_everywhere(prepared, tmp_path, model):
     assert facts["inexact"] == [reason] and not facts["exact"]
 
 
+@pytest.mark.soak
 def test_the_same_machine_is_not_marked(prepared, tmp_path):
     first = live(prepared.root, tmp_path / "one", core=None, until=4, model="xgboost")
     assert first.returncode == -signal.SIGKILL, first.stderr

@@ -2,6 +2,7 @@
 
 --seed 0        which kills; the words printed for a chain name its kills
 --small         the fixed few that `make test` runs
+--sample 12     so many chains of the campaign, drawn with the seed
 --only lstm     chains whose words hold this text
 --json PATH     the same facts for machines
 """
@@ -9,6 +10,7 @@
 import argparse
 import json
 import os
+import random
 import shutil
 import sys
 import tempfile
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--only", default="")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--folder", type=Path, help="where the lives are lived; chains that failed stay there")
     given = parser.parse_args(argv)
@@ -47,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     broken = sabotages(given.seed, names=FEW) if given.small else sabotages(given.seed)
     plans = [*(few() if given.small else campaign(given.seed)), *broken]
     plans = [plan for plan in plans if given.only in plan.words() or given.only in {name for name, _ in plan.kills}]
+    if 0 < given.sample < len(plans):
+        plans = random.Random(given.seed).sample(plans, given.sample)
     needed = sorted({plan.unit for plan in plans})
     templates = {name: make(folder / "templates" / name) for name, make in TEMPLATES.items()}
     found = spread(lambda unit: reference(unit, templates, folder), needed, given.jobs)
@@ -62,7 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asdict(outcome) | {"plan": plan.words()}
 
     outcomes = spread(lived, list(range(len(plans))), given.jobs)
-    told = facts_of(plans, outcomes, given.seed, time.perf_counter() - began, 0 if given.small or given.only else LEAST)
+    told = facts_of(
+        plans,
+        outcomes,
+        given.seed,
+        time.perf_counter() - began,
+        0 if given.small or given.only or given.sample else LEAST,
+    )
     print(words_of(told))
     if given.json:
         given.json.write_text(json.dumps(told, indent=1))

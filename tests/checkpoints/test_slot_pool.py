@@ -93,6 +93,7 @@ class Drive(Disk):
         return count
 
 
+@pytest.mark.soak
 def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
     """A megabyte stands for a gigabyte: 45 units of work of 40 to 140 kB, eight saves each, one after the other.
 

@@ -1,6 +1,7 @@
 """`python -m tests.faults`: every fault at every file operation, and the table of what survived.
 
 --every 1       each so-many-th operation only
+--from 0        the first of them
 --only load     actions or faults whose name holds this text
 --json PATH     the same facts for machines
 """
@@ -24,12 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--from", type=int, default=0, dest="offset")
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))))
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(argv)
     began = time.perf_counter()
-    todo = [cell for cell in cells(given.every) if given.only in cell[0] or given.only in cell[1].name]
+    todo = [cell for cell in cells(given.every, given.offset) if given.only in cell[0] or given.only in cell[1].name]
     table = Table()
     with ProcessPoolExecutor(given.jobs) as workers:
         for part in workers.map(part_of, [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]):

@@ -47,6 +47,7 @@ def workspace(drive, prepared_template) -> Workspace:
     return Workspace(drive.path / "ml_factory")
 
 
+@pytest.mark.soak
 def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, monkeypatch):
     monkeypatch.setattr(file_access, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
     root, mine = drive.path / "ml_factory", os.getpid()
@@ -65,6 +66,7 @@ def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, mon
     assert drive.asked_by(mine), "nobody is recorded: nothing was shown"
 
 
+@pytest.mark.soak_except("current.json")
 @pytest.mark.parametrize(
     "path", ["*current.json", "*-features.npy", "*labels_h5.parquet", "*certificates*", "*_1m.parquet"]
 )
@@ -97,6 +99,7 @@ def test_a_drive_that_does_not_answer_is_dead_and_not_asked_for_ever(drive):
     assert colab_setup._mount_state(drive.path) == "dead"
 
 
+@pytest.mark.soak
 def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_there_later(workspace, drive, caplog):
     def train(**more):
         return pipeline.train(

@@ -43,6 +43,7 @@ def silent(mount, tmp_path, monkeypatch):
     manager.close(0)
 
 
+@pytest.mark.soak
 def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
     workspace, artifact, manager = silent
     registry, folder = Registry(workspace.models), workspace.results / "DEMO"

@@ -107,6 +107,7 @@ def test_bars_that_leave_no_room_for_a_cut_prove_nothing(bars):
     assert not proof.passed and "too few bars" in proof.leaks[0].sentence()
 
 
+@pytest.mark.soak
 def test_the_clean_pipeline_is_never_blamed_on_real_bars(real_bars):
     proof = prove(clean_pipeline("ES"), real_bars, replace(FULL, cuts=20))
     assert proof.passed, [leak.sentence() for leak in proof.leaks]
@@ -140,6 +141,7 @@ def test_labels_that_hide_a_leak_are_few(bars):
     assert hours[1] == hours[0] + 1
 
 
+@pytest.mark.soak
 def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
     """Without its first sight of the bars the proof would pass this one: the case for building some cuts first."""
     leak = next(leak for leak in CATALOGUE if leak.name == "Remembering")

@@ -326,6 +326,7 @@ def prior_beside_a_history_of_all(patch):
     patch.setattr(predict, "prior_while_learning", spoilt)
 
 
+@pytest.mark.soak_except("stops_on_test_rows", "prior_of_all")
 @pytest.mark.parametrize(
     ("inject", "where"),
     [

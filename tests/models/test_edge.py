@@ -24,6 +24,7 @@ def rows(request):
     return rows_of(request.param, seed=0, days=60)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", SMALL)
 def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, name):
     found = judged(rows, build_model(name, threads=1, **SMALL[name]))

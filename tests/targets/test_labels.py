@@ -329,6 +329,7 @@ def test_an_early_close_inside_a_bucket(minutes):
         assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec, minutes), int(known))
 
 
+@pytest.mark.soak
 def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
     raw = pd.read_parquet(shared_data / "bars" / "BTCUSD_1m.parquet").set_index("timestamp").iloc[:100_000]
     for market, minutes, horizon in ((BITCOIN, 1, 20), (replace(BITCOIN, tick=0.01), 5, 20)):
@@ -422,6 +423,7 @@ def walks(count: int, bars: int, minutes: int, steps: int, rng: np.random.Genera
     return bucket(minutes * steps, minutes), bucket(steps, 1)
 
 
+@pytest.mark.soak
 def test_driftless_walks_do_not_lean():
     """2,000 walks with true paths inside the bars, in pools of 100: |long - short| below 1 %, and within 3 standard
     errors. The error is that of the walks' own means, which nothing ties together."""

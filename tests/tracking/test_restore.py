@@ -49,6 +49,7 @@ def service(tmp_path, monkeypatch):
     return lambda answer="pass": wandb_stand_in.install(tmp_path, monkeypatch, answer)
 
 
+@pytest.mark.soak
 def test_models_and_the_stack_come_back_into_an_empty_workspace(
     prepared, prepared_template, tmp_path, monkeypatch, service
 ):
@@ -72,6 +73,7 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
         pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
 
 
+@pytest.mark.soak
 def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
     prepared, prepared_template, tmp_path, monkeypatch, service
 ):
@@ -163,6 +165,7 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
         assert manager.list_checkpoints() == []
 
 
+@pytest.mark.soak
 def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
     store = service()
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
@@ -316,6 +319,7 @@ def everything_told(folder, spawn):
     return [one for one in lines if isinstance(one, list)], [one for one in lines if isinstance(one, str)]
 
 
+@pytest.mark.soak
 def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp_path, spawn, capsys, monkeypatch):
     pytest.importorskip("wandb")
     log = Workspace(tmp_path / "ws").results / "ES" / "train-x" / "log"
@@ -339,6 +343,7 @@ def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp
         replay(tmp_path / "nothing")
 
 
+@pytest.mark.soak
 def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypatch, spawn):
     """Workspace, checkpoints' slots, local cache, the offline W&B folder and the executed notebook, with keys in the
     environment, in .netrc and in W&B's own settings; what is searched for is found where it was put."""

@@ -42,6 +42,7 @@ def nothing_was_told(monkeypatch):
     monkeypatch.setattr(wandb_process, "_warned", set())
 
 
+@pytest.mark.soak_except("local disk and newest")
 @pytest.mark.parametrize("lost", ["nothing", "local disk", "local disk and newest segments"])
 def test_every_step_once_and_in_order_over_ten_kills(tmp_path, spawn, lost):
     resumed = []

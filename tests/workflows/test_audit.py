@@ -41,6 +41,7 @@ def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5)
     return read_certificate(place_of(workspace.processed(symbol), store.fingerprint, horizon))
 
 
+@pytest.mark.soak
 def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
     assert certificate_of(prepared).words() == "quick, 10 cuts"
     assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
@@ -87,6 +88,7 @@ def test_a_leak_is_told_and_ends_with_exit_code_1(prepared, monkeypatch, capsys)
     assert pipeline.audit(prepared, "DEMO", cuts=2, models=("linear",)).passed  # mended, it is proved anew
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_the_full_form_is_found_again_and_drawn(prepared):
     found = pipeline.audit(prepared, "DEMO")
@@ -116,6 +118,7 @@ def test_appended_bars_need_only_their_part_proved(tmp_path):
     assert all(pd.Timestamp(moment) >= bars.index[kept - 1] for moment, _ in found.cuts)
 
 
+@pytest.mark.soak_except("lstm")
 @pytest.mark.parametrize("model", audit.MODELS)
 def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
     data = load_dataset(prepared, "DEMO", 5)
@@ -194,6 +197,7 @@ def with_steps(data, *steps):
     return replace(data, settings=settings)
 
 
+@pytest.mark.soak_except("variance")
 @pytest.mark.parametrize("step", sorted(set(STEPS) - set(SCALERS)))
 def test_every_step_before_the_model_is_tried_on_the_prices_themselves(prepared, monkeypatch, step):
     """Steps that follow the price (states, fractional differences) once saw a price that never moved."""
@@ -203,6 +207,7 @@ def test_every_step_before_the_model_is_tried_on_the_prices_themselves(prepared,
     assert audit.leaks_of_training(data) == []
 
 
+@pytest.mark.soak
 def test_a_step_that_reads_every_price_is_seen(prepared, monkeypatch):
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 1_000)
     fit = audit.fit_steps
@@ -235,6 +240,7 @@ def bars_met(bars, met={}):  # noqa: B006 - the fault to be found
     )]  # fmt: skip
 
 
+@pytest.mark.soak_except("from_memory")
 @pytest.mark.parametrize("leaky", [from_memory, bars_met])
 def test_what_a_feature_keeps_of_earlier_calls_hides_nothing(prepared, monkeypatch, leaky):
     """In the very process that has shown it the whole file, in `prepare` and in `audit`."""

@@ -82,6 +82,7 @@ def test_first_of_two_classes_doubles_until_each_fifth_holds_two():
     assert audit_runs.first_of_two_classes(np.zeros(300), 40) == audit_runs.first_of_two_classes(y[:300], 900) == 300
 
 
+@pytest.mark.soak
 def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, monkeypatch):
     part = audit_runs.small_part(one_class_first, 70)
     assert all(len(np.unique(part.y[rows])) > 1 for rows in part.splits.values())

@@ -43,6 +43,7 @@ def places(tmp_path_factory) -> dict[int, Workspace]:
     return made
 
 
+@pytest.mark.soak
 def test_features_are_those_of_the_minutes_to_the_bit(places):
     store = Store.current(places[5].processed("MES"))
     assert places[5].raw_bars("MES").name == "MES_5m.parquet" and store.facts["market"]["bar_minutes"] == 5
@@ -110,6 +111,7 @@ def subject_of() -> StandardPipeline:
     return StandardPipeline("MES", features, (LabelSpec(horizon=10),), given={"bar_minutes": 5}, folds=0)
 
 
+@pytest.mark.soak
 def test_the_audit_proves_it_and_a_coarse_bar_seen_too_early_is_named(places, monkeypatch):
     found = pipeline.audit(places[5], "MES", (5,), cuts=2, models=("linear",))
     assert found.passed and found.compared["predict"] > 0

@@ -215,6 +215,7 @@ def test_cross_validation_by_every_scheme(prepared, scheme):
     assert (result.fold_table["temperature"] != 1.0).all()
 
 
+@pytest.mark.soak_except("lightgbm")
 @pytest.mark.parametrize("model", ["lightgbm", "xgboost"])
 def test_trials_and_seeds_of_a_fold_share_its_bins_and_say_the_same(prepared, model):
     """Two seeds and two depths on three folds: three builds, and every forecast to the bit as without sharing."""
@@ -282,6 +283,7 @@ def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
     np.testing.assert_allclose(weights_of(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
 
 
+@pytest.mark.soak_except("spec1")
 @pytest.mark.parametrize("spec", [WeightSpec(decay=-0.5), WeightSpec(returns=True), WeightSpec(False, bootstrap=1)])
 def test_weights_are_a_setting_of_the_run_and_of_each_fold(prepared, monkeypatch, spec):
     workspace, _ = prepared

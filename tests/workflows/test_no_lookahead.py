@@ -183,6 +183,7 @@ def test_the_embargo_covers_the_input_window(data, lookback, wanted):
         assert data.row[plan.rows[after[0]]] - lookback + 1 > data.row[plan.rows[test[-1]]]
 
 
+@pytest.mark.soak
 def test_a_stack_knows_nothing_of_the_rows_that_judge(prepared, tmp_path, monkeypatch):
     """Pool and calibration are the same state whatever the test rows were; the pool ignores validation rows, too."""
     _, data = prepared

@@ -181,6 +181,7 @@ def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch
     assert again.fingerprint != store.fingerprint and again.parts == store.parts
 
 
+@pytest.mark.soak_except("a price")
 @pytest.mark.parametrize("what", ["a price", "a bar", "settings", "a volume", "a damaged part"])
 def test_bars_that_are_no_continuation_are_prepared_whole(what, place):
     raw(place, BARS[:9000])
@@ -247,6 +248,7 @@ def test_the_steps_up_to_the_scaler_are_a_setting(place):
     assert trained.report_path.is_file()
 
 
+@pytest.mark.soak
 def test_two_processes_prepare_a_horizon_each_at_once(place):
     raw(place, BARS)
     code = (
@@ -285,6 +287,7 @@ def certificates(place: Workspace) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (place.processed("MES") / "certificates" / folder).iterdir()}
 
 
+@pytest.mark.soak_except("False")
 @pytest.mark.parametrize(("grown", "steps"), [(False, 16), (True, 2)])
 def test_a_prepare_killed_in_its_proof_goes_on_and_writes_the_same_certificates(
     place, tmp_path, monkeypatch, grown, steps

@@ -79,6 +79,7 @@ def left_by(result) -> list:
     return [pd.util.hash_pandas_object(table).tolist() for table in (result.folds, result.fold_table.astype(str))]
 
 
+@pytest.mark.soak_except("train")
 @pytest.mark.parametrize(
     ("verb", "death", "reached"),
     [
@@ -110,6 +111,7 @@ def test_it_goes_on_in_an_empty_workspace(verb, death, reached, places, tmp_path
     assert [path for path in tmp_path.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.soak_except("search")
 @pytest.mark.parametrize("verb", [cross_validate, nested, search])
 def test_what_was_finished_elsewhere_is_found_finished(verb, places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
@@ -123,6 +125,7 @@ def test_what_was_finished_elsewhere_is_found_finished(verb, places, tmp_path, m
     assert all(done())
 
 
+@pytest.mark.soak
 def test_what_is_to_begin_anew_is_not_brought_back(places, tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     done = settle(monkeypatch)

@@ -181,6 +181,7 @@ def test_bars_after_the_rows_it_saw_change_nothing(prepared, tmp_path):
     assert found(sooner, "sooner") != same
 
 
+@pytest.mark.soak
 def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(tmp_path):
     """Bars that follow what was seen may come and change; one tick in what was seen may not, wherever the spec lies."""
     bars = synthetic_bars(days=14, seed=4)

@@ -68,6 +68,7 @@ def market(tmp_path_factory) -> Workspace:
     return workspace
 
 
+@pytest.mark.soak_except("search_barriers")
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_second_is_refused_and_the_first_finishes(verb, market, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -58,6 +58,7 @@ class Children:
         pass
 
 
+@pytest.mark.soak
 def test_another_process_finds_everything_compiled(fresh):
     with progress.record() as phases:
         compile_ahead(FAMILIES)

@@ -37,6 +37,7 @@ def beside(prepared, tmp_path) -> Workspace:
     return Workspace(tmp_path / "beside")
 
 
+@pytest.mark.soak
 def test_two_processes_from_the_command_line_give_the_losses_of_one_and_one_writes(prepared, beside):
     alone = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
     told, _ = two_processes(beside.root, "gru", SETTINGS)
@@ -55,6 +56,7 @@ def test_two_processes_from_the_command_line_give_the_losses_of_one_and_one_writ
     assert again["reused"] and again["artifact_hash"] == told["artifact_hash"]
 
 
+@pytest.mark.soak
 def test_a_booster_has_no_use_for_a_second_process(prepared):
     told, said = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
     assert not told["reused"] and told["run_id"] and "Another process" not in said
