@@ -32,7 +32,7 @@ from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import rolling
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
 from ml_factory.features.engine import CHUNK, Family, FrameFeatures
-from ml_factory.workflows.warm_kernels import compile_ahead
+from ml_factory.workflows.warm_kernels import compile_kernels
 
 PARTS = ("indicators", "families", "windows", "compile")
 AHEAD = "by children"
@@ -155,7 +155,7 @@ def compiling(asked: str) -> None:
 
     def first_call() -> None:
         if asked == AHEAD:
-            compile_ahead(names)
+            compile_kernels(names)
         build_features(bars, MADE_UP, spec)
 
     _, taken = timed(first_call)

@@ -14,9 +14,9 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import FitResult, data_signature
 from ml_factory.models.heads import Forecast
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, covariate_shapes, fresh, split_settings
+from ml_factory.training.estimator_base import Neural, covariate_shapes, init_network, split_settings
 from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_mse, weighted_pinball
 
@@ -32,7 +32,7 @@ class NeuralForecaster(Neural):
     def __init__(self, name: str, network: type[nn.Module], forecast: Forecast, *, lookback: int, **settings: Any):
         self.name, self.kind, self.forecast, self.lookback = name, network, forecast, lookback
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.beside = covariate_shapes(self.network_spec, forecast.steps)
+        self.covariates = covariate_shapes(self.network_spec, forecast.steps)
         self.network: nn.Module | None = None
 
     def fit(
@@ -45,7 +45,9 @@ class NeuralForecaster(Neural):
         the last window too. static_V : what one with `static` is told of the series.
         """
         device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
-        self.network = fresh(self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed)
+        self.network = init_network(
+            self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed
+        )
         told = self._told(known_NK, static_V)
         parts, held = (self._parts(x_NF, part, *told) for part in (rows, validation))
         about = {**spec.identity(), **asdict(self.network_spec), **asdict(self.forecast), "lookback": self.lookback}
@@ -63,13 +65,13 @@ class NeuralForecaster(Neural):
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit first")
         device = pick(self.settings)
         with pinned(device):
-            feed = Feed(device, self._read(x_NF, rows, *self._told(known_NK, static_V)))
-            return outputs(self.network, feed, device, self.settings.eval_batch, self._ask).numpy()
+            feed = BatchLoader(device, self._read(x_NF, rows, *self._told(known_NK, static_V)))
+            return outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
 
     def _told(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
-        """What the network reads beside a window, in the order of `beside`, as wide as its settings say."""
+        """What the network reads beside a window, in the order of `covariates`, as wide as its settings say."""
         given = {"known_BSK": known_NK, "static_BV": static_V}
-        wanted = {name: shape[-1:] for name, shape in self.beside.items()}
+        wanted = {name: shape[-1:] for name, shape in self.covariates.items()}
         next_step = "give known_NK and static_V what the settings name, and no more"
         return self._in_order({name: part for name, part in given.items() if part is not None}, wanted, next_step)
 
@@ -77,8 +79,8 @@ class NeuralForecaster(Neural):
         """What the network is given of each window."""
         steps, ahead = self.forecast.steps, {"known_BSK": lambda part: Windows(part, np.asarray(rows) + steps, steps)}
         static = lambda part: np.broadcast_to(part, (len(rows), len(part))).copy()  # noqa: E731
-        beside = [ahead.get(name, static)(part) for name, part in zip(self.beside, told, strict=True)]
-        return [Windows(x_NF, rows, self.lookback), *beside]
+        covariates = [ahead.get(name, static)(part) for name, part in zip(self.covariates, told, strict=True)]
+        return [Windows(x_NF, rows, self.lookback), *covariates]
 
     def _parts(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
         """What the network is given of each window, what follows it, and its weight."""
@@ -88,7 +90,7 @@ class NeuralForecaster(Neural):
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, after_BSF, weight_B = batch
-        y, target_BSC = self._ask(network, inputs), after_BSF[:, :, : self.forecast.count(after_BSF.shape[2])]
+        y, target_BSC = self._forward(network, inputs), after_BSF[:, :, : self.forecast.count(after_BSF.shape[2])]
         if self.forecast.quantiles:
             return weighted_pinball(y, target_BSC, weight_B, self.forecast.quantiles)
         return weighted_mse(y, target_BSC, weight_B)

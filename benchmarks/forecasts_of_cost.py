@@ -19,7 +19,7 @@ from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.warm_up import Size, fit_once, full_size, warm_up, work_of
+from ml_factory.workflows.warm_up import WorkSize, fit_once, full_size, warm_up, work_of
 
 TURNS = {"tabular": ({"rounds": 80}, {"rounds": 200}), "other": ({"epochs": 2}, {"epochs": 3, "lookback": 16})}
 
@@ -50,7 +50,7 @@ def measure(data, name: str, settings: dict) -> dict:
     """Forecast and truth of one unit, in seconds."""
     whole = full_size(data, name, settings, 0, False)
     forecast = warm_up(data, name, settings, 0, whole).forecast(work_of(name, whole)).seconds
-    took = fit_once(data, name, settings, 0, Size(whole.rows, whole.turns), whole).seconds
+    took = fit_once(data, name, settings, 0, WorkSize(whole.rows, whole.iterations), whole).seconds
     facts = {"bench": "forecasts_of_cost", "model": name, "rows": whole.rows, **settings}
     return {**facts, "forecast_s": forecast, "took_s": took, "error": abs(forecast - took) / took}
 

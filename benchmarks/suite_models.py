@@ -74,7 +74,7 @@ def most_held(pid: int) -> int:
 def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
     """What the finished model's metrics say, of test and of validation rows."""
     facts = Registry(workspace.models).find(symbol, horizon, model).facts
-    found = pipeline.train(workspace, symbol, horizon, model, tell=lambda _: None)
+    found = pipeline.train(workspace, symbol, horizon, model, on_status=lambda _: None)
     if not found.reused or found.limited:
         raise SystemExit(f"{model}: the notebook's run is not the full one")
     said = {}

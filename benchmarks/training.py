@@ -25,7 +25,7 @@ from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model, locate, spec_of
 from ml_factory.models.tabular_data import BinnedData
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device, pick
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_cross_entropy
@@ -103,7 +103,7 @@ def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: i
     ours, out, flat = Windows(x_NF, last, lookback), torch.empty(batch, lookback, features), x_NF.view(-1)
     y, w = rng.integers(0, 3, len(last)), rng.uniform(0.5, 2, len(last)).astype("f")
     order_RGB = rng.permutation(len(last))[: batch * ROUND * turns].reshape(-1, ROUND, batch)
-    feed = Feed(pick(TrainSpec(device="cpu")), [ours, y, w])
+    feed = BatchLoader(pick(TrainSpec(device="cpu")), [ours, y, w])
     places = iter(rng.integers(0, len(flat) - out.numel(), 10_000))
     fed_RGB, gathered_RGB = iter(order_RGB), iter(order_RGB)
 
@@ -145,7 +145,7 @@ def loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
 class TimedFeed:
     """A feed whose seconds are counted."""
 
-    def __init__(self, feed: Feed):
+    def __init__(self, feed: BatchLoader):
         self.feed, self.seconds = feed, 0.0
 
     def __call__(self, positions: np.ndarray) -> tuple:
@@ -182,7 +182,7 @@ def loop(repeats: int, steps: int = 12) -> None:
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(rows + T, F)).astype("f")
     y, w = rng.integers(0, 3, rows), rng.uniform(0.5, 2, rows).astype("f")
-    feed = Feed(device, [Windows(x_NF, np.arange(T - 1, rows + T - 1), T), y, w])
+    feed = BatchLoader(device, [Windows(x_NF, np.arange(T - 1, rows + T - 1), T), y, w])
     ready = [feed(np.arange(number * BATCH, (number + 1) * BATCH)) for number in range(steps)]
     for name in ("lstm", "tcn", "itransformer"):
         timed = TimedFeed(feed)

@@ -22,7 +22,7 @@ from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.training.device import pick
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 from ml_factory.training.step import take_step
 
 F, HIDDEN, BATCH, EPOCH_ROWS = 32, 64, 256, 500_000
@@ -52,11 +52,13 @@ def trained(kind: type[nn.Module], lookback: int, layers: int, steps: int) -> di
     device = pick(TrainSpec(device="xla", precision="fp32"))
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH, lookback, F)).astype("f")
-    batch = tuple(map(device.place, (torch.from_numpy(x), torch.arange(BATCH) % 3, torch.ones(BATCH))))
+    batch = tuple(map(device.to_device, (torch.from_numpy(x), torch.arange(BATCH) % 3, torch.ones(BATCH))))
     torch.manual_seed(0)
     network = kind(F, lookback, 3, RecurrentSpec(hidden=HIDDEN, layers=layers, dropout=0.0))
     compiled, began = compile_seconds(), time.perf_counter()
-    run = Run(device.place(network).train(), BATCH, TrainSpec(batch=BATCH, lr=1e-3), device, {"model": "lstm"})
+    run = TrainingRun(
+        device.to_device(network).train(), BATCH, TrainSpec(batch=BATCH, lr=1e-3), device, {"model": "lstm"}
+    )
     clock, sums = [], []
     for _ in range(2 + steps):
         take_step(run, lambda rows: batch, loss)

@@ -31,16 +31,16 @@ _HOMES = {
     "CheckpointManager": "ml_factory.checkpoints.manager",
     "Workspace": "ml_factory.storage.workspace",
 }
-_ROOMS = {"pipeline", "notebook"}
+_MODULES = {"pipeline", "notebook"}
 
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name in _ROOMS:
+    if name in _MODULES:
         return importlib.import_module(f"ml_factory.{name}")
     raise AttributeError(f"module 'ml_factory' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_ROOMS])
+    return sorted([*globals(), *_HOMES, *_MODULES])

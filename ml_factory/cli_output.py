@@ -14,11 +14,11 @@ from ml_factory.heartbeat import Heartbeat
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase, duration, watch
 
-said = Console(stderr=True, highlight=False)
+stderr_console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def phases(as_json: bool, console: Console = said, *, what: str = "working") -> Iterator[None]:
+def phases(as_json: bool, console: Console = stderr_console, *, what: str = "working") -> Iterator[None]:
     """A bar for each phase of the work where the output is a terminal, else a line every few seconds; for a machine
     nothing.
 
@@ -31,19 +31,19 @@ def phases(as_json: bool, console: Console = said, *, what: str = "working") -> 
         with Heartbeat(lambda line: console.print(line, soft_wrap=True), what, first=1.5):
             yield
         return
-    columns = TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn()
+    columns = TextColumn("{task.description:>12}"), BarColumn(), TextColumn("{task.fields[count]}"), TimeElapsedColumn()
     with Progress(*columns, console=console) as bars:
-        tasks = {None: bars.add_task(what, total=None, told="")}
+        tasks = {None: bars.add_task(what, total=None, count="")}
 
         def draw(one: Phase) -> None:
             if one.name not in tasks:
-                tasks[one.name] = bars.add_task(one.name, told="")
+                tasks[one.name] = bars.add_task(one.name, count="")
             elif not one.done and not one.over:  # another phase of this name, such as the next fold's training
                 bars.reset(tasks[one.name])
-            told = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
+            count = f"{one.done:,} {one.of}" + (f", {one.rate:,.0f} a second" if one.rate >= 1.0 else "")
             left = f", {duration(one.left)} left" if one.left and not one.over else ""
             note = ", compiling on first use" if one.compiling else ""
-            bars.update(tasks[one.name], total=one.rows, completed=one.done, told=told + left + note)
+            bars.update(tasks[one.name], total=one.rows, completed=one.done, count=count + left + note)
             if one.over:
                 bars.stop_task(tasks[one.name])
 
@@ -69,12 +69,12 @@ def training(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]
     """What is called after every epoch: a line for an epoch of a network, none for a booster's block of rounds."""
     with phases(as_json, what=f"training {model}"):
         quiet = as_json or not spec_of(model).windowed
-        yield lambda epoch, metrics: None if quiet else said.print(_epoch_line(model, epoch, metrics))
+        yield lambda epoch, metrics: None if quiet else stderr_console.print(_epoch_line(model, epoch, metrics))
 
 
-def found_line(as_json: bool):
+def status_printer(as_json: bool):
     """Where the line goes that says what was found of a run: nowhere for a machine, whose facts hold it."""
-    return (lambda line: None) if as_json else said.print
+    return (lambda line: None) if as_json else stderr_console.print
 
 
 def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
@@ -82,7 +82,7 @@ def _epoch_line(model: str, epoch: int, metrics: dict) -> str:
     return f"training {model}: {epoch} {losses}"
 
 
-def tell(result: Any, as_json: bool) -> None:
+def print_result(result: Any, as_json: bool) -> None:
     print_json(result.to_dict()) if as_json else print(result.summary())
 
 

@@ -22,9 +22,9 @@ class FactoryError(ValueError):
     ):
         self.what, self.where, self.got, self.wanted, self.next_step = what, where, got, wanted, next_step
         parts = [what if where is None else f"{what} [{where}]"]
-        told = [f"{name} {value}" for name, value in (("got", got), ("wanted", wanted)) if value is not None]
-        if told:
-            parts.append(", ".join(told))
+        facts = [f"{name} {value}" for name, value in (("got", got), ("wanted", wanted)) if value is not None]
+        if facts:
+            parts.append(", ".join(facts))
         if next_step:
             parts.append(f"Next: {next_step}")
         message = ". ".join(part.rstrip(".") for part in parts)

@@ -20,7 +20,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.base import environment
 from ml_factory.models.registry import own_settings, signature_of, spec_of
-from ml_factory.provenance import closure, commit, rooms_files, source_hash, source_hashes
+from ml_factory.provenance import closure, commit, package_files, source_hash, source_hashes
 from ml_factory.storage.atomic_files import fingerprint, is_file, is_folder, to_json_value, write_json
 from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
 from ml_factory.storage.workspace import push_checkpoints
@@ -28,11 +28,11 @@ from ml_factory.targets.barrier_search_spec import SearchedLabels
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
-DATA_ROOMS = ("data", "features", "targets", "datasets")
+DATA_PACKAGES = ("data", "features", "targets", "datasets")
 # What preparing, training and judging execute, and the proof itself: a certificate holds for this code alone. Pictures
 # and pages are left out.
-CERTIFIED_ROOMS = (
-    *DATA_ROOMS, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
+CERTIFIED_PACKAGES = (
+    *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
     "checkpoints", "tracking", "workflows",
     "experiment.py", "argument_checks.py", "provenance.py", "pipeline.py", "seeding.py",
     "cpu_count.py", "numba_cache.py", "lazy_module.py",
@@ -105,7 +105,7 @@ class DataSpec:
 
 def certified_code() -> str:
     """One hash over the code that a certificate is about."""
-    return source_hash(CERTIFIED_ROOMS, but=NOT_CERTIFIED)
+    return source_hash(CERTIFIED_PACKAGES, exclude=NOT_CERTIFIED)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RunSpec:
     @property
     def all_sources(self) -> dict[str, str]:
         """`sources`, and those that made the data, which the run's id knows by the data's fingerprint."""
-        return source_hashes(rooms_files(DATA_ROOMS)) | self.sources
+        return source_hashes(package_files(DATA_PACKAGES)) | self.sources
 
     @property
     def run_id(self) -> str:
@@ -172,9 +172,9 @@ def run_spec(
     symbol: str, horizon: int, model: str, *, task: str, seed: int, quick: bool, data: str, settings: Mapping | None
 ) -> RunSpec:
     """A RunSpec with the model's QUICK limits under the user's own settings."""
-    limited = QuickLimits().settings_for(spec_of(model).family) if quick else {}
-    merged = tuple(sorted(to_json_value(limited | own_settings(model, settings or {})).items()))
-    return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, merged)
+    limits = QuickLimits().settings_for(spec_of(model).family) if quick else {}
+    settings_of_run = tuple(sorted(to_json_value(limits | own_settings(model, settings or {})).items()))
+    return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, settings_of_run)
 
 
 def machine(spec: RunSpec) -> dict:
@@ -195,8 +195,10 @@ def machine_with(libraries: Iterable[str], threads: int) -> dict:
 
 def _graphics() -> str:
     """The names of NVIDIA's cards here, as the driver tells them; "none"."""
-    told = [path.read_text(errors="replace") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
-    names = [line.split(":", 1)[1].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
+    texts = [
+        path.read_text(errors="replace") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    ]
+    names = [line.split(":", 1)[1].strip() for text in texts for line in text.splitlines() if line.startswith("Model:")]
     return ", ".join(names) or "none"
 
 

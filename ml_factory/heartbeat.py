@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ml_factory.lazy_module import LazyModule
-from ml_factory.progress import Phase, duration, unwatch, watch_from_now
+from ml_factory.progress import Phase, add_watcher, duration, remove_watcher
 
 SECONDS = 4.0  # between two lines of a pipe; a reader waits at most five
 NOTEBOOK_SECONDS = (3.0, 1.0)  # until a cell's line appears, and between its updates
@@ -29,7 +29,7 @@ class Heartbeat:
 
     def start(self) -> "Heartbeat":
         self._began = time.perf_counter()
-        watch_from_now(self._moved)
+        add_watcher(self._moved)
         # In this thread's context: a notebook's output then belongs to the cell that started it.
         target = contextvars.copy_context().run
         self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
@@ -39,7 +39,7 @@ class Heartbeat:
     def stop(self) -> None:
         """No line is written after this."""
         self._ended.set()
-        unwatch(self._moved)
+        remove_watcher(self._moved)
         self._thread.join()
 
     def __enter__(self) -> "Heartbeat":

@@ -33,17 +33,17 @@ from ml_factory.workflows import predict as predict_module
 from ml_factory.workflows import report
 from ml_factory.workflows.audit import MODELS, audit_data
 from ml_factory.workflows.cross_validate import (
-    check_one_question,
-    check_unsearched,
-    plain_folds,
-    search_setting,
-    searched_folds,
+    check_labels_unsearched,
+    check_search_scheme,
+    cross_validate_nested,
+    cross_validate_plain,
+    search_settings,
 )
 from ml_factory.workflows.dataset import (
     best_baseline,
     lacking_classes,
     predicted_and_observed,
-    resolved,
+    resolve_data_settings,
     verdict_on,
     with_baselines,
 )
@@ -64,15 +64,15 @@ from ml_factory.workflows.inspect import (
 )
 from ml_factory.workflows.load import load_dataset, load_features, load_labels, load_splits
 from ml_factory.workflows.open_run import (
-    Tell,
-    certified,
+    StatusCallback,
     check_base_models,
     check_model_settings,
     find_or_open_run,
+    load_certified,
     open_training,
+    training_setup,
     settings_of_each,
-    training_run,
-    weight_setting,
+    weight_settings,
 )
 from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predict import load_predictions
@@ -86,9 +86,9 @@ from ml_factory.workflows.results import (
     StackResult,
     TrainResult,
 )
-from ml_factory.workflows.search_barriers import search_labels
+from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import fit_stack, stack_spec
-from ml_factory.workflows.train import build_untrained, finalize_log, fit_holdout, same_model
+from ml_factory.workflows.train import build_untrained, check_same_model, finalize_log, fit_holdout
 from ml_factory.workflows.worker_rank import broadcast_decision, fit_worker_rank
 
 __all__ = [
@@ -150,7 +150,7 @@ def search_barriers(
     """
     workspace, symbol = Workspace(workspace), check_symbol(symbol)
     load_dataset(workspace, symbol, horizon)  # refuses bars or code that changed since they were prepared
-    return search_labels(workspace, symbol, horizon, spec, fresh, run, mirror)
+    return run_barrier_search(workspace, symbol, horizon, spec, fresh, run, mirror)
 
 
 def plan(
@@ -180,7 +180,7 @@ def train(
     workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
     fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    run: str = "", source: str = "registry", tell: Tell = _log.info, bins: FoldBins | None = None,
+    run: str = "", source: str = "registry", on_status: StatusCallback = _log.info, bins: FoldBins | None = None,
     estimator: Estimator | None = None,
 ) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
@@ -202,23 +202,25 @@ def train(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
+    data, spec = training_setup(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     if process_rank():
         fit_worker_rank(data, spec)
         return None
     check = partial(build_untrained, data, spec)
-    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, check_source(source), mirror, check)
+    opened, found, artifact = find_or_open_run(
+        workspace, spec, fresh, run, on_status, check_source(source), mirror, check
+    )
     broadcast_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
         finalize_log(workspace, opened, spec, artifact, mirror=mirror)
         if estimator is not None:
-            same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
+            check_same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
         artifact = fit_holdout(
             workspace, data, opened, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
         )
-    verdict = predict_module.judge(workspace, data, artifact)
+    verdict = predict_module.evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
         symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found,
@@ -243,7 +245,7 @@ def cross_validate(
     workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
     test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    search: SearchSpec | None = None, mirror: str = "auto", run: str = "", tell: Tell = _log.info,
+    search: SearchSpec | None = None, mirror: str = "auto", run: str = "", on_status: StatusCallback = _log.info,
     bins: FoldBins | None = None,
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
@@ -262,40 +264,40 @@ def cross_validate(
     workspace = Workspace(workspace)
     spec_of(model)
     cut = SchemeSpec(scheme, folds, test_blocks, window)
-    check_one_question(cut, search)
-    data = certified(workspace, symbol, horizon, uncertified)
+    check_search_scheme(cut, search)
+    data = load_certified(workspace, symbol, horizon, uncertified)
     if search is None:
-        check_unsearched(data)
-    asked = cut.to_dict() | weight_setting(weights) | search_setting(search)
-    settings = asked | check_model_settings(model_settings)
+        check_labels_unsearched(data)
+    fold_settings = cut.to_dict() | weight_settings(weights) | search_settings(search)
+    settings = fold_settings | check_model_settings(model_settings)
     spec = run_spec(
         symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
-    opened, found, _ = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
-    fitted_with = {name: value for name, value in spec.settings if name not in asked}
-    lookback = build_model(model, **resolved(data, model, fitted_with)).lookback
+    opened, found, _ = find_or_open_run(workspace, spec, fresh, run, on_status, mirror=mirror)
+    fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
+    lookback = build_model(model, **resolve_data_settings(data, model, fitted_with)).lookback
     plan = fold_plan(data, data.development(), cut, lookback, quick)
     opened.begin(spec)
     fitted = FoldModel(spec, model, fitted_with, weights, bins)
     if search is None:
-        told = plain_folds(workspace, data, plan, opened, fitted, mirror=mirror)
+        scores = cross_validate_plain(workspace, data, plan, opened, fitted, mirror=mirror)
     else:
-        told = searched_folds(workspace, data, plan, opened, fitted, search, mirror=mirror)
+        scores = cross_validate_nested(workspace, data, plan, opened, fitted, search, mirror=mirror)
     path, paths_path = opened.folder / "folds.parquet", None
-    predict_module.write_frame(path, told.scores)
-    if told.paths is not None:
+    predict_module.write_frame(path, scores.scores)
+    if scores.paths is not None:
         paths_path = opened.folder / "paths.parquet"
-        predict_module.write_frame(paths_path, told.paths)
+        predict_module.write_frame(paths_path, scores.paths)
     opened.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
         symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found, scheme=scheme,
-        folds=told.scores, fold_table=told.table, paths=told.paths, gain_mean=told.gain, gain_se=told.gain_se,
-        gain_uncalibrated=told.gain_uncalibrated, untaught=told.untaught, path=path, paths_path=paths_path,
-        resumed_from=told.found or None, reached=told.reached, exact=not told.inexact,
-        inexact_because=list(told.inexact), limited=plan.limited | limits if quick else {},
-        seconds=time.perf_counter() - started, verdict=told.verdict,
-        draw=lambda: plots.fold_scores(told.scores) if told.paths is None else plots.path_scores(told.paths),
+        folds=scores.scores, fold_table=scores.table, paths=scores.paths, gain_mean=scores.gain, gain_se=scores.gain_se,
+        gain_uncalibrated=scores.gain_uncalibrated, untaught=scores.unfitted, path=path, paths_path=paths_path,
+        resumed_from=scores.resumed or None, reached=scores.progress, exact=not scores.nondeterminism,
+        inexact_because=list(scores.nondeterminism), limited=plan.quick_limits | limits if quick else {},
+        seconds=time.perf_counter() - started, verdict=scores.verdict,
+        draw=lambda: plots.fold_scores(scores.scores) if scores.paths is None else plots.path_scores(scores.paths),
     )  # fmt: skip
 
 
@@ -303,7 +305,7 @@ def cross_validate(
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
     folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
-    uncertified: bool = False, run: str = "", source: str = "registry", tell: Tell = _log.info,
+    uncertified: bool = False, run: str = "", source: str = "registry", on_status: StatusCallback = _log.info,
     model_settings: Mapping[str, Mapping] | None = None,
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
@@ -315,20 +317,20 @@ def stack(
     workspace = Workspace(workspace)
     base_models = check_base_models(base_models)
     chosen = settings_of_each(base_models, model_settings)
-    data = certified(workspace, symbol, horizon, uncertified)
+    data = load_certified(workspace, symbol, horizon, uncertified)
     fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
-    alike: dict[str, Any] = {"seed": seed, "quick": quick, "uncertified": uncertified}
-    alike |= {"mirror": mirror, "source": source, "tell": tell}
-    bases = [train(workspace, symbol, horizon, name, **alike, model_settings=chosen.get(name)) for name in base_models]
+    shared: dict[str, Any] = {"seed": seed, "quick": quick, "uncertified": uncertified}
+    shared |= {"mirror": mirror, "source": source, "on_status": on_status}
+    bases = [train(workspace, symbol, horizon, name, **shared, model_settings=chosen.get(name)) for name in base_models]
     hashes = [base.artifact_hash for base in bases if base is not None]
     spec = stack_spec(data, base_models, hashes, folds, seed, quick, chosen)
-    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, tell, mirror=mirror)
+    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, on_status, mirror=mirror)
     reused = artifact is not None
     if artifact is not None:
         finalize_log(workspace, opened, spec, artifact, mirror=mirror)
     else:
         artifact = fit_stack(workspace, data, opened, spec, folds, mirror=mirror)
-    verdict = predict_module.judge(workspace, data, artifact)
+    verdict = predict_module.evaluate_artifact(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")
     return StackResult(
@@ -340,7 +342,9 @@ def stack(
         artifact=artifact.path, predictions_path=verdict.path, predictions_hash=file_hash(verdict.path),
         report_path=report.write_run_report(workspace, opened.folder, data, artifact, verdict),
         seconds=time.perf_counter() - started, lineage=pd.DataFrame(Registry(workspace.models).lineage(artifact)),
-        comparison=tuple(report.comparison_sentence("stack", who, gain) for who, gain in verdict.beaten.items()),
+        comparison=tuple(
+            report.comparison_sentence("stack", who, gain) for who, gain in verdict.reference_gains.items()
+        ),
         verdict=verdict.verdict, calibration=verdict.calibration,
         draw=lambda: plots.stack_weights(weights),
     )  # fmt: skip
@@ -354,20 +358,20 @@ def evaluate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
-    found = predict_module.finished(workspace, data, models)
-    rows, test = predict_module.on_common_rows(workspace, data, found, "test")
-    train_rows, _ = predict_module.on_common_rows(workspace, data, found, "train")
-    validation_rows, validation = predict_module.on_common_rows(workspace, data, found, "validation")
+    found = predict_module.finished_artifacts(workspace, data, models)
+    rows, test = predict_module.predictions_on_common_rows(workspace, data, found, "test")
+    train_rows, _ = predict_module.predictions_on_common_rows(workspace, data, found, "train")
+    validation_rows, validation = predict_module.predictions_on_common_rows(workspace, data, found, "validation")
     best = best_baseline(data, train_rows, validation_rows)
     metrics = with_baselines(data, train_rows, rows, test, best)
     chosen = with_baselines(data, train_rows, validation_rows, validation, best).loc[list(found), "log_loss"].idxmin()
     lacking = lacking_classes(data, {"train": train_rows, "validation": validation_rows, "test": rows})
     verdicts = {name: verdict_on(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
-    path = report.run_page(
+    path = report.write_evaluation_report(
         workspace.results / "report.html", title or f"{symbol}: what the models know", data,
         Store.current(workspace.processed(symbol)), report.TestPredictions(rows, test, metrics, verdicts, chosen),
-        limited=limited, more=[report.runs(found)],
+        quick_limits=limited, extra_sections=[report.runs(found)],
     )  # fmt: skip
     shown = metrics.reset_index()
     shown.insert(0, "split", "test")
@@ -394,9 +398,9 @@ def predict(
     run : the id of the run whose model is meant, where it is not the newest.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
-    artifact = predict_module.newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
-    frame, close = predict_module.for_bars(workspace, artifact, data, bars)
-    frame = predict_module.marked(frame, artifact, all_rows)
+    artifact = predict_module.find_artifact(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    frame, close = predict_module.predict_bars(workspace, artifact, data, bars)
+    frame = predict_module.with_splits(frame, artifact, all_rows)
     path = Path(out) if out else workspace.results / symbol / f"predictions-{model}-h{horizon}.parquet"
     predict_module.write_frame(path, frame)
     return PredictResult(

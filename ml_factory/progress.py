@@ -74,20 +74,20 @@ def duration(seconds: float) -> str:
 @contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
     """Tell `watcher` of every phase until the block ends."""
-    watch_from_now(watcher)
+    add_watcher(watcher)
     try:
         yield
     finally:
-        unwatch(watcher)
+        remove_watcher(watcher)
 
 
-def watch_from_now(watcher: Watcher) -> None:
-    """Tell `watcher` of every phase until `unwatch`."""
+def add_watcher(watcher: Watcher) -> None:
+    """Tell `watcher` of every phase until `remove_watcher`."""
     _watchers.append(watcher)
 
 
-def unwatch(watcher: Watcher) -> None:
-    """The end of `watch_from_now`."""
+def remove_watcher(watcher: Watcher) -> None:
+    """The end of `add_watcher`."""
     _watchers.remove(watcher)
 
 
@@ -106,26 +106,26 @@ def phase(name: str, rows: int | None = None, *, of: str = "rows", start: int = 
     if _inside.get():
         yield lambda count: None
         return
-    told = Phase(name, None if rows is None else int(rows), done=start, of=of, start=start)
+    current = Phase(name, None if rows is None else int(rows), done=start, of=of, start=start)
 
-    def tell() -> None:
-        told.seconds = time.perf_counter() - told.began
+    def notify() -> None:
+        current.seconds = time.perf_counter() - current.began
         for watcher in tuple(_watchers):
-            watcher(told)
+            watcher(current)
 
     def done(count: int) -> None:
-        told.done += int(count)
-        if told.rows is not None:
-            told.done = min(told.done, told.rows)
-        tell()
+        current.done += int(count)
+        if current.rows is not None:
+            current.done = min(current.done, current.rows)
+        notify()
 
     outermost = _inside.set(True)
-    tell()
+    notify()
     try:
-        with compilations.listening(told, tell):
+        with compilations.listening(current, notify):
             yield done
-        told.rows = told.done = told.done if told.rows is None else told.rows
+        current.rows = current.done = current.done if current.rows is None else current.rows
     finally:
         _inside.reset(outermost)
-        told.over = True
-        tell()
+        current.over = True
+        notify()

@@ -61,9 +61,9 @@ def code_hash(path: Path) -> str:
         return _hash_of(path.read_bytes())
 
 
-def rooms_files(rooms: Iterable[str]) -> list[Path]:
+def package_files(packages: Iterable[str]) -> list[Path]:
     """The files of these rooms; a single file is named with ".py"."""
-    places = [PACKAGE / room for room in rooms]
+    places = [PACKAGE / package for package in packages]
     return sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
 
 
@@ -84,11 +84,11 @@ def source_hashes(files: Iterable[Path]) -> dict[str, str]:
     return {path.relative_to(PACKAGE).as_posix(): code_hash(path)[:16] for path in files}
 
 
-def source_hash(rooms: tuple[str, ...], but: tuple[str, ...] = ()) -> str:
+def source_hash(packages: tuple[str, ...], exclude: tuple[str, ...] = ()) -> str:
     """One hash over the code of these rooms (or single files), but for some files: a changed computation is another
     run."""
-    files = {path.relative_to(PACKAGE).as_posix(): path for path in rooms_files(rooms)}
-    return fingerprint({name: code_hash(path) for name, path in files.items() if name not in but})
+    files = {path.relative_to(PACKAGE).as_posix(): path for path in package_files(packages)}
+    return fingerprint({name: code_hash(path) for name, path in files.items() if name not in exclude})
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -98,8 +98,8 @@ def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 def commit() -> str:
     """The commit of the checkout these sources are from; with "+changes" where they differ from it; "" without git."""
-    said, head = _git("rev-parse", "HEAD")
-    if not said:
+    has_git, head = _git("rev-parse", "HEAD")
+    if not has_git:
         return ""
     _, dirty = _git("status", "--porcelain", "--untracked-files=no", "--", PACKAGE.name)
     return head + ("+changes" if dirty else "")
@@ -115,7 +115,7 @@ def _git(*words: str) -> tuple[bool, str]:
 
 def _computes(name: str) -> bool:
     stem = name.removesuffix(".py")
-    return not any(stem == room or stem.startswith(f"{room}/") for room in COMPUTES_NOTHING)
+    return not any(stem == package or stem.startswith(f"{package}/") for package in COMPUTES_NOTHING)
 
 
 @lru_cache(maxsize=1024)

@@ -81,9 +81,9 @@ def run_suite(
     for name, path in notebooks().items():
         started = time.perf_counter()
         declared = notebook_parameters(path)
-        mine = {key: text for key, text in given.items() if key in declared}
+        accepted = {key: text for key, text in given.items() if key in declared}
         with phase(name):
-            written.append(run_notebook(path, workspace.results / "notebooks" / path.name, mine))
+            written.append(run_notebook(path, workspace.results / "notebooks" / path.name, accepted))
         workspace.push()
         on_notebook(name, time.perf_counter() - started)
     return written

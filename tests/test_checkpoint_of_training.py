@@ -10,7 +10,7 @@ from ml_factory import CheckpointManager, Workspace, pipeline
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.models.registry import available_models, build_model, load_model
-from ml_factory.workflows.train import same_model
+from ml_factory.workflows.train import check_same_model
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -153,15 +153,15 @@ def test_same_model_loaded_from_an_unfinished_training_keeps_threads_and_accumul
     saved = CheckpointManager(tmp_path, run="train-x").load_latest_checkpoint(f"train_{name}")["state"]
     given = build_model(name, **settings).load_state(saved["model_state"])
     assert given.settings != wanted.settings  # a checkpoint is of no machine
-    assert same_model(wanted, given) is given and given.settings == wanted.settings
+    assert check_same_model(wanted, given) is given and given.settings == wanted.settings
     with pytest.raises(SettingsError, match="not the one that the run trains"):
-        same_model(build_model(name, **settings, seed=1), given)
+        check_same_model(build_model(name, **settings, seed=1), given)
     if name == "lstm":  # the network's own settings, which are no settings of the training
         with pytest.raises(SettingsError, match="network_spec"):
-            same_model(build_model(name, **settings | {"hidden": 8}), given)
+            check_same_model(build_model(name, **settings | {"hidden": 8}), given)
         clock = [build_model(name, **settings, offset_column=1, offset_bars=bars) for bars in (2, 3)]
         with pytest.raises(SettingsError, match="offset_bars"):
-            same_model(*clock)
+            check_same_model(*clock)
 
 
 def kill_first(epoch, metrics):

@@ -114,8 +114,8 @@ def drawn(as_json: bool, terminal: bool) -> str:
 
 
 def test_each_phase_has_a_bar_with_its_rows_a_second():
-    said = drawn(as_json=False, terminal=True)
-    assert re.search(r"features .* 2,000 rows, [\d,]+ a second", said) and re.search(r"labels 20 .* 3 rows", said)
+    output = drawn(as_json=False, terminal=True)
+    assert re.search(r"features .* 2,000 rows, [\d,]+ a second", output) and re.search(r"labels 20 .* 3 rows", output)
 
 
 @pytest.mark.parametrize(("as_json", "terminal"), [(True, True), (False, False)])
@@ -406,14 +406,14 @@ def test_vendor_bars_stamped_at_the_end(call, tmp_path):
     assert call("prepare", *place, "--horizon", 5, *stamped)[0] == 0
     assert pd.read_parquet(Workspace(tmp_path / "w").raw_bars("MES"))["timestamp"].iloc[0] == bars.index[0]
     assert call("train", *place, "--horizon", 5, "--model", "lightgbm", "--quick")[0] == 0
-    said = {}
+    output = {}
     for name, more in (("own", ()), ("vendor", stamped), ("utc", ("--data", tmp_path / "utc.parquet"))):
         target = tmp_path / f"{name}.parquet"
         code, _, err = call("predict", *place, "--horizon", 5, "--model", "lightgbm", "--out", target, *more)
         assert code == 0, err
-        said[name] = pd.read_parquet(target)
-    pd.testing.assert_frame_equal(said["vendor"], said["own"])
-    pd.testing.assert_frame_equal(said["utc"], said["own"])
+        output[name] = pd.read_parquet(target)
+    pd.testing.assert_frame_equal(output["vendor"], output["own"])
+    pd.testing.assert_frame_equal(output["utc"], output["own"])
 
 
 def test_doctor(call, prepared):
@@ -509,14 +509,14 @@ def contracts_csv(path: Path) -> Path:
 def test_a_roll_can_be_forced_and_told_where_to_begin(call, tmp_path):
     file = contracts_csv(tmp_path / "es.csv")
     words = ("prepare", "--workspace", tmp_path / "place", "--symbol", "ES", "--data", file, "--horizon", 5)
-    for wrong, said in (
+    for wrong, output in (
         (("--roll-at", "ESM4=2024-03-06T15:00Z"), "add --roll volume"),
         (("--roll", "volume", "--roll-at", "ESM4"), "--roll-at ESH4=2013-12-18T15:00Z"),
         (("--roll", "volume", "--roll-months", "3,x"), "numbers from 1 to 12"),
         (("--roll", "volume", "--roll-at", "ESM4=2024-03-06T15:00"), "with its zone"),
     ):
         code, out, err = call(*words, *wrong)
-        assert code == 2 and said in one_line(code, out, err)
+        assert code == 2 and output in one_line(code, out, err)
     code, out, err = call(
         *words, "--roll", "volume", "--adjust", "none", "--roll-first", "ESH4", "--roll-months", "3,6",
         "--roll-at", "ESM4=2024-03-06T15:00Z", "--json",

@@ -204,4 +204,4 @@ def test_another_thread_count_is_marked_for_good(name, tmp_path):
         fit(name, tmp_path, kill_after(2), threads=2)
     result = fit(name, tmp_path)[1]
     assert not result.exact
-    assert result.inexact == ("threads: began with 1, now 2", "threads: began with 2, now 1")
+    assert result.nondeterminism == ("threads: began with 1, now 2", "threads: began with 2, now 1")

@@ -32,7 +32,7 @@ def train(workspace: Workspace, until: int = 0, model: str = "xgboost", **how):
         if epoch == until:
             raise Killed
 
-    how = {"model_settings": TREES, "mirror": "off", "tell": lines.append, "callbacks": (kill,)} | how
+    how = {"model_settings": TREES, "mirror": "off", "on_status": lines.append, "callbacks": (kill,)} | how
     try:
         return pipeline.train(workspace, "DEMO", 5, model, **how), lines
     except Killed:
@@ -161,7 +161,7 @@ def kill(epoch, metrics):
     if epoch == at:
         os.kill(os.getpid(), signal.SIGKILL)
 result = pipeline.train(
-    sys.argv[1], "DEMO", 5, sys.argv[4], mirror="off", callbacks=(kill,), tell=print,
+    sys.argv[1], "DEMO", 5, sys.argv[4], mirror="off", callbacks=(kill,), on_status=print,
     model_settings={"epochs": 3, "lookback": 8, "hidden": 8, "save_seconds": 0.0, "device": "cpu"}
     if sys.argv[4] == "lstm" else {"rounds": 30, "block": 5, "depth": 3},
 )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, DEMO, LABEL_KINDS
-from ml_factory.cli_output import phases, print_json, tell
+from ml_factory.cli_output import phases, print_json, print_result
 from ml_factory.commands.options import (
     Columns,
     Data,
@@ -118,7 +118,7 @@ def audit(
     check_prepared(place, symbol)
     with phases(as_json, what=f"proving {symbol}"):
         result = pipeline.audit(place, symbol, horizon, cuts=cuts, fresh=fresh, models=model)
-    tell(result, as_json)
+    print_result(result, as_json)
     if not result.passed:
         raise typer.Exit(1)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ml_factory.argument_checks import DEMO, quick_from_environment
-from ml_factory.cli_output import phases, print_json, said, working
+from ml_factory.cli_output import phases, print_json, stderr_console, working
 from ml_factory.commands.options import (
     Columns,
     Data,
@@ -87,7 +87,7 @@ def suite(
 
     def done(name: str, took: float) -> None:
         seconds[name] = took
-        said.print(f"{name:24} {took:6.1f} s")
+        stderr_console.print(f"{name:24} {took:6.1f} s")
 
     with phases(as_json, what="notebooks"):
         written = run_suite(place, given, done)

@@ -29,7 +29,7 @@ Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(availa
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run; the old one stays.")]
-Named = Annotated[str, typer.Option("--run", help="Resume the run with this id; an error says why it cannot.")]
+RunOption = Annotated[str, typer.Option("--run", help="Resume the run with this id; an error says why it cannot.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Data = Annotated[str | None, typer.Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")]
 Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ml_factory.argument_checks import BASE_MODELS, DEMO, SCHEMES, check_scheme, quick_from_environment
-from ml_factory.cli_output import found_line, tell, training, working
+from ml_factory.cli_output import print_result, status_printer, training, working
 from ml_factory.commands.options import (
     Data,
     Decimal,
@@ -15,8 +15,8 @@ from ml_factory.commands.options import (
     Horizon,
     Json,
     Model,
-    Named,
     Quick,
+    RunOption,
     Seed,
     Setting,
     SettingOfOne,
@@ -47,7 +47,7 @@ def train(
     quick: Quick = False,
     fresh: Fresh = False,
     uncertified: Uncertified = False,
-    named: Named = "",
+    run: RunOption = "",
     setting: Setting = None,
     as_json: Json = False,
 ) -> None:
@@ -57,14 +57,14 @@ def train(
     check_prepared(place, symbol)
     further = process_rank() > 0  # of several processes the first one speaks
     settings = settings_of(setting)
-    with training(model, as_json or further) as told:
+    with training(model, as_json or further) as on_epoch:
         result = pipeline.train(
             place, symbol, horizon, model, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
-            run=named, tell=found_line(as_json), model_settings=settings,
-            callbacks=(told,),
+            run=run, on_status=status_printer(as_json), model_settings=settings,
+            callbacks=(on_epoch,),
         )  # fmt: skip
     if not further:
-        tell(result, as_json)
+        print_result(result, as_json)
 
 
 def cross_validate(
@@ -82,7 +82,7 @@ def cross_validate(
     quick: Quick = False,
     fresh: Fresh = False,
     uncertified: Uncertified = False,
-    named: Named = "",
+    run: RunOption = "",
     setting: Setting = None,
     as_json: Json = False,
 ) -> None:
@@ -96,10 +96,10 @@ def cross_validate(
         result = pipeline.cross_validate(
             place, symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
             window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
-            run=named, tell=found_line(as_json), model_settings=settings,
+            run=run, on_status=status_printer(as_json), model_settings=settings,
             search=search_spec.SearchSpec(trials=trials) if search else None,
         )  # fmt: skip
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def stack(
@@ -114,7 +114,7 @@ def stack(
     quick: Quick = False,
     fresh: Fresh = False,
     uncertified: Uncertified = False,
-    named: Named = "",
+    run: RunOption = "",
     setting: SettingOfOne = None,
     as_json: Json = False,
 ) -> None:
@@ -127,9 +127,9 @@ def stack(
     with working(f"stacking {', '.join(names)}", as_json):
         result = pipeline.stack(
             place, symbol, horizon, names, folds=folds, seed=seed, quick=quick, fresh=fresh,
-            uncertified=uncertified, run=named, tell=found_line(as_json), model_settings=settings,
+            uncertified=uncertified, run=run, on_status=status_printer(as_json), model_settings=settings,
         )  # fmt: skip
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def evaluate(
@@ -147,7 +147,7 @@ def evaluate(
     check_prepared(place, symbol)
     with working("evaluating", as_json):
         result = pipeline.evaluate(place, symbol, horizon, model, title=title)
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def plan(
@@ -171,7 +171,7 @@ def plan(
             place, symbol, horizon, model, seed=seed, quick=quick_from_environment(quick),
             tasks=task or ("train",), folds=folds, model_settings=settings,
         )  # fmt: skip
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def predict(
@@ -196,7 +196,7 @@ def predict(
         result = pipeline.predict(
             place, symbol, horizon, model, data=data, bars=bars, out=out, run=run, all_rows=all_rows
         )
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def export(
@@ -215,4 +215,4 @@ def export(
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,))
     check_trained(place, symbol)
     result = pipeline.export(place, symbol, horizon, model, tuple(formats or ("pth",)), run=run, out=out)
-    tell(result, as_json)
+    print_result(result, as_json)

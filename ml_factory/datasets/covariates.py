@@ -77,7 +77,7 @@ def covariates_for(model: object, known_at: pd.DatetimeIndex, settings: Mapping)
 
     settings : those of the data and the market, as stored.  A symbol is 1: a data set has one.
     """
-    spec, wanted = getattr(model, "network_spec", None), getattr(model, "beside", {})
+    spec, wanted = getattr(model, "network_spec", None), getattr(model, "covariates", {})
     if not wanted:
         return {}
     calendar = MarketSpec.from_dict(settings["market"]).calendar

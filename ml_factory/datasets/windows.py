@@ -23,8 +23,10 @@ class Windows:
     beside : what some networks read next to a window, float32 arrays (len(rows), ...) by the name of their argument.
     """
 
-    def __init__(self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int, beside: Mapping | None = None):
-        self.beside = dict(beside or {})
+    def __init__(
+        self, x_NF: np.ndarray | torch.Tensor, rows: np.ndarray, lookback: int, covariates: Mapping | None = None
+    ):
+        self.covariates = dict(covariates or {})
         self.x_NF = _as_tensor(x_NF)
         self.rows = np.ascontiguousarray(rows, dtype=np.int64)
         self.lookback = int(lookback)
@@ -69,12 +71,12 @@ class Windows:
     def take(self, positions: np.ndarray) -> "Windows":
         """The windows at `positions` alone, on the same memory."""
         positions = np.asarray(positions)
-        beside = {name: part[positions] for name, part in self.beside.items()}
-        return Windows(self.x_NF, self.rows[positions], self.lookback, beside)
+        covariates = {name: part[positions] for name, part in self.covariates.items()}
+        return Windows(self.x_NF, self.rows[positions], self.lookback, covariates)
 
     def to(self, device: torch.device | str) -> "Windows":
         """The same windows with their array on `device`."""
-        return Windows(self.x_NF.to(device), self.rows, self.lookback, self.beside)
+        return Windows(self.x_NF.to(device), self.rows, self.lookback, self.covariates)
 
     def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
         """NumPy (T, F) for a number, (B, T, F) for a slice or an array: a copy."""

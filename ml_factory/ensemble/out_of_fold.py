@@ -81,7 +81,7 @@ class FoldFit:
         """
         usable = np.ones(len(self.labels), dtype=bool) if self.usable is None else np.asarray(self.usable, dtype=bool)
         (train, test), y = fold, self.labels["label"].to_numpy()
-        train, said = train[usable[train]], usable[test]
+        train, readable = train[usable[train]], usable[test]
         p, calibration = np.full((len(test), 3), np.nan), Calibration()
         fit, validation = inner_validation(self.labels, train, self.validation_share)
         w_fit = self.weigh(fit) if self.weigh else training_weights(self.labels.iloc[fit])
@@ -97,13 +97,15 @@ class FoldFit:
             known = log_probabilities(restrict_classes(model.predict_proba(held_out[0]), self.classes))
             clear = (held_out[2] > 0).astype(np.float64)
             calibration = Calibration.fit(known, held_out[1], clear, horizon=self.horizon)
-        if said.any():
-            p[said] = restrict_classes(model.predict_proba(take(test[said])), self.classes)
+        if readable.any():
+            p[readable] = restrict_classes(model.predict_proba(take(test[readable])), self.classes)
         self.on_fold(number, result)
         return p, calibration
 
 
-def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tuple[list[np.ndarray], list[Calibration]]:
+def fold_forecasts(
+    fold_fit: FoldFit, folds: Sequence[Fold], checkpoints=None
+) -> tuple[list[np.ndarray], list[Calibration]]:
     """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
 
     Parameters
@@ -120,13 +122,13 @@ def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tup
     ------
     SettingsError when a fold trains on a row it predicts; FactoryError when one has too few training rows.
     """
-    _check_apart(folds, len(how.labels))
+    _check_apart(folds, len(fold_fit.labels))
     forecasts, calibrations = [], []
     if checkpoints is not None and (found := checkpoints.load()) is not None:
         forecasts = [np.array(p, dtype=np.float64) for p in found["state"]["p"]]
         calibrations = [Calibration.from_dict(one) for one in found["state"]["calibrations"]]
     for number in range(len(forecasts), len(folds)):
-        p, calibration = how.forecast(number, folds[number])
+        p, calibration = fold_fit.forecast(number, folds[number])
         forecasts.append(p)
         calibrations.append(calibration)
         if checkpoints is not None:
@@ -135,7 +137,7 @@ def fold_forecasts(how: FoldFit, folds: Sequence[Fold], checkpoints=None) -> tup
     return forecasts, calibrations
 
 
-def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
+def merge_forecasts(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
     """float64 (n, 3): each fold's forecasts at the rows it tests, NaN elsewhere.
 
     Raises SettingsError when two folds predict the same row.
@@ -150,9 +152,9 @@ def together(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> 
 def _check_apart(folds: Sequence[Fold], n: int) -> None:
     """No fold predicts a row it is trained on."""
     for number, (train, test) in enumerate(folds):
-        taught = np.zeros(n, dtype=bool)
-        taught[train] = True
-        if taught[test].any():
+        trained_on = np.zeros(n, dtype=bool)
+        trained_on[train] = True
+        if trained_on[test].any():
             raise SettingsError("A fold trains on rows it predicts", where=f"fold {number}")
 
 

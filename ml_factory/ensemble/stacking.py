@@ -68,15 +68,17 @@ class Stack:
         w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
         keep = np.isfinite(p_MN3).all(axis=(0, 2)) & (w > 0)
         p_MN3, y, w = p_MN3[:, keep], y[keep], w[keep]
-        witnesses = w.sum() ** 2 / (w**2).sum() / max(1, horizon) if len(w) else 0.0
+        independent_rows = w.sum() ** 2 / (w**2).sum() / max(1, horizon) if len(w) else 0.0
         equal = (1 / M,) * M
-        if witnesses < least_rows:
-            note = f"equal weights: {witnesses:.0f} separate rows with all predictions, {least_rows} are needed"
+        if independent_rows < least_rows:
+            note = f"equal weights: {independent_rows:.0f} separate rows with all predictions, {least_rows} are needed"
             return cls(names, equal, note=note, rows=len(w), prior=_shares_or_flat(y, w))
         for name, p_N3 in zip(names, p_MN3, strict=True):
             _check(name, y, p_N3)
         prior = class_shares(y, w)
-        pool, bias = _least_log_loss(log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * witnesses, prior, ridge)
+        pool, bias = _least_log_loss(
+            log_probabilities(p_MN3) - np.log(prior), y, w / w.sum() * independent_rows, prior, ridge
+        )
         return cls(names, tuple(pool.tolist()), tuple(bias.tolist()), tuple(prior.tolist()), "", len(w))
 
     def predict_proba(self, predictions: Mapping[str, np.ndarray]) -> np.ndarray:

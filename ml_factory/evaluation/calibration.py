@@ -200,11 +200,11 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
         raise SettingsError("No such bins", got=f"{bins} {strategy}", wanted="1 or more, quantile or uniform")
     pieces = []
     for k, name in enumerate(CLASSES):
-        said, happened = p_N3[w > 0, k], (code == k)[w > 0].astype(np.float64)
+        predicted_N, happened = p_N3[w > 0, k], (code == k)[w > 0].astype(np.float64)
         weight = w[w > 0]
         grid = np.linspace(0, 1, bins + 1)
-        edges = np.unique(np.quantile(said, grid)) if strategy == "quantile" else grid
-        which = np.searchsorted(edges[1:-1], said)
+        edges = np.unique(np.quantile(predicted_N, grid)) if strategy == "quantile" else grid
+        which = np.searchsorted(edges[1:-1], predicted_N)
         inside = np.unique(which)
         total = np.bincount(which, weights=weight)[inside]
         share = np.bincount(which, weights=weight * happened)[inside] / total
@@ -217,7 +217,7 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
                     "class": name,
                     "low": edges[inside],
                     "high": edges[np.minimum(inside + 1, len(edges) - 1)],
-                    "probability": np.bincount(which, weights=weight * said)[inside] / total,
+                    "probability": np.bincount(which, weights=weight * predicted_N)[inside] / total,
                     "frequency": share,
                     "error": np.sqrt(guarded * (1 - guarded) / (witnesses + 4)),
                     "rows": np.bincount(which)[inside],

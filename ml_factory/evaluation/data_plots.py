@@ -89,9 +89,11 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
     figure, (ax,) = new_figure(title, 2.9)
     kinds = gaps["kind"].value_counts()
     for number, (kind, count) in enumerate(kinds.items()):
-        mine, colour = gaps[gaps["kind"] == kind], SERIES[number] if number < len(SERIES) else INK["neutral"]
+        of_kind, colour = gaps[gaps["kind"] == kind], SERIES[number] if number < len(SERIES) else INK["neutral"]
         label = f"{count:,} {kind.replace('_', ' ')}"
-        ax.scatter(day_numbers(mine.index), mine["minutes"], s=14, alpha=0.75, linewidth=0, color=colour, label=label)
+        ax.scatter(
+            day_numbers(of_kind.index), of_kind["minutes"], s=14, alpha=0.75, linewidth=0, color=colour, label=label
+        )
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(FixedLocator(list(_SPANS)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda minutes, _: _SPANS.get(int(minutes), "")))

@@ -36,20 +36,20 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
     horizon, times_N : as of `intervals.gain_interval`.
     """
     forecast, ret = np.asarray(forecast_N, dtype=np.float64), np.asarray(ret_N, dtype=np.float64)
-    there = np.isfinite(ret)
-    times = None if times_N is None else np.asarray(times_N, dtype="datetime64[ns]")[there]
-    forecast, ret = forecast[there], ret[there]
+    known = np.isfinite(ret)
+    times = None if times_N is None else np.asarray(times_N, dtype="datetime64[ns]")[known]
+    forecast, ret = forecast[known], ret[known]
     if len(ret) < FEWEST or np.ptp(forecast) == 0 or np.ptp(ret) == 0:
         return None
     place = np.empty(len(forecast), dtype=np.int64)
     place[np.argsort(forecast, kind="stable")] = np.arange(len(forecast)) * DECILES // len(forecast)
     rows = {}
     for decile in range(DECILES):
-        mine = place == decile
-        interval = gain_interval(1e4 * ret, mine.astype(float), horizon=horizon, times_N=times)
+        in_decile = place == decile
+        interval = gain_interval(1e4 * ret, in_decile.astype(float), horizon=horizon, times_N=times)
         rows[decile + 1] = {
-            "forecast": forecast[mine].mean(), "ret_bp": interval.mean, "low_bp": interval.low,
-            "high_bp": interval.high, "rows": int(mine.sum()),
+            "forecast": forecast[in_decile].mean(), "ret_bp": interval.mean, "low_bp": interval.low,
+            "high_bp": interval.high, "rows": int(in_decile.sum()),
         }  # fmt: skip
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("decile").astype({"rows": np.int64})
     return DecileReturns(table, information_coefficient(forecast, ret, horizon=horizon, times_N=times))

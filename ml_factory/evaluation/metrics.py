@@ -59,8 +59,8 @@ def restrict_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
     p_N3 = np.asarray(p_N3, dtype=np.float64)
     if set(classes) == set(CLASSES):
         return p_N3
-    asked = np.where(np.isin(CLASSES, list(classes)), p_N3, 0.0)
-    return asked / asked.sum(axis=1, keepdims=True)
+    restricted = np.where(np.isin(CLASSES, list(classes)), p_N3, 0.0)
+    return restricted / restricted.sum(axis=1, keepdims=True)
 
 
 def log_loss_by_class(p_N3) -> np.ndarray:

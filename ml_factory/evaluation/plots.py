@@ -149,8 +149,8 @@ def calibration_plot(
     figure, axes = new_figure(title, 3.3, 1, len(classes))
     both = pd.concat(list(tables.values()))
     for ax, (word, code) in zip(axes, classes.items(), strict=True):
-        mine = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
-        low, high = (float(mine.min()), float(mine.max())) if len(mine) else (0.0, 1.0)
+        of_class = both.loc[both["class"] == code, ["probability", "frequency"]].to_numpy()
+        low, high = (float(of_class.min()), float(of_class.max())) if len(of_class) else (0.0, 1.0)
         pad = max(0.02, 0.1 * (high - low))
         low, high = max(0.0, low - pad), min(1.0, high + pad)
         ax.plot([low, high], [low, high], color=INK["muted"], linewidth=1.1, linestyle=DASHED)

@@ -67,7 +67,7 @@ class ModelVerdict:
         if self.status == NOT_ENOUGH:
             return f"{self.model}: not enough data for a verdict: {self.reason}."
         if self.status == BEATS:
-            return f"{self.model} beats every baseline: it {self._tells()}."
+            return f"{self.model} beats every baseline: it {self._parts_sentence()}."
         verb = "is worse than" if self.gain_best_high < 0 else "does not beat"
         if self.gain_best_low > 0:
             return f"{self.model} does not beat every baseline: {self.reason}."
@@ -81,7 +81,7 @@ class ModelVerdict:
         side = f", directional gain {_with_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
         return f"{gain}{'' if self.kind == 'meta' else side}; {self.rows:,} rows, {self.effective_rows:,.0f} effective"
 
-    def _tells(self) -> str:
+    def _parts_sentence(self) -> str:
         if self.kind == "meta":
             return "tells good bets from bad ones"
         touch = TOUCH_WORDS[self.kind]

@@ -59,17 +59,17 @@ def predict_features(
     p_N3 = np.empty((len(rows), 3))
     for first in range(0, len(rows), batch):
         some = rows[first : first + batch]
-        told = covariates_for(model, features.index[some], bundle.spec)
-        said = calibration.apply(
-            restrict_classes(model.predict_proba(_inputs(scaled, some, bundle.lookback, told)), bundle.classes)
+        covariates = covariates_for(model, features.index[some], bundle.spec)
+        calibrated = calibration.apply(
+            restrict_classes(model.predict_proba(_inputs(scaled, some, bundle.lookback, covariates)), bundle.classes)
         )
-        p_N3[first : first + batch] = restrict_classes(said, bundle.classes)
+        p_N3[first : first + batch] = restrict_classes(calibrated, bundle.classes)
     return pd.DataFrame(p_N3, index=features.index[rows], columns=PROBABILITIES)
 
 
-def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, told: dict):
+def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, covariates: dict):
     if not lookback:
         return scaled_NF[rows]
     # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
     windows = importlib.import_module("ml_factory.datasets.windows")
-    return windows.Windows(scaled_NF, rows, lookback, told)
+    return windows.Windows(scaled_NF, rows, lookback, covariates)

@@ -33,7 +33,7 @@ class FitResult:
     resumed_from : finished epochs (blocks) the run started from, None when it started from nothing; `resumed_step`
         the optimizer's step, of networks only.
     stopped_early : the validation loss had not fallen for as long as the settings' patience.
-    exact : False when it was continued on another machine, thread count or library; `inexact` then says why.
+    exact : False when it was continued on another machine, thread count or library; `nondeterminism` holds the reasons.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
     compiles : train, accumulate, evaluate -> how often a lazy device, or `torch.compile`, built that program.
     machine : of networks, what the fit ran on and what that took: device, threads, precision, parameters,
@@ -47,7 +47,7 @@ class FitResult:
     resumed_step: int | None = None
     stopped_early: bool = False
     exact: bool = True
-    inexact: tuple[str, ...] = ()
+    nondeterminism: tuple[str, ...] = ()
     limited: dict = field(default_factory=dict)
     compiles: dict = field(default_factory=dict)
     machine: dict = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Estimator:
         """Become the model that `save` wrote there; returns self."""
         return self.load_state(read_state(path))
 
-    def _own(self, state: Mapping) -> Mapping:
+    def _checked_state(self, state: Mapping) -> Mapping:
         """The state, if it is one of ours."""
         if state.get("model") != self.name:
             raise CheckpointError(
@@ -121,21 +121,21 @@ class Estimator:
         self.trained_on = state.get("trained_on") or self.trained_on
         return state
 
-    def _signed(self, state: dict) -> dict:
+    def _with_trained_on(self, state: dict) -> dict:
         """The state, and what the model was trained on where that is known."""
         return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
 
 
-def check_trained_on(mine: Mapping, state: Mapping) -> None:
-    """Raise CheckpointError where a model for the rows `mine` is given a state of other ones."""
+def check_trained_on(expected: Mapping, state: Mapping) -> None:
+    """Raise CheckpointError where a model for the rows `expected` is given a state of other ones."""
     theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
     for name in ("symbol", "horizon"):
-        if mine and theirs and mine[name] != theirs[name]:
+        if expected and theirs and expected[name] != theirs[name]:
             raise CheckpointError(
-                f"This state is of another {name}", where=state["model"], got=theirs[name], wanted=mine[name],
+                f"This state is of another {name}", where=state["model"], got=theirs[name], wanted=expected[name],
                 next_step=step,
             )  # fmt: skip
-    wanted, got = list(mine.get("features", ())), list(theirs.get("features", ()))
+    wanted, got = list(expected.get("features", ())), list(theirs.get("features", ()))
     count = len(got) or int(state.get("n_features") or 0)
     if wanted and count and (count != len(wanted) or (got and got != wanted)):
         odd = [name for name in got if name not in wanted] + [name for name in wanted if got and name not in got]
@@ -294,7 +294,7 @@ def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
     )
 
 
-def merged(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
+def union(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
     """Both, each once, in order."""
     return list(dict.fromkeys([*reasons, *more]))
 

@@ -26,9 +26,11 @@ def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
     checks = (*(NETWORK_CHECKS if windowed else ()), *MODEL_CHECKS)
     failures = []
     for check in checks:
-        told, more = (check.__doc__ or "").partition(".")[0], CPU | {"lookback": T} if windowed else {}
+        sentence, more = (check.__doc__ or "").partition(".")[0], CPU | {"lookback": T} if windowed else {}
         try:
-            failures += [f"{told}: {complaint}" for complaint in check(lambda more=more, **own: make(**more, **own))]
+            failures += [
+                f"{sentence}: {complaint}" for complaint in check(lambda more=more, **own: make(**more, **own))
+            ]
         except (
             FactoryError,
             RuntimeError,
@@ -38,7 +40,7 @@ def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
             IndexError,
             NotImplementedError,
         ) as error:
-            failures.append(f"{told}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            failures.append(f"{sentence}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     if failures:
         raise SettingsError(
             "This model does not keep the contract", where=name, got="; ".join(failures),
@@ -65,9 +67,9 @@ def windows(model: Estimator, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
-def beside(model: Estimator, rows: int = ROWS) -> dict[str, torch.Tensor]:
+def covariates(model: Estimator, rows: int = ROWS) -> dict[str, torch.Tensor]:
     """What the network reads beside its windows, normal; most read nothing."""
-    draw, shapes = generator(2, "contract"), getattr(model, "beside", {})
+    draw, shapes = generator(2, "contract"), getattr(model, "covariates", {})
     return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
 
 
@@ -77,7 +79,7 @@ def logits(make: Make) -> Iterator[str]:
     network, x_BTF = network_of(model).eval(), windows(model)
     before = x_BTF.clone()
     with torch.no_grad():
-        y_BC = network(x_BTF, **beside(model))
+        y_BC = network(x_BTF, **covariates(model))
     if y_BC.shape != (ROWS, len(CLASSES)):
         yield f"got shape {tuple(y_BC.shape)}, wanted {(ROWS, len(CLASSES))}"
     elif not torch.isfinite(y_BC).all():
@@ -91,7 +93,7 @@ def gradients(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         model = make()
         network = network_of(model).train()
-        network(windows(model), **beside(model)).square().sum().backward()
+        network(windows(model), **covariates(model)).square().sum().backward()
     lost = [name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     if lost:
         yield f"none at {', '.join(lost[:5])}"
@@ -102,7 +104,7 @@ def overfits(make: Make) -> Iterator[str]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(0, "contract", "overfit"))
         model, y_B = make(), torch.arange(24) % len(CLASSES)
-        network, x_BTF, more = network_of(model), windows(model, 24), beside(model, 24)
+        network, x_BTF, more = network_of(model), windows(model, 24), covariates(model, 24)
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -119,7 +121,7 @@ def overfits(make: Make) -> Iterator[str]:
 def alone(make: Make) -> Iterator[str]:
     """A row is answered alone as in company."""
     model = make()
-    network, x_BTF, more = network_of(model).eval(), windows(model), beside(model)
+    network, x_BTF, more = network_of(model).eval(), windows(model), covariates(model)
     with torch.no_grad():
         one = network(x_BTF[7:8], **{name: part[7:8] for name, part in more.items()})
         gap = (network(x_BTF, **more)[7:8] - one).abs().max()
@@ -166,7 +168,7 @@ def _rows(model: Estimator) -> tuple[np.ndarray | Windows, np.ndarray]:
     if not hasattr(model, "kind"):
         return x_NTF[:, -1], y
     last = np.arange(T - 1, ROWS * T, T)
-    return Windows(x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in beside(model).items()}), y
+    return Windows(x_NTF.reshape(ROWS * T, -1), last, T, {name: v.numpy() for name, v in covariates(model).items()}), y
 
 
 def _fitted(make: Make, **settings) -> Estimator:

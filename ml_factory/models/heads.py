@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.clock_offset import PROGRESS_CELLS, ClockOffset
-from ml_factory.models.onednn_linear import Linear
+from ml_factory.models.onednn_linear import OneDNNLinear
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class VectorHead(nn.Module):
         self.shape = (task,)
         if isinstance(task, Forecast):
             self.shape = (task.steps, task.count(features), *((task.width,) if task.quantiles else ()))
-        self.linear = Linear(width, torch.Size(self.shape).numel())
+        self.linear = OneDNNLinear(width, torch.Size(self.shape).numel())
 
     def forward(self, code_BX: Tensor) -> Tensor:
         return self.linear(code_BX).unflatten(-1, self.shape)
@@ -79,11 +79,11 @@ class ChannelHead(nn.Module):
         self.task, self.levels = task, levels
         if isinstance(task, Forecast):
             self.channels = task.count(features)
-            self.linear = Linear(width, task.steps * task.width)
+            self.linear = OneDNNLinear(width, task.steps * task.width)
         else:
             width += 2 * levels
-            self.read = nn.Identity() if read is None else Linear(width, read)
-            self.linear = Linear(features * (width if read is None else read), task)
+            self.read = nn.Identity() if read is None else OneDNNLinear(width, read)
+            self.linear = OneDNNLinear(features * (width if read is None else read), task)
 
     def forward(self, code_BFX: Tensor, level_BF2: Tensor | None) -> Tensor:
         if isinstance(self.task, Forecast):
@@ -94,7 +94,7 @@ class ChannelHead(nn.Module):
         return self.linear(self.read(code_BFX).flatten(1))
 
 
-def start_at_zero(network: nn.Module, outputs: int) -> None:
+def zero_output_layer(network: nn.Module, outputs: int) -> None:
     """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
 
     A network without one, which may be a user's own, keeps its first weights.
@@ -104,7 +104,7 @@ def start_at_zero(network: nn.Module, outputs: int) -> None:
         nn.init.zeros_(parameter)
 
 
-class StartsFromClock(nn.Module):
+class ClockOffsetNetwork(nn.Module):
     """A network and the `ClockOffset` that its logits start from, as one module: what is exported of the two.
 
     column, ending : those of the offset.  Its tables are buffers, so that a state dict holds all.
@@ -120,8 +120,8 @@ class StartsFromClock(nn.Module):
         self.register_buffer("low_high_step_3", bounds_3)
         self.register_buffer("log_shares_C3", shares_C3)
 
-    def forward(self, x_BTF: Tensor, **beside: Tensor) -> Tensor:
-        logits_BC = self.network(x_BTF, **beside)
+    def forward(self, x_BTF: Tensor, **covariates: Tensor) -> Tensor:
+        logits_BC = self.network(x_BTF, **covariates)
         return logits_BC + self.log_shares_C3[self._cells(x_BTF[:, -1, self.column].double())].to(logits_BC.dtype)
 
     def _cells(self, value_B: Tensor) -> Tensor:

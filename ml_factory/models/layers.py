@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.onednn_linear import Linear
+from ml_factory.models.onednn_linear import OneDNNLinear
 
 
 class InstanceNorm(nn.Module):
@@ -98,8 +98,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.qkv = Linear(width, 3 * width)
-        self.out = Linear(width, width)
+        self.qkv = OneDNNLinear(width, 3 * width)
+        self.out = OneDNNLinear(width, width)
 
     def forward(self, x_BND: Tensor) -> Tensor:
         B, N, D = x_BND.shape
@@ -159,7 +159,7 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads)
         self.norm1 = NORMS[norm](width)
-        self.feed = nn.Sequential(Linear(width, inner), nn.GELU(), Linear(inner, width))
+        self.feed = nn.Sequential(OneDNNLinear(width, inner), nn.GELU(), OneDNNLinear(inner, width))
         self.norm2 = NORMS[norm](width)
         self.drop1, self.drop2 = TokenDropout(dropout), TokenDropout(dropout)
 

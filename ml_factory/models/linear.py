@@ -47,7 +47,7 @@ class Linear(Tabular):
         return scale
 
     def _open(self, spec, train, valid, bins):
-        return _Grower(spec, bins, [train, *([] if valid is None else [valid])])
+        return _Trainer(spec, bins, [train, *([] if valid is None else [valid])])
 
     def _grown(self, part, rounds):
         return {"mean": part["mean"], "deviation": part["deviation"], "weights": part["path"][rounds]}
@@ -123,7 +123,7 @@ class _Part:
         return (self.x_NP.T @ (residual_NK * self.weight[:, None]).astype(np.float32)).astype(np.float64)
 
 
-class _Grower(BlockTrainer):
+class _Trainer(BlockTrainer):
     """path : the weights after each round, from which the best are taken. Scores begin anew with each block."""
 
     def __init__(self, spec: LinearSpec, scale: Scale, parts: list[Rows]):
@@ -142,8 +142,8 @@ class _Grower(BlockTrainer):
             gradient = self._gradient(self.path[-1])
             for _ in range(first, until):
                 gradient = self._step(gradient)
-                for part, told in zip(self.parts, losses, strict=False):
-                    told.append(part.loss(part.z_NK))
+                for part, values in zip(self.parts, losses, strict=False):
+                    values.append(part.loss(part.z_NK))
         return losses
 
     def _gradient(self, w_PK: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ def _onednn():
 ONEDNN = _onednn()
 
 
-class Linear(nn.Linear):
+class OneDNNLinear(nn.Linear):
     """`nn.Linear`, by `linear`: the same weights by the same names."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class ModelSpec:
 
     def on_graphics(self, settings: Mapping) -> bool:
         """Whether it would train on an NVIDIA GPU where there is one, by these settings."""
-        asked = settings.get("device", "auto")
-        return asked == "cuda" or (asked == "auto" and self.graphics)
+        device_choice = settings.get("device", "auto")
+        return device_choice == "cuda" or (device_choice == "auto" and self.graphics)
 
     @property
     def windowed(self) -> bool:

@@ -23,23 +23,23 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 def signature(network: type) -> str:
     """64 hex digits that change with the network, its settings' defaults, and all it reads of the user's."""
     seen: dict[int, str] = {}
-    return fingerprint([_told(network, seen), _told(network.Spec, seen)])
+    return fingerprint([_describe(network, seen), _describe(network.Spec, seen)])
 
 
-def _told(value: object, seen: dict[int, str]) -> object:
+def _describe(value: object, seen: dict[int, str]) -> object:
     """The value as JSON can hold it; a class or function that was met before by its name alone."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple | list):
-        return [_told(one, seen) for one in value]
+        return [_describe(one, seen) for one in value]
     if isinstance(value, dict):
-        return [[_told(key, seen), _told(one, seen)] for key, one in value.items()]
+        return [[_describe(key, seen), _describe(one, seen)] for key, one in value.items()]
     if isinstance(value, np.ndarray):
         return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if isinstance(value, property):
-        return [_told(one, seen) for one in (value.fget, value.fset, value.fdel)]
+        return [_describe(one, seen) for one in (value.fget, value.fset, value.fdel)]
     if not isinstance(value, type | FunctionType):
         return f"a {type(value).__module__}.{type(value).__qualname__}"
     name = f"{value.__module__}.{value.__qualname__}"
@@ -54,25 +54,28 @@ def _of_class(kind: type, seen: dict[int, str]) -> Iterator[object]:
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or kind.__module__.startswith("torch"):
         return
     for base in kind.__bases__:
-        yield _told(base, seen)
+        yield _describe(base, seen)
     for name, value in vars(kind).items():
         if not name.startswith("__") or isinstance(value, FunctionType):
-            yield [name, _told(value, seen)]
+            yield [name, _describe(value, seen)]
     if is_dataclass(kind):
         for item in fields(kind):
-            yield [item.name, [_told(one, seen) for one in (item.default, item.default_factory) if one is not MISSING]]
+            yield [
+                item.name,
+                [_describe(one, seen) for one in (item.default, item.default_factory) if one is not MISSING],
+            ]
 
 
 def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[object]:
     """Its source and what it reads, where it is the user's; of any other what it closes over."""
     function = inspect.unwrap(function)
-    yield [_told(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
+    yield [_describe(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
     if not is_the_users(function):
         return
     yield _source(function)
-    yield _told([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)
+    yield _describe([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)
     for name in sorted(referenced_globals(function.__code__) & function.__globals__.keys()):
-        yield [name, _told(function.__globals__[name], seen)]
+        yield [name, _describe(function.__globals__[name], seen)]
 
 
 def _filled(cell) -> bool:

@@ -30,12 +30,12 @@ from ml_factory.models.base import (
     environment,
     hint_when_flat,
     make_settings,
-    merged,
     replay_history,
+    union,
     with_model,
 )
 from ml_factory.models.clock_offset import ClockOffset, check_offset, mean_log_loss, softmax
-from ml_factory.models.tabular_data import BinnedData, Rows, check_class_weight, matrix, read_rows, reweighed
+from ml_factory.models.tabular_data import BinnedData, Rows, apply_class_weights, check_class_weight, matrix, to_rows
 from ml_factory.progress import phase
 from ml_factory.seeding import derive_seed
 
@@ -51,7 +51,7 @@ class BlockSpec:
     patience : rounds without a better validation loss before stopping, counted across blocks; 0 for never.
     offset_column : the input that grows evenly through the session and whose `ClockOffset` the model starts from; -1
     for none. offset_bars : bars before the session's end with cells of their own there.
-    class_weight : none, or balanced (see `reweighed`). threads : 0 takes every core.
+    class_weight : none, or balanced (see `apply_class_weights`). threads : 0 takes every core.
     """
 
     rounds: int = 300
@@ -172,8 +172,8 @@ class Tabular(Estimator, ABC):
     ):
         """As of `Estimator.fit`; binned : a `BinnedData` shared by fits on the same rows, other seeds and settings."""
         spec, limited = apply_limits(self.settings, limits)
-        valid = None if validation is None else read_rows(*validation)
-        train, valid = reweighed(read_rows(x, y, sample_weight, where="training"), valid, spec.class_weight)
+        valid = None if validation is None else to_rows(*validation)
+        train, valid = apply_class_weights(to_rows(x, y, sample_weight, where="training"), valid, spec.class_weight)
         run, here = self._identity(spec, train, valid)
         start = self._start_from_offset(spec, train, valid)
         saved = checkpoints.load() if checkpoints is not None else None
@@ -182,21 +182,21 @@ class Tabular(Estimator, ABC):
         check_same_run(progress, run)
         # Once continued elsewhere, always so: the reasons travel with the run.
         reasons = [*differences(progress["environment"], here), *self._promises(spec)]
-        progress["inexact"] = merged(progress["inexact"], reasons)
+        progress["inexact"] = union(progress["inexact"], reasons)
         progress["environment"] = here
-        result = FitResult(exact=not progress["inexact"], inexact=tuple(progress["inexact"]), limited=limited)
+        result = FitResult(exact=not progress["inexact"], nondeterminism=tuple(progress["inexact"]), limited=limited)
         result.resumed_from = len(progress["history"]) if saved else None
         callbacks = with_model(callbacks, self)
         replay_history(callbacks, progress["history"])
         if "finished" not in progress:
             rows = {"data": run["data"], "device": here["device"]}
             with (binned or BinnedData()).lease(self.name, rows, lambda: self._bin(spec, train, valid)) as bins:
-                grower = self._open(spec, train, valid, bins)
+                trainer = self._open(spec, train, valid, bins)
                 try:
-                    self._blocks(spec, grower, progress, callbacks, checkpoints, start)
+                    self._blocks(spec, trainer, progress, callbacks, checkpoints, start)
                 finally:
                     self._growing = None
-                    grower.close()
+                    trainer.close()
         self.load_state(progress["finished"])
         result.history, result.best_round = list(progress["history"]), self.best_round
         result.best_epoch = -(-self.best_round // spec.block)
@@ -232,23 +232,23 @@ class Tabular(Estimator, ABC):
         return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
 
     def _blocks(
-        self, spec: BlockSpec, grower: BlockTrainer, progress: dict, callbacks, checkpoints, start: float
+        self, spec: BlockSpec, trainer: BlockTrainer, progress: dict, callbacks, checkpoints, start: float
     ) -> None:
         if progress["rounds"]:
-            grower.restore(progress["part"], progress["rounds"])
+            trainer.restore(progress["part"], progress["rounds"])
         with phase("training", spec.rounds, of="rounds", start=progress["rounds"]) as moved:
-            self._grow(spec, grower, progress, callbacks, checkpoints, start, moved)
-        heard = progress["val"][: patience_end(progress["val"], spec.patience, start)]
-        best = int(np.argmin(heard)) + 1 if heard else progress["rounds"]
-        if heard and start <= min(heard):
+            self._grow(spec, trainer, progress, callbacks, checkpoints, start, moved)
+        losses = progress["val"][: patience_end(progress["val"], spec.patience, start)]
+        best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
+        if losses and start <= min(losses):
             best = 0  # no round is better than the clock; the first one is stored, and not asked
-        progress["finished"] = self._state(grower.model(max(best, 1)), best, progress["data"]["features"])
+        progress["finished"] = self._state(trainer.model(max(best, 1)), best, progress["data"]["features"])
         progress.pop("part", None)
         if checkpoints is not None:
             checkpoints.save(progress, metrics=progress["history"][-1], force=True)
 
     def _grow(
-        self, spec: BlockSpec, grower: BlockTrainer, progress: dict, callbacks, checkpoints, start: float,
+        self, spec: BlockSpec, trainer: BlockTrainer, progress: dict, callbacks, checkpoints, start: float,
         moved: Callable[[int], None],
     ) -> None:  # fmt: skip
         """Blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
@@ -256,7 +256,7 @@ class Tabular(Estimator, ABC):
             began, first = time.perf_counter(), progress["rounds"]
             until = min(first + spec.block, spec.rounds)
             block = first // spec.block
-            train_loss, val_loss = grower.grow(first, until, derive_seed(spec.seed, self.name, "block", block))
+            train_loss, val_loss = trainer.grow(first, until, derive_seed(spec.seed, self.name, "block", block))
             progress["train"] = progress["train"] + [float(loss) for loss in train_loss]
             progress["val"] = progress["val"] + [float(loss) for loss in val_loss]
             metrics = {
@@ -264,18 +264,18 @@ class Tabular(Estimator, ABC):
                 "val_loss": progress["val"][-1] if progress["val"] else None,
                 "seconds": time.perf_counter() - began,
             }
-            progress["rounds"], self._growing = until, (grower, until, progress["data"]["features"])
+            progress["rounds"], self._growing = until, (trainer, until, progress["data"]["features"])
             progress["history"] = [*progress["history"], {"epoch": block + 1, **metrics}]
             if hasattr(spec, "learning_rate"):
                 hint_when_flat(progress["history"], spec.learning_rate)
             if checkpoints is not None and checkpoints.due():
-                checkpoints.save({**progress, "part": grower.part(), "offset": self._offset_state()}, metrics=metrics)
+                checkpoints.save({**progress, "part": trainer.part(), "offset": self._offset_state()}, metrics=metrics)
             moved(until - first)
             for callback in callbacks:
                 callback(block + 1, dict(metrics))
 
     def predict_proba(self, x) -> np.ndarray:
-        x = self._asked(x)
+        x = self._checked_input(x)
         if not len(x):
             return np.empty((0, 3))
         if self._offset is not None:
@@ -289,7 +289,7 @@ class Tabular(Estimator, ABC):
 
     def importances(self) -> np.ndarray:
         """float64 (F,), summing to 1 (to 0 where nothing was learnt): what each feature gave while training."""
-        self._asked(np.zeros((0, self.n_features)))
+        self._checked_input(np.zeros((0, self.n_features)))
         gain = np.asarray(self._gain(), dtype=np.float64) if self.best_round else np.zeros(self.n_features)
         return gain / (gain.sum() or 1.0)
 
@@ -299,7 +299,7 @@ class Tabular(Estimator, ABC):
         Their sum is the score whose softmax `predict_proba` gives (Lundberg et al. 2020 for trees, computed by the
         libraries; for the linear model the part of a feature against its mean).
         """
-        x = self._asked(x)
+        x = self._checked_input(x)
         if not len(x):
             return np.empty((0, 3, self.n_features + 1))
         parts = np.asarray(self._contributions(x), dtype=np.float64)
@@ -308,7 +308,7 @@ class Tabular(Estimator, ABC):
             parts[:, :, -1] += self._offset.scores(x[:, self._offset.column])
         return parts
 
-    def _asked(self, x) -> np.ndarray:
+    def _checked_input(self, x) -> np.ndarray:
         """x as this fitted model reads it."""
         if self._predictor is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
@@ -347,8 +347,8 @@ class Tabular(Estimator, ABC):
 
     def get_state(self) -> dict:
         if self._growing is not None:
-            grower, rounds, features = self._growing
-            return self._state(grower.model(rounds), rounds, features)
+            trainer, rounds, features = self._growing
+            return self._state(trainer.model(rounds), rounds, features)
         return self._state(self._fitted, self.best_round, self.n_features)
 
     def state_in_training(self, saved: Mapping) -> dict:
@@ -366,7 +366,7 @@ class Tabular(Estimator, ABC):
         return None if self._offset is None else self._offset.to_dict()
 
     def _state(self, fitted: Any, best: int, n_features: int) -> dict:
-        return self._signed({
+        return self._with_trained_on({
             "model": self.name,
             "settings": asdict(self.settings),
             "library": f"{self.library} {version(self.library)}",
@@ -377,7 +377,7 @@ class Tabular(Estimator, ABC):
         })  # fmt: skip
 
     def load_state(self, state):
-        state = self._own(state)
+        state = self._checked_state(state)
         self.settings = make_settings(self.Spec, state["settings"], where=self.name)
         self.n_features, self.best_round = int(state["n_features"]), int(state["best_round"])
         self._fitted = state["fitted"]

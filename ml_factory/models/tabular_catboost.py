@@ -72,7 +72,7 @@ class CatBoost(Tabular):
     def _open(self, spec, train, valid, bins):
         for pool, part in zip(bins, (train, valid), strict=False):
             _start_from(pool, part.offset)
-        return _Grower(spec, bins, self._on_gpu(spec))
+        return _Trainer(spec, bins, self._on_gpu(spec))
 
     def _grown(self, part, rounds):
         return bytes(part["model"])
@@ -116,7 +116,7 @@ class _Until:
         return info.iteration < self.rounds
 
 
-class _Grower(BlockTrainer):
+class _Trainer(BlockTrainer):
     def __init__(self, spec: BoosterSpec, pools: list[catboost.Pool], on_gpu: bool):
         self.folder = tempfile.TemporaryDirectory(prefix="catboost-")
         self.snapshot = Path(self.folder.name) / "snapshot.cbsnapshot"

@@ -36,7 +36,7 @@ def matrix(x, where: str) -> np.ndarray:
     return x
 
 
-def read_rows(x, y, weight=None, where: str = "validation") -> Rows:
+def to_rows(x, y, weight=None, where: str = "validation") -> Rows:
     """Checked rows; labels -1, 0, +1 come in, classes 0..2 stand in `target`."""
     x = matrix(x, f"{where} x")
     return Rows(x, *check_rows(len(x), y, weight, where=where))
@@ -48,7 +48,7 @@ def check_class_weight(name: str) -> None:
         raise SettingsError("Cannot train with this", where="class_weight", got=repr(name), wanted=CLASS_WEIGHTS)
 
 
-def reweighed(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows, Rows | None]:
+def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows, Rows | None]:
     """Both parts, their weights times what the training rows alone say of each class.
 
     balanced : each class that training rows hold gets the same share of their weight, which stays the same in all.

@@ -36,7 +36,7 @@ class LightGBM(Tabular):
         return {"device_type": "cuda" if self._on_gpu(spec) else "cpu", "num_threads": spec.thread_count}
 
     def _open(self, spec, train, valid, bins):
-        return _Grower(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
+        return _Trainer(spec, [train, *([] if valid is None else [valid])], bins, self._device(spec))
 
     def _grown(self, part, rounds):
         return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
@@ -92,7 +92,7 @@ class ModelText:
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
-class _Grower(BlockTrainer):
+class _Trainer(BlockTrainer):
     """Each block is a booster of its own that starts from the rows' scores so far (`init_score`).
 
     Scores are kept in float64 and grow by our own walk through the block's trees, leaf after leaf: what a run that

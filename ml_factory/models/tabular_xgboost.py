@@ -27,10 +27,10 @@ class XGBoost(Tabular):
 
     def _open(self, spec, train, valid, bins):
         offsets = [part.offset for part in (train, valid) if part is not None]
-        return _Grower(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
+        return _Trainer(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
 
     def _grown(self, part, rounds):
-        return joined([_booster(bytes(block), self.settings.thread_count) for block in part["blocks"]], rounds)
+        return merge_boosters([_booster(bytes(block), self.settings.thread_count) for block in part["blocks"]], rounds)
 
     def _read(self, fitted):
         return _booster(fitted, self.settings.thread_count)
@@ -42,14 +42,14 @@ class XGBoost(Tabular):
         return self._predictor.inplace_predict(x, predict_type="margin")
 
     def _gain(self):
-        told = self._predictor.get_score(importance_type="total_gain")
-        return np.array([told.get(f"f{column}", 0.0) for column in range(self.n_features)])
+        scores = self._predictor.get_score(importance_type="total_gain")
+        return np.array([scores.get(f"f{column}", 0.0) for column in range(self.n_features)])
 
     def _contributions(self, x):
         return self._predictor.predict(xgb.DMatrix(x), pred_contribs=True, strict_shape=True)
 
 
-class _Grower(BlockTrainer):
+class _Trainer(BlockTrainer):
     """Each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
 
     A cached score and one predicted again are the same float32 additions in the same order.
@@ -113,10 +113,10 @@ class _Grower(BlockTrainer):
         self.margins = [booster.predict(matrix, output_margin=True) for matrix, _ in self.evals]
 
     def model(self, rounds):
-        return joined([_booster(block, self.params["nthread"]) for block in self.blocks], rounds)
+        return merge_boosters([_booster(block, self.params["nthread"]) for block in self.blocks], rounds)
 
 
-def joined(blocks: list[xgb.Booster], rounds: int) -> bytes:
+def merge_boosters(blocks: list[xgb.Booster], rounds: int) -> bytes:
     """The first rounds of boosters that each started from the scores of those before, as one model (UBJSON).
 
     XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and where each

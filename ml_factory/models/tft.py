@@ -13,7 +13,7 @@ from ml_factory.errors import SettingsError
 from ml_factory.models import recurrent
 from ml_factory.models.base import check_sizes
 from ml_factory.models.heads import Forecast, Task
-from ml_factory.models.onednn_linear import Linear
+from ml_factory.models.onednn_linear import OneDNNLinear
 from ml_factory.models.tft_layers import GRN, GatedSkip, InterpretableAttention, VariableSelection
 
 
@@ -107,7 +107,7 @@ class TFT(nn.Module):
         self.decoded = GatedSkip(D, D)
         self.spec = spec
         channels = (task.count(features), task.width) if self.forecasts else (task,)
-        self.head = Linear(D, torch.Size(channels).numel())
+        self.head = OneDNNLinear(D, torch.Size(channels).numel())
         self.shape = channels if self.forecasts and task.quantiles else channels[:1]
 
     def forward(self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ml_factory.models.onednn_linear import Linear, linear, onednn_takes, stacked
+from ml_factory.models.onednn_linear import OneDNNLinear, linear, onednn_takes, stacked
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
 PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
@@ -33,7 +33,7 @@ class GatedSkip(nn.Module):
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
-        self.linear = Linear(inputs, 2 * outputs)
+        self.linear = OneDNNLinear(inputs, 2 * outputs)
         self.norm = nn.LayerNorm(outputs, eps=EPS)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class GRN(nn.Module):
 
     def __init__(self, inputs: int, width: int, outputs: int | None = None, context: int = 0, dropout: float = 0.0):
         super().__init__()
-        self.outer = Linear(inputs, width)
-        self.context = Linear(context, width, bias=False) if context else None
-        self.inner = Linear(width, width)
+        self.outer = OneDNNLinear(inputs, width)
+        self.context = OneDNNLinear(context, width, bias=False) if context else None
+        self.inner = OneDNNLinear(width, width)
         self.drop = nn.Dropout(dropout)
-        self.skip = Linear(inputs, outputs) if outputs else nn.Identity()
+        self.skip = OneDNNLinear(inputs, outputs) if outputs else nn.Identity()
         self.gate = GatedSkip(width, outputs or inputs)
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
@@ -160,10 +160,10 @@ class InterpretableAttention(nn.Module):
     def __init__(self, width: int, heads: int, positions: int, asking: int):
         super().__init__()
         self.heads, self.asking = heads, asking
-        self.query = Linear(width, width, bias=False)
-        self.key = Linear(width, width, bias=False)
-        self.value = Linear(width, width // heads, bias=False)
-        self.out = Linear(width // heads, width, bias=False)
+        self.query = OneDNNLinear(width, width, bias=False)
+        self.key = OneDNNLinear(width, width, bias=False)
+        self.value = OneDNNLinear(width, width // heads, bias=False)
+        self.out = OneDNNLinear(width // heads, width, bias=False)
         later_SU = torch.ones(asking, positions).triu(positions - asking + 1)
         self.register_buffer("unseen_SU", torch.zeros_like(later_SU).masked_fill(later_SU > 0, -math.inf), False)
 

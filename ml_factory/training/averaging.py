@@ -9,7 +9,7 @@ from torch import Tensor
 from ml_factory.errors import CheckpointError
 
 
-class Average:
+class WeightAverage:
     """Exponential moving average of the trained parameters (Polyak and Juditsky 1992; decay as in Tarvainen and
     Valpola 2017: min(decay, (1 + t) / (10 + t)) at step t, so that the start is soon forgotten)."""
 

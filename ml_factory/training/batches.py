@@ -42,15 +42,15 @@ class BatchBuffer:
             lent = memory.numpy()
             out = [pair for pair in same if pair[1]() is not None]
             # One more, for who holds a batch until the next one is there.
-            self._kept = [*out, (memory, weakref.ref(lent)), *((one, _nobody) for one in spare[:1])]
+            self._kept = [*out, (memory, weakref.ref(lent)), *((one, _not_lent) for one in spare[:1])]
             return torch.from_numpy(lent)
 
 
-def _nobody() -> None:
+def _not_lent() -> None:
     """Who holds memory that is not lent."""
 
 
-class Feed:
+class BatchLoader:
     """positions -> one tensor (B, ...) on the device for each part.
 
     parts : Windows, or arrays (N, ...) with a row for each window; all equally long. resident : keep them on the
@@ -62,7 +62,7 @@ class Feed:
         size = sum(part.x_NF.nbytes if isinstance(part, Windows) else part.nbytes for part in parts)
         self.resident = size <= SHARE_OF_MEMORY * device.free_bytes() if resident is None else resident
         placed: dict[int, Tensor] = {}
-        self._takes = [_place(part, device, placed) if self.resident else _on_host(part) for part in parts]
+        self._takes = [_device_reader(part, device, placed) if self.resident else _host_reader(part) for part in parts]
         self._worker = None if self.resident else ThreadPoolExecutor(1, "gather")
         self._ahead: tuple[np.ndarray, Future] | None = None
 
@@ -71,9 +71,9 @@ class Feed:
 
     def __call__(self, positions: np.ndarray) -> tuple[Tensor, ...]:
         if self.resident:
-            index_B = self.device.spread(self.device.place(torch.from_numpy(np.ascontiguousarray(positions))))
-            return self.device.spread(tuple(take(index_B) for take in self._takes))
-        return self.device.spread(self._sent(positions)())
+            index_B = self.device.shard(self.device.to_device(torch.from_numpy(np.ascontiguousarray(positions))))
+            return self.device.shard(tuple(take(index_B) for take in self._takes))
+        return self.device.shard(self._sent(positions)())
 
     @property
     def prefetch(self) -> Callable[[np.ndarray], None] | None:
@@ -82,12 +82,12 @@ class Feed:
 
     def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
         """The batch of each of these positions in turn; the one after it is fetched while it is worked on."""
-        tell, asked = self.prefetch or (lambda positions: None), iter(wanted)
-        now = next(asked, None)
+        prefetch, remaining = self.prefetch or (lambda positions: None), iter(wanted)
+        now = next(remaining, None)
         while now is not None:
-            batch, now = self(now), next(asked, None)
+            batch, now = self(now), next(remaining, None)
             if now is not None:
-                tell(now)
+                prefetch(now)
             yield batch
 
     def _prefetch(self, positions: np.ndarray) -> None:
@@ -105,7 +105,7 @@ class Feed:
         return self.device.send([take(index_B) for take in self._takes])
 
 
-def _on_host(part: Part) -> Callable[[Tensor], Tensor]:
+def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
     """index_B -> the part's rows, in the host's memory."""
     if not isinstance(part, Windows):
         return lambda index_B: torch.from_numpy(part[index_B.numpy()])
@@ -113,18 +113,18 @@ def _on_host(part: Part) -> Callable[[Tensor], Tensor]:
     return lambda index_B: part.gather(index_B, out=memory.empty(len(index_B), T, F))
 
 
-def _place(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
+def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
     """index_B -> the part's rows, from memory on the device. placed : arrays there by their address on the host, so
     that one of which several parts are windows is there once."""
     if not isinstance(part, Windows):
-        rows_N = _with_room(torch.from_numpy(part), device)
+        rows_N = _padded(torch.from_numpy(part), device)
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
-        return _on_host(part)
+        return _host_reader(part)
     # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
     address = part.x_NF.data_ptr()
-    x_NF = placed[address] = placed[address] if address in placed else _with_room(part.x_NF, device)
-    last_N, back_T = _with_room(torch.from_numpy(part.rows), device), device.place(torch.arange(part.lookback).flip(0))
+    x_NF = placed[address] = placed[address] if address in placed else _padded(part.x_NF, device)
+    last_N, back_T = _padded(torch.from_numpy(part.rows), device), device.to_device(torch.arange(part.lookback).flip(0))
 
     def gather(index_B: Tensor) -> Tensor:
         rows_BT = last_N.index_select(0, index_B)[:, None] - back_T
@@ -133,7 +133,7 @@ def _place(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[T
     return gather
 
 
-def _with_room(rows: Tensor, device: Device) -> Tensor:
+def _padded(rows: Tensor, device: Device) -> Tensor:
     """On the device, behind them as many rows of 0 as it wants; nobody asks for those."""
-    room = device.padded_length(len(rows)) - len(rows)
-    return device.place(torch.cat([rows, rows.new_zeros(room, *rows.shape[1:])]) if room else rows)
+    padding = device.padded_length(len(rows)) - len(rows)
+    return device.to_device(torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows)

@@ -25,9 +25,9 @@ from ml_factory.errors import SettingsError
 from ml_factory.models.base import environment
 from ml_factory.storage.compile_cache import compile_cache_folder
 from ml_factory.training.distributed import Processes, join
-from ml_factory.training.malloc_tuning import kept_pages
+from ml_factory.training.malloc_tuning import keep_freed_memory
 from ml_factory.training.precision import DTYPES, native_precision
-from ml_factory.training.recompiles import Watchdog
+from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
 
 # Names the folder of compiled programs, set where a run's workspace is known.
@@ -50,7 +50,7 @@ class Device:
     precision: str = "fp32"
     processes: Processes = field(default_factory=Processes)
     chips: int = 1
-    watchdog: Watchdog = field(default_factory=Watchdog, compare=False)
+    recompiles: RecompileMonitor = field(default_factory=RecompileMonitor, compare=False)
 
     @property
     def target(self) -> str:
@@ -62,7 +62,7 @@ class Device:
         """Pieces that the rows of every batch must divide into."""
         return self.processes.world * self.chips
 
-    def place(self, value):
+    def to_device(self, value):
         """A tensor, module or Windows on this device."""
         return value.to(self.target)
 
@@ -74,7 +74,7 @@ class Device:
         """Start copying these here, from any thread; the answer hands the copies to whoever computes next."""
         return lambda: tuple(part.to(self.target) for part in host)
 
-    def spread(self, batch):
+    def shard(self, batch):
         """A batch whose rows lie over the chips."""
         return batch
 
@@ -102,13 +102,13 @@ class Device:
         """function(*args), whose inner results are computed again for the backward pass instead of kept."""
         return checkpoint(function, *args, use_reentrant=False)
 
-    def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
+    def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
         """Hand over what was asked for so far: on a lazy device that makes one program of it, and starts it.
 
         Elsewhere only `torch.compile` builds programs, whenever one is first called; here they are counted.
         """
-        if self.watchdog.grown(_graphs()):
-            self.watchdog.after(program, 1, inputs)
+        if self.recompiles.grown(_graphs()):
+            self.recompiles.after(program, 1, inputs)
 
     def free_bytes(self) -> int:
         """Device memory that an array may take; the host's own arrays are there already."""
@@ -121,8 +121,8 @@ class Device:
         except OSError:  # no Linux; there ru_maxrss would also count what the starting process had held
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else 1024 * peak
-        told = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
-        return 1024 * int(told[0][1]) if told else None
+        lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
+        return 1024 * int(lines[0][1]) if lines else None
 
     def reset_peak(self) -> None:
         """From here on `peak_bytes` counts anew, where the hardware can: a GPU."""
@@ -138,7 +138,7 @@ class Device:
 
     def training(self) -> AbstractContextManager:
         """What holds while a network is trained: the memory of one step is there for the next."""
-        return kept_pages()
+        return keep_freed_memory()
 
     def keep_programs(self, folder: Path) -> None:
         """Keep what is compiled under `folder`, for the next session."""
@@ -218,13 +218,13 @@ class Cuda(Device):
 
 class Xla(Device):
     """The XLA devices of this process: one chip, or several that hold the same weights and share each batch's rows
-    (SPMD). Arithmetic is written down first and done at `flush`."""
+    (SPMD). Arithmetic is written down first and done at `mark_step`."""
 
-    def spread(self, batch):
+    def shard(self, batch):
         if self.chips == 1:
             return batch
         if isinstance(batch, tuple):
-            return tuple(self.spread(part) for part in batch)
+            return tuple(self.shard(part) for part in batch)
         spmd = _xla("distributed.spmd")
         mesh = spmd.Mesh(np.arange(self.chips), (self.chips,), ("rows",))
         spmd.mark_sharding(batch, mesh, ("rows", *[None] * (batch.ndim - 1)))
@@ -252,12 +252,12 @@ class Xla(Device):
     def training(self) -> AbstractContextManager:
         return nullcontext()
 
-    def flush(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
-        self.watchdog.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
+    def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
+        self.recompiles.before(program, lambda: _xla()._XLAC._get_xla_tensors_text(list(outputs)))
         before = self._compiled()
-        self.watchdog.begins(program)
+        self.recompiles.announce(program)
         _xla().sync()
-        self.watchdog.after(program, self._compiled() - before, inputs)
+        self.recompiles.after(program, self._compiled() - before, inputs)
 
     def free_bytes(self) -> int:
         try:

@@ -23,18 +23,18 @@ class Processes:
     def first(self) -> bool:
         return self.rank == 0
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, everywhere the same bits."""
         if self.world > 1:
             distributed.all_reduce(values)
         return values
 
-    def tell(self, state: dict | None) -> dict | None:
+    def broadcast(self, state: dict | None) -> dict | None:
         """What rank 0 holds, to all: plain values and tensors, or None."""
         if self.world == 1:
             return state
         payload = encode_state({"state": state}) if self.first else b""
-        return decode_state(_spread(payload, self.rank))["state"]
+        return decode_state(_broadcast_bytes(payload, self.rank))["state"]
 
 
 def join(backend: str) -> Processes:
@@ -50,7 +50,7 @@ def join(backend: str) -> Processes:
     return Processes(distributed.get_rank(), distributed.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
 
 
-def _spread(payload: bytes, rank: int) -> bytes:
+def _broadcast_bytes(payload: bytes, rank: int) -> bytes:
     """Rank 0's bytes, everywhere."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     size = torch.tensor([len(payload)], device=device)

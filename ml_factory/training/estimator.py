@@ -20,12 +20,12 @@ from ml_factory.models.base import (
     with_model,
 )
 from ml_factory.models.clock_offset import ClockOffset, check_offset
-from ml_factory.models.heads import start_at_zero
+from ml_factory.models.heads import zero_output_layer
 from ml_factory.models.multi_scale import Strides, as_strides, several_frames
 from ml_factory.models.tabular_data import class_factors
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
-from ml_factory.training.estimator_base import Neural, covariate_shapes, fresh, split_settings
+from ml_factory.training.estimator_base import Neural, covariate_shapes, init_network, split_settings
 from ml_factory.training.evaluate import outputs
 from ml_factory.training.losses import weighted_cross_entropy
 
@@ -53,11 +53,11 @@ class NeuralClassifier(Neural, Estimator):
         self.name, self.network_kind, self.lookback = name, network, lookback
         self.kind = several_frames(network, self.frames) if self.frames else network
         self.settings, self.network_spec = split_settings(name, network, lookback, settings)
-        self.beside = covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
-        if self.frames and self.beside:
+        self.covariates = covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
+        if self.frames and self.covariates:
             raise SettingsError(
                 "Frames at paces of their own have no place for these inputs", where="frames",
-                got=f"frames with {', '.join(self.beside)}", wanted="one of both",
+                got=f"frames with {', '.join(self.covariates)}", wanted="one of both",
             )  # fmt: skip
         self.features = 0
         self.network: nn.Module | None = None
@@ -69,12 +69,12 @@ class NeuralClassifier(Neural, Estimator):
         device, self.features = pick(spec), 0
         parts = self._parts(x, y, sample_weight, "training")
         held = validation and self._parts(*(*validation, None)[:3], "validation")
-        parts, held = self._started(*_balanced(parts, held, spec.class_weight))
+        parts, held = self._with_offset_scores(*_with_class_weights(parts, held, spec.class_weight))
         self._build(parts[0].shape[2])
         result = self._learn(
             parts, held, spec, device,
             settings={**spec.identity(), **asdict(self.network_spec), **self._shape()},
-            data=data_signature(self.features, *_bits(*parts), *(_bits(*held) if held else ())),
+            data=data_signature(self.features, *_checksum_arrays(*parts), *(_checksum_arrays(*held) if held else ())),
             callbacks=with_model(callbacks, self), checkpoints=checkpoints,
             offset=self.offset and self.offset.to_dict(),
         )  # fmt: skip
@@ -89,8 +89,8 @@ class NeuralClassifier(Neural, Estimator):
             return np.empty((0, len(CLASSES)))
         device = pick(self.settings)
         with pinned(device):
-            feed = Feed(device, [windows, *self._beside_of(windows)])
-            logits_NC = outputs(self.network, feed, device, self.settings.eval_batch, self._ask)
+            feed = BatchLoader(device, [windows, *self._covariates_of(windows)])
+            logits_NC = outputs(self.network, feed, device, self.settings.eval_batch, self._forward)
             if self.offset is not None:
                 logits_NC = logits_NC.double() + torch.from_numpy(self.offset.scores(self._clock(windows)))
             return torch.softmax(logits_NC.double(), dim=1).numpy()
@@ -106,7 +106,7 @@ class NeuralClassifier(Neural, Estimator):
         return self._state(weights, int(saved["data"]["features"]), saved.get("offset"))
 
     def _state(self, weights: Mapping[str, torch.Tensor], features: int, offset: Mapping | None) -> dict:
-        return self._signed({
+        return self._with_trained_on({
             "model": self.name,
             "settings": {**self._shape(), **asdict(self.settings), **asdict(self.network_spec)},
             "n_features": features,
@@ -116,7 +116,7 @@ class NeuralClassifier(Neural, Estimator):
         })  # fmt: skip
 
     def load_state(self, state):
-        state = self._own(state)
+        state = self._checked_state(state)
         self.__init__(self.name, self.network_kind, **state["settings"])
         if state["weights"]:
             self._build(int(state["n_features"]))
@@ -135,20 +135,20 @@ class NeuralClassifier(Neural, Estimator):
     def _build(self, features: int) -> None:
         """A fresh network whose weights depend on the seed alone; one that starts from the clock is silent at first."""
         self.features = features
-        self.network = fresh(
+        self.network = init_network(
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
         )
         if self.offset_column >= 0:
-            start_at_zero(self.network, len(CLASSES))
+            zero_output_layer(self.network, len(CLASSES))
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, target_B, weight_B = batch
-        logits_BC = self._ask(network, inputs)
+        logits_BC = self._forward(network, inputs)
         if self.offset is not None:
             logits_BC = logits_BC.float() + inputs[-1]
         return weighted_cross_entropy(logits_BC, target_B, weight_B)
 
-    def _started(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
+    def _with_offset_scores(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
         """Both parts with the scores (N, 3) that their rows start from before the classes, fitted on training rows."""
         self.offset = None
         if self.offset_column < 0:
@@ -158,11 +158,11 @@ class NeuralClassifier(Neural, Estimator):
         given = {"column": self.offset_column, "ending": self.offset_bars}
         self.offset = ClockOffset.of_rows(self._clock(windows), target, weight, **given)
 
-        def beside(part: tuple) -> tuple:
+        def with_scores(part: tuple) -> tuple:
             scores = self.offset.scores(self._clock(part[0])).astype(np.float32)
             return *part[:-2], scores, *part[-2:]
 
-        return beside(parts), held and beside(held)
+        return with_scores(parts), held and with_scores(held)
 
     def _clock(self, windows: Windows) -> np.ndarray:
         """float32 (N,): the offset's input at the last step of each window."""
@@ -172,13 +172,13 @@ class NeuralClassifier(Neural, Estimator):
         """Windows, what is read beside them, classes int64 (N,) and weights float32 (N,), checked."""
         windows = self._windows(x)
         target, weight = check_rows(len(windows), y, weight, where=where)
-        return windows, *self._beside_of(windows), target, weight.astype(np.float32)
+        return windows, *self._covariates_of(windows), target, weight.astype(np.float32)
 
-    def _beside_of(self, windows: Windows) -> list[np.ndarray]:
-        """Arrays (N, ...) in the order of `beside`."""
-        wanted = {name: (len(windows), *shape) for name, shape in self.beside.items()}
-        next_step = "give Windows(..., beside=...) what the settings `known` and `static` name"
-        return self._in_order(windows.beside, wanted, next_step)
+    def _covariates_of(self, windows: Windows) -> list[np.ndarray]:
+        """Arrays (N, ...) in the order of `covariates`."""
+        wanted = {name: (len(windows), *shape) for name, shape in self.covariates.items()}
+        next_step = "give Windows(..., covariates=...) what the settings `known` and `static` name"
+        return self._in_order(windows.covariates, wanted, next_step)
 
     def _windows(self, x) -> Windows:
         if not isinstance(x, Windows):
@@ -198,8 +198,8 @@ class NeuralClassifier(Neural, Estimator):
         return x
 
 
-def _balanced(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
-    """Both parts, their weights times what the training rows say of each class, as `tabular_data.reweighed` does."""
+def _with_class_weights(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
+    """Both parts with class-balanced weights, as of `tabular_data.apply_class_weights`."""
     if class_weight == "none":
         return parts, held
     factor = class_factors(parts[-2], parts[-1].astype(np.float64))
@@ -211,6 +211,6 @@ def _balanced(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tupl
     return times(parts), held and times(held)
 
 
-def _bits(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
+def _checksum_arrays(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
     """What a checkpoint's data must agree in."""
     return [windows.x_NF.cpu().numpy(), windows.rows, *columns]

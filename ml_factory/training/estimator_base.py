@@ -14,7 +14,7 @@ from ml_factory.models.base import FitResult
 from ml_factory.models.heads import Task
 from ml_factory.models.registry import available_models, locate, spec_of
 from ml_factory.seeding import derive_seed
-from ml_factory.training.batches import Feed, Part
+from ml_factory.training.batches import BatchLoader, Part
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import mean_loss
 from ml_factory.training.loop import fit
@@ -23,18 +23,18 @@ from ml_factory.training.spec import TrainSpec
 
 def split_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
     """(those of the training, those of the network), each checked; an unknown one is refused with a suggestion."""
-    mine, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
-    for unknown in set(given) - mine - theirs:
-        known = mine | theirs | {"frames", "lookback"}
-        step, there = _whose(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
+    own, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
+    for unknown in set(given) - own - theirs:
+        known = own | theirs | {"frames", "lookback"}
+        step, there = _models_with(unknown) or did_you_mean(unknown, known), ", ".join(sorted(known))
         raise SettingsError("Unknown setting", where=name, got=repr(unknown), wanted=f"one of {there}", next_step=step)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 2:
         raise SettingsError("Cannot build windows", where="lookback", got=repr(lookback), wanted="an integer >= 2")
-    training = TrainSpec(**{key: value for key, value in given.items() if key in mine})
+    training = TrainSpec(**{key: value for key, value in given.items() if key in own})
     return training, network.Spec(**{key: value for key, value in given.items() if key in theirs})
 
 
-def _whose(setting: str) -> str:
+def _models_with(setting: str) -> str:
     """What to do with a setting that only other networks have; "" where none has it."""
     networks = {name: locate(spec_of(name).network) for name in available_models() if spec_of(name).windowed}
     theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
@@ -50,7 +50,7 @@ def covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in there.items() if shape[-1]}
 
 
-def fresh(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
+def init_network(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
     """A network whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
@@ -65,7 +65,7 @@ class Neural:
 
     name: str
     network: nn.Module | None
-    beside: dict[str, tuple[int, ...]]
+    covariates: dict[str, tuple[int, ...]]
 
     def _learn(
         self, parts: Sequence[Part], held: Sequence[Part] | None, spec: TrainSpec, device: Device, *,
@@ -77,7 +77,7 @@ class Neural:
         settings, data : what a checkpoint must agree with to be gone on from.  offset : what the network starts from,
         stored with it; the untrained network may then be the best one.
         """
-        feed, held_feed = Feed(device, parts), Feed(device, held) if held else None
+        feed, held_feed = BatchLoader(device, parts), BatchLoader(device, held) if held else None
 
         identity = {"model": self.name, "settings": settings, "data": data} | ({"offset": offset} if offset else {})
 
@@ -94,16 +94,16 @@ class Neural:
         """(sum of w * loss, sum of w) of a batch, whose last part is the weights (B,)."""
         raise NotImplementedError
 
-    def _ask(self, network: nn.Module, batch: tuple) -> Tensor:
+    def _forward(self, network: nn.Module, batch: tuple) -> Tensor:
         """What the network says of (x_BTF, what it reads beside it in order, ...)."""
-        return network(batch[0], **dict(zip(self.beside, batch[1:], strict=False)))
+        return network(batch[0], **dict(zip(self.covariates, batch[1:], strict=False)))
 
     def _in_order(self, given: Mapping, wanted: Mapping[str, tuple[int, ...]], next_step: str) -> list[np.ndarray]:
-        """The arrays as float32, in the order of `beside`; FactoryError where their last axes are not as `wanted`."""
+        """The arrays as float32, in the order of `covariates`. FactoryError where their last axes are not `wanted`."""
         got = {name: np.shape(part)[-len(wanted.get(name, (0,))) :] for name, part in given.items()}
         if got != wanted:
             raise FactoryError(
                 "Windows with other inputs beside them", where=self.name, got=got or "none", wanted=wanted or "none",
                 next_step=next_step,
             )  # fmt: skip
-        return [np.ascontiguousarray(given[name], dtype=np.float32) for name in self.beside]
+        return [np.ascontiguousarray(given[name], dtype=np.float32) for name in self.covariates]

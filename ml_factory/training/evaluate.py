@@ -12,70 +12,72 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.progress import phase
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.step import Loss
 
 _log = logging.getLogger("ml_factory.training")
 T = TypeVar("T")
-Ask = Callable[[nn.Module, tuple], Tensor]
+Forward = Callable[[nn.Module, tuple], Tensor]
 
 
-def first_alone(network: nn.Module, batch: tuple) -> Tensor:
+def windows_only(network: nn.Module, batch: tuple) -> Tensor:
     """Ask a network that reads nothing beside its windows."""
     return network(batch[0])
 
 
 @torch.no_grad()
-def outputs(network: nn.Module, feed: Feed, device: Device, size: int, ask: Ask = first_alone) -> Tensor:
+def outputs(
+    network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = windows_only
+) -> Tensor:
     """ask(network, batch) of every row, float32 (N, ...) on the host. feed : gives the batches; by default the network
     is given their first part. Its weights' precision, no autocast."""
-    network = device.place(network).eval()
+    network = device.to_device(network).eval()
 
-    def judged(size: int) -> Tensor:
+    def run_batches(size: int) -> Tensor:
         parts = []
         pieces = list(_batches(len(feed), size, device.chips))
         batches = feed.batches(positions for positions, _ in pieces)
         with phase("predicting", len(feed)) as done:
             for (_, inside), batch in zip(pieces, batches, strict=True):
-                out = ask(network, batch)
-                device.flush("evaluate", batch, (out,))
+                out = forward(network, batch)
+                device.mark_step("evaluate", batch, (out,))
                 parts.append((out, inside))
                 done(inside)
             # Copied when all are on their way: one wait instead of one a batch.
             return torch.cat([out.cpu()[:inside] for out, inside in parts])
 
-    return _as_large_as_fits(judged, size, device)
+    return _as_large_as_fits(run_batches, size, device)
 
 
 @torch.no_grad()
-def mean_loss(network: nn.Module, feed: Feed, loss: Loss, device: Device, size: int) -> float:
+def mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device: Device, size: int) -> float:
     """sum(w * loss) / sum(w) over all rows; each process takes its share of the batches.
 
     feed : gives what `loss` takes, its last part the weights (B,).
     """
-    network, processes = device.place(network).eval(), device.processes
+    network, processes = device.to_device(network).eval(), device.processes
 
-    def judged(size: int) -> Tensor:
-        totals = device.place(torch.zeros(2, dtype=torch.float64))
+    def run_batches(size: int) -> Tensor:
+        totals = device.to_device(torch.zeros(2, dtype=torch.float64))
         pieces = list(_batches(len(feed), size, device.chips))[processes.rank :: processes.world]
         batches = feed.batches(positions for positions, _ in pieces)
         for (positions, inside), (*batch, weight_B) in zip(pieces, batches, strict=True):
-            mask_B = device.spread(device.place(torch.from_numpy(np.arange(len(positions)) < inside)))
+            mask_B = device.shard(device.to_device(torch.from_numpy(np.arange(len(positions)) < inside)))
             loss_sum, weight = loss(network, (*batch, weight_B * mask_B))
             totals = totals + torch.stack([loss_sum, weight]).double()
-            device.flush("evaluate", (*batch, weight_B), (totals,))
+            device.mark_step("evaluate", (*batch, weight_B), (totals,))
         return totals
 
-    loss_sum, weight = processes.total(_as_large_as_fits(judged, size, device)).tolist()
+    loss_sum, weight = processes.all_reduce_sum(_as_large_as_fits(run_batches, size, device)).tolist()
     return loss_sum / weight
 
 
-def _as_large_as_fits(judged: Callable[[int], T], size: int, device: Device) -> T:
+def _as_large_as_fits(run_batches: Callable[[int], T], size: int, device: Device) -> T:
     """judged(size), and where memory runs out again with half as many rows a batch: no row's output hangs on it."""
     while True:
         try:
-            return judged(size)
+            return run_batches(size)
         except (RuntimeError, MemoryError) as error:
             # Other processes have their share of batches of this size.
             if not device.out_of_memory(error) or size < 2 or device.processes.world > 1:

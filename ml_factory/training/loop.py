@@ -19,7 +19,7 @@ from ml_factory.progress import phase
 from ml_factory.training.device import Device, pinned
 from ml_factory.training.progress_line import ProgressMeter
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 from ml_factory.training.step import Batch, Loss, take_step
 
 
@@ -49,13 +49,13 @@ def fit(
     with pinned(device), device.training():
         # ------------------------------------------------------------------ start or resume
         network.train()
-        run, result = Run(device.place(network), rows, spec, device, identity), FitResult()
+        run, result = TrainingRun(device.to_device(network), rows, spec, device, identity), FitResult()
         saver = _Saver(run, checkpoints)
         if saver.resume():
             result.resumed_from, result.resumed_step = len(run.memory.history), run.step
             replay_history(callbacks, run.memory.history)
         elif from_start and validate is not None:
-            _judge_start(run, validate)
+            _evaluate_untrained(run, validate)
         meter = ProgressMeter(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
         with phase("training", total, start=before) as moved:
@@ -63,33 +63,33 @@ def fit(
                 began = time.perf_counter()
                 _epoch(run, batch, loss, saver, meter, moved)
                 # ---------------------------------------------------------- the epoch's verdict
-                metrics = _verdict(run, validate, began)
+                metrics = _end_epoch(run, validate, began)
                 # ---------------------------------------------------------- save, then tell
-                saver.unit(metrics)
-                device.watchdog.settle()
+                saver.save_after_epoch(metrics)
+                device.recompiles.end_first_cycle()
                 for callback in callbacks:
                     callback(run.epoch - 1, dict(metrics))
         _finish(run)
-    return _told(run, result, meter)
+    return _fill_result(run, result, meter)
 
 
-def _epoch(run: Run, batch: Batch, loss: Loss, saver: "_Saver", meter: ProgressMeter, moved: Callable) -> None:
+def _epoch(run: TrainingRun, batch: Batch, loss: Loss, saver: "_Saver", meter: ProgressMeter, moved: Callable) -> None:
     """Steps up to the end of the epoch that `run.step` is in."""
     end, timed = run.order.steps_until(run.epoch), _Timed(batch)
     while run.step < end or run.check_finite():
         # ------------------------------------------------------------------ the step: nothing waits for the device
-        if not _step_or_shrink(run, timed, loss, end):
+        if not _step_or_halve(run, timed, loss, end):
             continue
         # ------------------------------------------------------------------ the log
         moved(run.order.batch)
-        meter.took(timed.lap())
+        meter.record_step(timed.lap())
         # ------------------------------------------------------------------ once-in-a-while jobs
         if run.step % run.spec.log_steps == 0 and not run.check_finite():
-            meter.tell(saver.due_in())
+            meter.log_if_due(saver.due_in())
         saver.step()
 
 
-def _step_or_shrink(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
+def _step_or_halve(run: TrainingRun, batch: Batch, loss: Loss, end: int) -> bool:
     """Take a step. False when memory ran out and the run went back, with smaller micro-batches."""
     try:
         take_step(run, batch, loss, end)
@@ -98,14 +98,14 @@ def _step_or_shrink(run: Run, batch: Batch, loss: Loss, end: int) -> bool:
         if not run.device.out_of_memory(error):
             raise
         failed = error.with_traceback(None)  # the frames would keep the step's tensors alive
-    if not run.shrink():
+    if not run.halve_micro_batch():
         raise failed
     return False
 
 
-def _judge_start(run: Run, validate: Callable[[], float]) -> None:
+def _evaluate_untrained(run: TrainingRun, validate: Callable[[], float]) -> None:
     """Remember the untrained network as the best one so far."""
-    with run.judged():
+    with run.evaluation_mode():
         run.memory.best_loss, run.memory.best_weights = _finite(validate(), 0), run.weights()
     run.snapshot()
 
@@ -121,11 +121,11 @@ def _finite(val_loss: float, epoch: int) -> float:
     return val_loss
 
 
-def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> dict:
+def _end_epoch(run: TrainingRun, validate: Callable[[], float] | None, began: float) -> dict:
     """Losses of the epoch that just ended, remembered; the best weights are kept."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
-    with run.judged():
+    with run.evaluation_mode():
         val_loss = _finite(validate(), epoch) if validate is not None else None
         best = val_loss is not None and val_loss < memory.best_loss
         if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
@@ -147,20 +147,20 @@ def _verdict(run: Run, validate: Callable[[], float] | None, began: float) -> di
     return metrics
 
 
-def _finish(run: Run) -> None:
+def _finish(run: TrainingRun) -> None:
     """The best epoch's weights, ready to predict."""
     if run.memory.best_weights is not None:
         run.network.load_state_dict(run.memory.best_weights)
-        run.device.flush("restore")
+        run.device.mark_step("restore")
     run.network.eval()
 
 
-def _told(run: Run, result: FitResult, meter: ProgressMeter) -> FitResult:
+def _fill_result(run: TrainingRun, result: FitResult, meter: ProgressMeter) -> FitResult:
     memory, device = run.memory, run.device
     result.history, result.best_epoch = list(memory.history), memory.best_epoch
     result.stopped_early = len(result.history) < run.spec.epochs
-    result.inexact, result.exact = tuple(memory.inexact), not memory.inexact
-    result.compiles = dict(device.watchdog.counts)
+    result.nondeterminism, result.exact = tuple(memory.inexact), not memory.inexact
+    result.compiles = dict(device.recompiles.counts)
     result.machine = {
         "device": device.kind,
         "threads": device.threads,
@@ -197,14 +197,14 @@ class _Saver:
     Of several processes the first one loads, saves and decides.
     """
 
-    def __init__(self, run: Run, checkpoints: Any):
+    def __init__(self, run: TrainingRun, checkpoints: Any):
         self.run, self.last = run, time.monotonic()
         self.checkpoints = checkpoints if run.device.processes.first else None
 
     def resume(self) -> bool:
         """Stand where the last checkpoint was taken, if there is one."""
         saved = self.checkpoints.load() if self.checkpoints is not None else None
-        state = self.run.device.processes.tell(saved and saved["state"])
+        state = self.run.device.processes.broadcast(saved and saved["state"])
         if state:
             self.run.restore(state)
         return bool(state)
@@ -222,9 +222,9 @@ class _Saver:
         if stop.requested is None and time.monotonic() - self.last < self.run.spec.save_seconds:
             return
         if self.checkpoints.due() and self.run.is_finite():
-            self._save(self.run.state(), self.run.memory.verdict(), force=False)
+            self._save(self.run.state(), self.run.memory.last_metrics(), force=False)
 
-    def unit(self, metrics: dict) -> None:
+    def save_after_epoch(self, metrics: dict) -> None:
         if self.checkpoints is not None and (self.run.done or self.checkpoints.due()):
             self._save(self.run.copy, metrics, force=self.run.done)
 

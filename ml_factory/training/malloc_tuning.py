@@ -27,17 +27,17 @@ def _libc() -> ctypes.CDLL | None:
 
 
 @contextmanager
-def kept_pages() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Inside, freed memory is kept for the next block; at the end of the outermost, all that is free is given back."""
     libc = _libc()
-    _count(libc, 1)
+    _enter_or_leave(libc, 1)
     try:
         yield
     finally:
-        _count(libc, -1)
+        _enter_or_leave(libc, -1)
 
 
-def _count(libc: ctypes.CDLL | None, change: int) -> None:
+def _enter_or_leave(libc: ctypes.CDLL | None, change: int) -> None:
     global _inside
     with _lock:
         before, _inside = _inside, _inside + change

@@ -16,7 +16,7 @@ PROGRAMS, ALLOWED = ("train", "accumulate", "evaluate"), 2
 _log = logging.getLogger("ml_factory.training")
 
 
-class Watchdog:
+class RecompileMonitor:
     """counts : compiles by program. complaints : a sentence for each that should not have been."""
 
     def __init__(self):
@@ -30,11 +30,11 @@ class Watchdog:
         self._seen, self._since, self._texts, self._alarmed, self.settled = {}, Counter(), {}, set(), False
         self._before = Counter(self.counts)
 
-    def settle(self) -> None:
+    def end_first_cycle(self) -> None:
         """The first full cycle is over."""
         self.settled = True
 
-    def begins(self, program: str) -> None:
+    def announce(self, program: str) -> None:
         """Log once for each program that a lazy device is about to build it: minutes pass before its first step."""
         if program in PROGRAMS and program not in self._announced:
             self._announced.add(program)

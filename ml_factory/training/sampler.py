@@ -38,7 +38,7 @@ class Order:
         return self._kept[epoch]
 
 
-def share_of(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
+def process_rows(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
     """int64 (micro-batches, micro): the rows of one process, in the parts that it takes one after the other."""
     return positions.reshape(world, -1, micro)[rank]
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.models.base import check_same_run, differences, merged
-from ml_factory.training.averaging import Average
+from ml_factory.models.base import check_same_run, differences, union
+from ml_factory.training.averaging import WeightAverage
 from ml_factory.training.device import Device
 from ml_factory.training.optim import AdamW, rate
 from ml_factory.training.precision import LossScale
 from ml_factory.training.recompute import recompute_blocks
-from ml_factory.training.sampler import Order, micro_size, share_of
+from ml_factory.training.sampler import Order, micro_size, process_rows
 from ml_factory.training.spec import TrainSpec
 
 _log = logging.getLogger("ml_factory.training")
@@ -37,17 +37,17 @@ class EarlyStoppingState:
     best_weights: dict[str, Tensor] | None = None
     slower: float = 1.0
 
-    def verdict(self) -> dict | None:
+    def last_metrics(self) -> dict | None:
         """The metrics of the last epoch that ended: what a checkpoint taken since then, which holds the best weights
         so far, is compared by. None in the first epoch."""
         return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
 
     def out_of_patience(self, spec: TrainSpec) -> bool:
-        judged = self.best_epoch > 0 or self.best_weights is not None
-        return judged and 0 < spec.patience <= len(self.history) - self.best_epoch
+        has_best = self.best_epoch > 0 or self.best_weights is not None
+        return has_best and 0 < spec.patience <= len(self.history) - self.best_epoch
 
 
-class Run:
+class TrainingRun:
     """One network in training.
 
     forward : the network as a step calls it (compiled, or averaging gradients over processes). micro : rows of a
@@ -60,17 +60,17 @@ class Run:
         self.order = Order(rows, spec.batch, spec.seed, device.shares)
         if not self.order.batch:
             raise FactoryError("Fewer rows than devices", got=rows, wanted=f"at least {device.shares}")
-        self.micro = self._parts_of(self.order.batch // device.processes.world // spec.accumulate)
+        self.micro = self._micro_batch_size(self.order.batch // device.processes.world // spec.accumulate)
         if spec.recompute and not recompute_blocks(network, device):
             _log.warning("recompute changes nothing: %s has no stack of blocks", identity.get("model"))
         self.optimizer = AdamW(network)
-        self.average = Average(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
-        self.scale = LossScale(device.place) if device.precision == "fp16" else None
+        self.average = WeightAverage(self.optimizer.names, self.optimizer.parameters) if spec.ema else None
+        self.scale = LossScale(device.to_device) if device.precision == "fp16" else None
         self.forward = device.wrap(network, spec.compile)
         self.memory = EarlyStoppingState()
         self.step, self.done = 0, False
         self.clear_totals()
-        device.flush("start")
+        device.mark_step("start")
         self.snapshot()
 
     @property
@@ -89,16 +89,16 @@ class Run:
     def rows_of(self, step: int) -> np.ndarray:
         """int64 (micro-batches, micro): this process's rows of a step."""
         processes = self.device.processes
-        return share_of(self.order.positions(step), self.micro, processes.rank, processes.world)
+        return process_rows(self.order.positions(step), self.micro, processes.rank, processes.world)
 
     def clear_totals(self) -> None:
         # float64 is exact enough to add any number of batches.
-        self.totals = self.device.place(torch.zeros(2, dtype=torch.float64))
+        self.totals = self.device.to_device(torch.zeros(2, dtype=torch.float64))
         # The step's number is counted on the device: as a number of the program it would make each step another one.
-        self.flag = self.device.place(torch.tensor([-1, self.step], dtype=torch.int32))
+        self.flag = self.device.to_device(torch.tensor([-1, self.step], dtype=torch.int32))
 
     @contextmanager
-    def judged(self) -> Iterator[None]:
+    def evaluation_mode(self) -> Iterator[None]:
         """Inside the block the network is the one that is judged and kept: the averaged one, if there is one."""
         self.network.eval()
         if self.average is None:
@@ -106,7 +106,7 @@ class Run:
         else:
             with self.average.in_place():
                 yield
-            self.device.flush("restore")
+            self.device.mark_step("restore")
         self.network.train()
 
     def weights(self) -> dict[str, Tensor]:
@@ -145,12 +145,12 @@ class Run:
             )
         self._load(state)
         found = list(differences(state["environment"], self.device.facts()))
-        micro = min(self.micro, self._parts_of(state["micro"]))
+        micro = min(self.micro, self._micro_batch_size(state["micro"]))
         if micro != state["micro"]:
             found.append(f"micro-batch: began with {state['micro']}, now {micro}")
-        self._cut(micro)
+        self._set_micro_batch(micro)
         # Once continued elsewhere, always so: the reasons travel with the run.
-        self.memory.inexact = merged(self.memory.inexact, found)
+        self.memory.inexact = union(self.memory.inexact, found)
         self.snapshot()
 
     def snapshot(self) -> None:
@@ -167,8 +167,8 @@ class Run:
         if self.step != began or micro is not None:
             inexact = [*inexact, f"{reason} at step {at + 1}, gone back to step {self.step + 1}"]
         self.memory.inexact = inexact
-        self._cut(micro or self.micro)
-        _log.warning("%s: back to step %d, %s", reason, self.step + 1, self._told(micro))
+        self._set_micro_batch(micro or self.micro)
+        _log.warning("%s: back to step %d, %s", reason, self.step + 1, self._describe_rollback(micro))
 
     # ---------------------------------------------------------------------- when it fails
     def check_finite(self) -> bool:
@@ -192,10 +192,10 @@ class Run:
         next progress line, all together: another's step would wait in vain for one that went back before it."""
         return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
 
-    def shrink(self) -> bool:
+    def halve_micro_batch(self) -> bool:
         """After memory ran out: half the micro-batch, the same effective batch. False when it cannot be halved."""
         # Other processes would wait in vain for the step that this one left.
-        micro = self._parts_of(self.micro // 2)
+        micro = self._micro_batch_size(self.micro // 2)
         if micro >= self.micro or self.device.processes.world > 1:
             return False
         self.device.release()
@@ -208,24 +208,24 @@ class Run:
         if self.average:
             self.average.load(state["average"])
         if self.scale and state["scale"]:
-            self.scale.load(state["scale"], self.device.place)
+            self.scale.load(state["scale"], self.device.to_device)
         self.step, self.done = int(state["step"]), bool(state["done"])
         self.clear_totals()
-        self.totals = self.device.place(state["totals"].clone())
+        self.totals = self.device.to_device(state["totals"].clone())
         self.memory = EarlyStoppingState(**state["memory"])
         self.optimizer.clear()
-        self.device.flush("restore")
+        self.device.mark_step("restore")
 
-    def _cut(self, micro: int) -> None:
+    def _set_micro_batch(self, micro: int) -> None:
         """From here on, micro-batches of this size."""
         if micro != self.micro:
             self.micro = micro
-            self.device.watchdog.forget()
+            self.device.recompiles.forget()
 
-    def _parts_of(self, most: int) -> int:
+    def _micro_batch_size(self, most: int) -> int:
         return micro_size(self.order.batch // self.device.processes.world, most, self.device.chips)
 
-    def _told(self, micro: int | None) -> str:
+    def _describe_rollback(self, micro: int | None) -> str:
         if micro is None:
             return f"with {self.memory.slower:g} of the rate"
         return f"in {self.parts} parts of {self.micro} rows, the same batch of {self.order.batch}"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ml_factory.errors import FactoryError
-from ml_factory.models.heads import StartsFromClock
+from ml_factory.models.heads import ClockOffsetNetwork
 from ml_factory.training.estimator import NeuralClassifier
 
 
@@ -27,10 +27,10 @@ def whole(model: NeuralClassifier) -> nn.Module:
     """The network, with the clock where its logits start from that."""
     if model.offset is None:
         return model.network
-    return StartsFromClock(model.network, model.offset.column, model.offset.ending, model.offset)
+    return ClockOffsetNetwork(model.network, model.offset.column, model.offset.ending, model.offset)
 
 
-def building_line(model: NeuralClassifier) -> str:
+def module_source_line(model: NeuralClassifier) -> str:
     """Python that makes the `nn.Module` whose `load_state_dict` takes it; C = 3 logits of short, neutral, long."""
     kind, spec = model.network_kind, model.network_spec
     settings = ", ".join(
@@ -42,6 +42,6 @@ def building_line(model: NeuralClassifier) -> str:
         made = f"several_frames({kind.__name__}, {model.frames!r})"
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:
-        imports.append("from ml_factory.models.heads import StartsFromClock")
-        made = f"StartsFromClock({made}, {model.offset.column}, {model.offset.ending})"
+        imports.append("from ml_factory.models.heads import ClockOffsetNetwork")
+        made = f"ClockOffsetNetwork({made}, {model.offset.column}, {model.offset.ending})"
     return "; ".join([*imports, f"module = {made}"])

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from ml_factory.seeding import derive_seed
 from ml_factory.training.optim import controls, total_norm
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 
 Batch = Callable[[np.ndarray], Any]
 Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
 
-def take_step(run: Run, batch: Batch, loss: Loss, end: int = 0) -> None:
+def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
     """One descent on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
 
     end : the step before which the epoch ends; up to it, the part after each one is fetched while that is computed.
     """
-    numbers = run.device.place(controls(run.step, run.learning_rate(), run.spec))
+    numbers = run.device.to_device(controls(run.step, run.learning_rate(), run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
     for part, rows in enumerate(parts):
         data = batch(rows)
@@ -31,14 +31,14 @@ def take_step(run: Run, batch: Batch, loss: Loss, end: int = 0) -> None:
         part_totals = _accumulate(run, loss, data, part, last)
         totals = part_totals if totals is None else totals + part_totals
         if not last:
-            run.device.flush("accumulate", data, (totals, *run.optimizer.gradients()))
-    _descend(run, numbers, run.device.processes.total(totals))
+            run.device.mark_step("accumulate", data, (totals, *run.optimizer.gradients()))
+    _descend(run, numbers, run.device.processes.all_reduce_sum(totals))
     run.optimizer.clear()
-    run.device.flush("train", data, (run.totals, *run.optimizer.parameters))
+    run.device.mark_step("train", data, (run.totals, *run.optimizer.parameters))
     run.step += 1
 
 
-def _accumulate(run: Run, loss: Loss, data: Any, part: int, last: bool) -> Tensor:
+def _accumulate(run: TrainingRun, loss: Loss, data: Any, part: int, last: bool) -> Tensor:
     """Add one part's gradient to those before it. Returns [sum of w * loss, sum of w] (2,), without its graph."""
     # The only place that seeds the device.
     run.device.seed_step(derive_seed(run.spec.seed, "step", run.step, part, run.device.processes.rank))
@@ -53,7 +53,7 @@ def _accumulate(run: Run, loss: Loss, data: Any, part: int, last: bool) -> Tenso
 
 
 @torch.no_grad()
-def _descend(run: Run, numbers: Tensor, totals: Tensor) -> None:
+def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
     """Update weights, averages and the epoch's sums, unless loss or gradient is not finite: then only the flag."""
     # Processes give the mean of their gradients, so that `world` makes it a sum.
     to_mean = run.order.batch * run.device.processes.world / totals[1].clamp_min(1e-12)

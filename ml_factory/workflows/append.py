@@ -19,7 +19,7 @@ from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import NotPreparedError
-from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.experiment import DATA_PACKAGES, DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
@@ -38,7 +38,7 @@ class CheckedBars:
 
     prefixes: PrefixHasher
     market: MarketSpec
-    told: dict
+    report: dict
     before: Store | None = None
 
     @property
@@ -54,7 +54,7 @@ def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec
     return settings.features.sized(market, bars)
 
 
-def known_store(store: Store, settings: DataSpec) -> Store | None:
+def appendable_store(store: Store, settings: DataSpec) -> Store | None:
     """Where the check of bars may go on from: `store` itself where it is committed, else the symbol's current data set.
 
     Sound, and made with the same settings and code.
@@ -64,12 +64,12 @@ def known_store(store: Store, settings: DataSpec) -> Store | None:
     except NotPreparedError:
         return None
     same = before.facts["settings"] == to_json_value(settings.to_dict()) and before.facts["sources"] == source_hash(
-        DATA_ROOMS
+        DATA_PACKAGES
     )
     return before if same and not before.verify() else None
 
 
-def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
+def load_appended_bars(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
     """The raw bars, of which those that `before` was made of are not checked again.
 
     None where they are spelt in another way than ours, are no continuation, or have something to refuse: then all are
@@ -88,15 +88,15 @@ def bars_after(before: Store, workspace: Workspace, symbol: str, settings: DataS
     market = market_of(symbol, bars, settings)
     if prefixes.of(old) != before.facts["raw"]["bars"] or to_json_value(market.to_dict()) != before.facts["market"]:
         return None
-    told = before.facts["bars"]
+    report = before.facts["bars"]
     if len(bars) > old:
         with phase("checking", len(bars) - old):
-            usual = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
-            told = check_appended(prefixes, old, told, usual)
-    return None if told is None else CheckedBars(prefixes, market, told, before)
+            standard = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
+            report = check_appended(prefixes, old, report, standard)
+    return None if report is None else CheckedBars(prefixes, market, report, before)
 
 
-def grown_from(before: Store, checked: CheckedBars) -> bool:
+def can_append(before: Store, checked: CheckedBars) -> bool:
     """Whether rows of features go on after those of `before`, whose bars are the first of these.
 
     Not with features of the user's own: a stream may give those other last bits than the whole file.
@@ -107,7 +107,7 @@ def grown_from(before: Store, checked: CheckedBars) -> bool:
     return checked.before is before or raw["bars"] == checked.prefixes.of(raw["rows"])
 
 
-def state_after(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
+def stream_state(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
     """What later rows are made from; None with features of the user's own, whose last bits a stream may change."""
     return None if spec.custom else FeatureStream.after(bars, matrix, market, spec).get_state()
 
@@ -127,7 +127,7 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
     return FeatureRows(*columns, exact=all(piece.exact for piece in pieces)), stream.get_state()
 
 
-def fitted_on(
+def fit_or_update_steps(
     sample: Sample, steps: Sequence[str | Mapping], before: QuantileState | None = None
 ) -> tuple[Fitted, QuantileState | None]:
     """`fit_steps`, and what to give as `before` when the training rows have grown; None where nothing is kept of them.
@@ -141,7 +141,7 @@ def fitted_on(
     return RobustScaler.of_quartiles(quartiles, lambda f: sample.x_NF[sample.rows, f]), ranks
 
 
-def frames_and_ages(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
+def frames_and_staleness(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
     """The base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
     base, frames = base_and_frames(bars, market, spec.base, spec.frames)
     ages = {}

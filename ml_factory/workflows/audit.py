@@ -43,13 +43,13 @@ from ml_factory.workflows.audit_runs import (
     check_fold,
     check_predictions,
     first_of_two_classes,
-    small_part,
+    subsample,
 )
 from ml_factory.workflows.audit_stack import check_predict, check_stack
 from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.open_run import certified
-from ml_factory.workflows.predict import judge
+from ml_factory.workflows.open_run import load_certified
+from ml_factory.workflows.predict import evaluate_artifact
 from ml_factory.workflows.prove import Progress, leak_table, prove_store, settings_of
 from ml_factory.workflows.results import AuditResult
 from ml_factory.workflows.train import fit_holdout
@@ -75,27 +75,27 @@ def audit_data(
     bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
     fresh = fresh or spec.form == "quick" or tamper is not None  # who asks for cuts gets them
-    tried = None if tamper else _trainings_tried(store, data, models)
-    if fresh and tried:
-        tried.forget()
-    found = check_artefacts(workspace, store, bars, horizons, tamper)
-    if not (tamper and found.leaks):
-        check_runs(data, bars, tamper, found)
+    proof_progress = None if tamper else _training_progress(store, data, models)
+    if fresh and proof_progress:
+        proof_progress.forget()
+    findings = check_artifacts(workspace, store, bars, horizons, tamper)
+    if not (tamper and findings.leaks):
+        check_runs(data, bars, tamper, findings)
         for horizon in horizons:
-            prepared = certified(workspace, symbol, horizon, uncertified=True)
-            check_finished(workspace, prepared, tamper, found)
-    if not (tamper and found.leaks):
-        found.leaks += _leaks_of_trainings(data, models, tried)
-    if tamper and found.leaks:  # a leak is named: the cuts would say nothing more of it
-        return _tampered(symbol, horizons, found, started)
+            prepared = load_certified(workspace, symbol, horizon, uncertified=True)
+            check_finished(workspace, prepared, tamper, findings)
+    if not (tamper and findings.leaks):
+        findings.leaks += _leaks_of_trainings(data, models, proof_progress)
+    if tamper and findings.leaks:  # a leak is named: the cuts would say nothing more of it
+        return _tampered(symbol, horizons, findings, started)
     proved = prove_store(
-        store, PrefixHasher(bars), horizons, spec, fresh=fresh, also=found.leaks, compared=found.compared,
+        store, PrefixHasher(bars), horizons, spec, fresh=fresh, also=findings.leaks, compared=findings.compared,
         progress=progress, write=tamper is None,
     )  # fmt: skip
     if tamper:
-        found.compared, found.leaks = dict(proved.proof.compared), list(proved.proof.leaks)
-        return _tampered(symbol, horizons, found, started, proved.proof)
-    tried.forget()
+        findings.compared, findings.leaks = dict(proved.proof.compared), list(proved.proof.leaks)
+        return _tampered(symbol, horizons, findings, started, proved.proof)
+    proof_progress.forget()
     leaks = proved.proof.leaks if proved.proof else ()
     shown = proved.certificates[horizons[0]]
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts]
@@ -109,29 +109,31 @@ def audit_data(
     )  # fmt: skip
 
 
-def check_artefacts(
+def check_artifacts(
     workspace: Workspace, store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
 ) -> Findings:
     """Everything that is stored and used, compared with its reference: bars, rows, splits, scalers, data sets."""
-    found = Findings()
-    check_bars_used(workspace, store, bars, tamper, found)
-    check_rows_stored(store, bars, horizons, tamper, found)
+    findings = Findings()
+    check_bars_used(workspace, store, bars, tamper, findings)
+    check_rows_stored(store, bars, horizons, tamper, findings)
     for horizon in horizons:
-        check_scaler_stored(store, horizon, tamper, found)
-        data = certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as every training gets it
-        check_dataset(data, store, found, tamper)
-    return found
+        check_scaler_stored(store, horizon, tamper, findings)
+        data = load_certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as every training gets it
+        check_dataset(data, store, findings, tamper)
+    return findings
 
 
-def check_runs(data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, to: Findings, model: str = MODELS[0]) -> None:
+def check_runs(
+    data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings, model: str = MODELS[0]
+) -> None:
     """Small runs of all that learns and forecasts: baselines, a fold, a training, a stack, and `predict`."""
-    part = small_part(data)
+    part = subsample(data)
     steps = {
-        "baselines": lambda: check_baselines(data, tamper, to),
-        "a fold": lambda: check_fold(part, model, tamper, to),
-        "predictions": lambda: check_predictions(part, model, tamper, to),
-        "a stack": lambda: check_stack(part, to),
-        "predict": lambda: check_predict(part, bars, to),
+        "baselines": lambda: check_baselines(data, tamper, findings),
+        "a fold": lambda: check_fold(part, model, tamper, findings),
+        "predictions": lambda: check_predictions(part, model, tamper, findings),
+        "a stack": lambda: check_stack(part, findings),
+        "predict": lambda: check_predict(part, bars, findings),
     }
     for name, check in steps.items():
         with phase(f"proof of {name}", len(part.labels)):
@@ -139,19 +141,19 @@ def check_runs(data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, to: Fin
 
 
 def _tampered(
-    symbol: str, horizons: Sequence[int], found: Findings, started: float, proof: Proof | None = None
+    symbol: str, horizons: Sequence[int], findings: Findings, started: float, proof: Proof | None = None
 ) -> AuditResult:
     """The result of an audit with a tamper: it has no certificate."""
     cuts = [(pd.Timestamp(cut.moment), cut.why) for cut in proof.cuts] if proof else []
     return AuditResult(
-        symbol=symbol, form="tampered with: no certificate", passed=not found.leaks, horizons=list(horizons),
-        cuts=len(cuts), disturbances=["truncate", *proof.disturbances] if proof else [], compared=found.compared,
-        leaks=leak_table(found.leaks), sentences=[leak.sentence() for leak in found.leaks], reused=False,
+        symbol=symbol, form="tampered with: no certificate", passed=not findings.leaks, horizons=list(horizons),
+        cuts=len(cuts), disturbances=["truncate", *proof.disturbances] if proof else [], compared=findings.compared,
+        leaks=leak_table(findings.leaks), sentences=[leak.sentence() for leak in findings.leaks], reused=False,
         certificates=[], seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> ProofProgress:
+def _training_progress(store: Store, data: Dataset, models: Sequence[str]) -> ProofProgress:
     """Where an audit keeps what its trainings have shown, until its certificates are written."""
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
@@ -159,15 +161,15 @@ def _trainings_tried(store: Store, data: Dataset, models: Sequence[str]) -> Proo
     return ProofProgress(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
 
 
-def _leaks_of_trainings(data: Dataset, models: Sequence[str], tried: ProofProgress | None) -> list[Leak]:
+def _leaks_of_trainings(data: Dataset, models: Sequence[str], proof_progress: ProofProgress | None) -> list[Leak]:
     """`leaks_of_training` of each model, kept as soon as it is known."""
-    done = (tried and tried.load()) or {}
+    done = (proof_progress and proof_progress.load()) or {}
     for model in models:
         if model not in done:
             with phase(f"training {model}", min(_rows_for(model), len(data.labels))):
                 done[model] = [leak.to_dict() for leak in leaks_of_training(data, model)]
-                if tried:
-                    tried.save(done)
+                if proof_progress:
+                    proof_progress.save(done)
     return [Leak(**one) for model in models for one in done[model]]
 
 
@@ -185,7 +187,7 @@ def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
 
 
 class _Training:
-    """`fit_holdout` and `judge` as a pipeline under proof: the same doors that `train` goes through."""
+    """`fit_holdout` and `evaluate_artifact` as a pipeline under proof: the same doors that `train` goes through."""
 
     def __init__(self, data: Dataset, model: str):
         self.data, self.model = data, model
@@ -205,10 +207,10 @@ class _Training:
             workspace = Workspace(Path(folder))
             run = open_run(workspace.results, data.symbol, spec, fresh=True)
             artifact = fit_holdout(workspace, part, run, spec, callbacks=(), mirror="off")
-            state, verdict = artifact.load_state(), judge(workspace, part, artifact)
+            state, verdict = artifact.load_state(), evaluate_artifact(workspace, part, artifact)
         learnt = {name: state[name] for name in ("model_state", "calibration")}
-        judged = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
-        evaluated = {"metrics": judged.T.to_dict(), "prior": verdict.priors["validation"]}
+        metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
+        evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}
         # Validation rows stop the training, set the temperature and judge; training rows alone teach the steps before.
         both = ("train", "validation")
         trained = {f"trained {self.model}": Fitted(learnt, both), f"judged {self.model}": Fitted(evaluated, both)}

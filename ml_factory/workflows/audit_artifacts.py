@@ -58,7 +58,7 @@ class Findings:
 # ---- bars ------------------------------------------------------------------------------------------------------------
 
 
-def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, to: Findings):
+def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings):
     """Compare the bars that the pipeline gets with a second reading, the rows of the raw file and the stored hash."""
     given = passed_through(tamper, "bars", bars.copy() if tamper else bars)
     settings, symbol = settings_of(store), store.facts["symbol"]
@@ -67,11 +67,11 @@ def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamp
     if not leaks and PrefixHasher(again).whole != store.facts["raw"]["bars"]:
         leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == BarSpec():
-        leaks += _beside_the_raw_file(read_table(require_raw_bars(workspace, symbol)), again)
-    to.take("bars", len(again), leaks)
+        leaks += _differences_from_raw_file(read_table(require_raw_bars(workspace, symbol)), again)
+    findings.take("bars", len(again), leaks)
 
 
-def _beside_the_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[Leak]:
+def _differences_from_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[Leak]:
     """Prices that are not those of the raw row of the same minute, where the file is in the contract's form."""
     names = ["open", "high", "low", "close"]
     if not {"timestamp", *names} <= set(table.columns) or not isinstance(table["timestamp"].dtype, pd.DatetimeTZDtype):
@@ -87,7 +87,7 @@ def _beside_the_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[Leak]:
 
 
 def check_rows_stored(
-    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, to: Findings
+    store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None, findings: Findings
 ) -> None:
     """Compare stored features and labels with those rebuilt from the bars, joined by time, on every row."""
     settings, facts = settings_of(store), store.facts["market"]
@@ -101,7 +101,9 @@ def check_rows_stored(
     given = passed_through(tamper, "features", stored.copy() if tamper else stored)
     own = [custom.of(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
     reference = "the features rebuilt from the bars"
-    to.take("stored features", wanted.size, differences_of_frame("features", given, wanted, reference, rounded=own))
+    findings.take(
+        "stored features", wanted.size, differences_of_frame("features", given, wanted, reference, rounded=own)
+    )
     for horizon in horizons:
         made = labels[f"h{horizon}"].drop(columns="close")
         made = made[made["entry_bar"] >= store.facts["first"]]
@@ -109,8 +111,8 @@ def check_rows_stored(
         given = passed_through(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
         reference = "the labels rebuilt from the bars"
         leaks = differences_of_frame(f"labels h{horizon}", given, made, reference, extra=True)
-        to.take(f"stored labels h{horizon}", len(made), leaks)
-        check_splits_stored(store, horizon, tamper, to)
+        findings.take(f"stored labels h{horizon}", len(made), leaks)
+        check_splits_stored(store, horizon, tamper, findings)
 
 
 def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
@@ -118,7 +120,7 @@ def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
     return labels
 
 
-def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, to: Findings) -> None:
+def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, findings: Findings) -> None:
     """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
     settings, labels, splits = settings_of(store), store.load_labels(horizon), store.load_splits(horizon)
     given = passed_through(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
@@ -129,14 +131,14 @@ def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, to: F
         if all(one.min() >= 0 and one.max() < len(labels) for one in rows.values()):
             split = Split("stored", rows, settings.splits.embargo_bars)
             leaks = [*leaks_of_splits(labels, [split], f"h{horizon}"), *leaks]
-    to.take(part, len(labels), leaks)
+    findings.take(part, len(labels), leaks)
 
 
 # ---- scaler and data set ---------------------------------------------------------------------------------------------
 
 
 def check_scaler_stored(
-    store: Store, horizon: int, tamper: Tamper | None, to: Findings, *, columns: int | None = None
+    store: Store, horizon: int, tamper: Tamper | None, findings: Findings, *, columns: int | None = None
 ) -> None:
     """The stored scaler, and the steps before it, refitted on the stored training rows.
 
@@ -151,28 +153,34 @@ def check_scaler_stored(
     given = given.to_dict() if hasattr(given, "to_dict") else given
     if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
         some = np.sort(generator("scaler columns", horizon).choice(len(names), columns, replace=False))
-        values, names, given = np.ascontiguousarray(values[:, some]), tuple(names[k] for k in some), _only(given, some)
+        values, names, given = (
+            np.ascontiguousarray(values[:, some]),
+            tuple(names[k] for k in some),
+            _select_columns(given, some),
+        )
     with phase(f"refitting scaler {horizon}", len(rows)):
         wanted = fit_steps(steps, Sample(values, names, rows, close, labels.iloc[train]))
     reference = "the steps refitted on the training rows"
     leaks = differences_of_state(f"scaler h{horizon}", "scaler", given, wanted, reference)
-    to.take(f"scaler h{horizon}", len(rows), leaks)
+    findings.take(f"scaler h{horizon}", len(rows), leaks)
 
 
-def _only(scaler: Mapping, some: np.ndarray) -> dict:
+def _select_columns(scaler: Mapping, some: np.ndarray) -> dict:
     """The stored numbers of a scaler for these columns alone."""
     kept = {name: np.asarray(scaler[name])[some].tolist() for name in ("center", "scale", "knots") if name in scaler}
     return {**scaler, **kept}
 
 
-def check_dataset(data: Dataset, store: Store, to: Findings, tamper: Tamper | None = None) -> None:
+def check_dataset(data: Dataset, store: Store, findings: Findings, tamper: Tamper | None = None) -> None:
     """Compare what `load_dataset` returns with the stored files, and its derived arrays with its fields."""
     if tamper:
         data = replace(data, features=data.features.copy(), labels=data.labels.copy(), splits=dict(data.splits))
     given = passed_through(tamper, "dataset", data)
-    wanted, part = dataset_of_files(store, data.horizon), f"dataset h{data.horizon}"
+    wanted, part = dataset_from_files(store, data.horizon), f"dataset h{data.horizon}"
     if not isinstance(given, Dataset):
-        return to.take(part, 1, [difference(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")])
+        return findings.take(
+            part, 1, [difference(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")]
+        )
     frame = partial(differences_of_frame, reference="the stored one")
     leaks = frame(f"{part}, features", given.features, wanted.features)
     leaks += frame(f"{part}, labels", given.labels, wanted.labels)
@@ -183,7 +191,7 @@ def check_dataset(data: Dataset, store: Store, to: Findings, tamper: Tamper | No
             leaks.append(difference(part, name, 1, "the first", "the stored one"))
     if not leaks:
         leaks = _derived(part, given, wanted)
-    to.take(part, wanted.features.size, leaks)
+    findings.take(part, wanted.features.size, leaks)
 
 
 def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
@@ -200,7 +208,7 @@ def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
     return leaks
 
 
-def dataset_of_files(store: Store, horizon: int) -> Dataset:
+def dataset_from_files(store: Store, horizon: int) -> Dataset:
     """The data set with its rows read from the files once more, to compare with."""
     rows = store.load_rows()
     return replace(

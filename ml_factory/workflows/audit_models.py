@@ -21,7 +21,7 @@ CLOSE = {"tabular": 1e-6, "network": 1e-3}  # a network may have been trained on
 SHIFT = 1e-4  # mean change of the probability of what came
 
 
-def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, to: Findings) -> None:
+def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
     """Re-predict the stored forecasts of every finished model of this data set from its bundle."""
     for artifact in Registry(workspace.models).list(data.symbol):
         facts = artifact.facts
@@ -35,11 +35,11 @@ def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, t
         leaks = differences_of_state(part, "scaler", state["scaler"], data.scaler, "the stored one")
         given = passed_through(tamper, "predictions", frame.copy())
         with phase(f"re-predicting {facts['model']}", len(frame)):
-            rows, found = _beside_the_bundle(data, artifact, Bundle.from_state(state), given, part)
-        to.take(part, rows, leaks + found)
+            rows, found = _differences_from_bundle(data, artifact, Bundle.from_state(state), given, part)
+        findings.take(part, rows, leaks + found)
 
 
-def _beside_the_bundle(
+def _differences_from_bundle(
     data: Dataset, artifact: Artifact, bundle: Bundle, frame: pd.DataFrame, part: str
 ) -> tuple[int, list[Leak]]:
     """(rows compared, leaks) of stored probabilities against those that the bundle predicts now."""

@@ -40,9 +40,9 @@ from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.dataset import Dataset, baselines
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
-from ml_factory.workflows.fold_scores import UNCALIBRATED, judged_folds
+from ml_factory.workflows.fold_scores import UNCALIBRATED, evaluate_folds
 from ml_factory.workflows.folds import FoldModel, forecast_folds
-from ml_factory.workflows.predict import judge, read_frame
+from ml_factory.workflows.predict import evaluate_artifact, read_frame
 from ml_factory.workflows.train import fit_holdout
 
 ROWS = 3_000  # labelled rows of a small run
@@ -54,7 +54,7 @@ SETTINGS = {"rounds": 20, "threads": 1}
 # ---- small data ------------------------------------------------------------------------------------------------------
 
 
-def small_part(data: Dataset, rows: int = ROWS) -> Dataset:
+def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
     """The first labelled rows and the features under them as a data set of its own, with its own split and scaler.
 
     More than `rows` where these cannot be split, or where a part of them is of a single class.
@@ -70,7 +70,7 @@ def small_part(data: Dataset, rows: int = ROWS) -> Dataset:
     except SettingsError:
         if len(some) == len(there):
             raise
-        return small_part(data, 2 * rows)
+        return subsample(data, 2 * rows)
     kept = slice(int(data.row[some[0]]), int(data.row[some[-1]]) + 1)
     part = replace(
         data, features=data.features.iloc[kept], segment=data.segment[kept], close=data.close[kept], labels=labels,
@@ -97,7 +97,7 @@ def _steps_on(data: Dataset, rows: np.ndarray):
     return fit_steps(data.settings["data"]["preprocess"], sample)
 
 
-def with_other_labels(data: Dataset, rows: np.ndarray) -> Dataset:
+def with_disturbed_labels(data: Dataset, rows: np.ndarray) -> Dataset:
     """The data set with other outcomes in these rows: each class is the next one, returns change sign and size."""
     labels, classes = data.labels.copy(), sorted(data.classes.values())
     following = dict(zip(classes, [*classes[1:], classes[0]], strict=True))
@@ -107,7 +107,7 @@ def with_other_labels(data: Dataset, rows: np.ndarray) -> Dataset:
     return replace(data, labels=labels)
 
 
-def with_other_features(data: Dataset, rows: np.ndarray) -> Dataset:
+def with_disturbed_features(data: Dataset, rows: np.ndarray) -> Dataset:
     """The data set with other inputs in the feature rows of these labels."""
     values = data.x_NF.copy()
     values[data.row[rows]] = -3.0 * values[data.row[rows]] + 7.0
@@ -115,13 +115,13 @@ def with_other_features(data: Dataset, rows: np.ndarray) -> Dataset:
 
 
 @contextmanager
-def scratch() -> Iterator[Workspace]:
+def temporary_workspace() -> Iterator[Workspace]:
     """A workspace that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="ml_factory_audit_") as folder:
         yield Workspace(Path(folder))
 
 
-def small_spec(data: Dataset, model: str, task: str) -> RunSpec:
+def small_run_spec(data: Dataset, model: str, task: str) -> RunSpec:
     """The run of a small model."""
     settings = SETTINGS if model != "linear" else {"threads": 1}
     return run_spec(
@@ -165,37 +165,37 @@ class _Recorder:
         return self._model.predict_proba(x, *given, **options)
 
 
-def fold_value(data: Dataset, plan: FoldPlan, model: str) -> dict:
+def fold_record(data: Dataset, plan: FoldPlan, model: str) -> dict:
     """What a fold of a cross-validation was fitted on and gives; see docs/guide.md, "An audit with a tamper"."""
-    spec = small_spec(data, model, "folds")
+    spec = small_run_spec(data, model, "folds")
     one = replace(plan, folds=[plan.folds[AUDITED_FOLD]], labels=data.labels.iloc[plan.rows])
-    recorded = _RecordedModel(spec, model, dict(spec.settings))
-    with scratch() as workspace:
+    tracked = _RecordedModel(spec, model, dict(spec.settings))
+    with temporary_workspace() as workspace:
         run = open_run(workspace.results, data.symbol, spec, fresh=True)
         with open_checkpoints(workspace.checkpoints, run) as manager:
-            outcome = forecast_folds(manager, data, one, recorded)
-    (judged,), seen = judged_folds(data, outcome, model), recorded.record
+            outcome = forecast_folds(manager, data, one, tracked)
+    (evaluated,), seen = evaluate_folds(data, outcome, model), tracked.record
     taught = one.folds[0][0][plan.usable[one.folds[0][0]]]
     _, validation = inner_validation(one.labels, taught, 0.15)
     return {
         "labels": data.labels, "features": data.features.iloc[data.row], "embargo": plan.embargo,
-        "train": seen["train"], "validation": plan.rows[validation], "test": judged.rows, "scaler": seen["scaler"],
+        "train": seen["train"], "validation": plan.rows[validation], "test": evaluated.rows, "scaler": seen["scaler"],
         "y": seen["y"], "inputs_train": seen["taught"], "inputs_test": seen["judged"],
-        "forecasts": judged.forecasts[model + UNCALIBRATED], "calibrated": judged.forecasts[model],
+        "forecasts": evaluated.forecasts[model + UNCALIBRATED], "calibrated": evaluated.forecasts[model],
     }  # fmt: skip
 
 
-def check_fold(data: Dataset, model: str, tamper: Tamper | None, to: Findings) -> None:
+def check_fold(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
     """Check that a fold separates training from test rows, and that nothing fitted in it depends on its test rows."""
     plan = fold_plan(data, data.development(), SchemeSpec(folds=FOLDS), 1, False)
-    clean = fold_value(data, plan, model)
+    clean = fold_record(data, plan, model)
     given = passed_through(tamper, "fold", dict(clean))
     test = np.asarray(plan.rows[plan.folds[AUDITED_FOLD][1]])
-    labels_blind = fold_value(with_other_labels(data, test), plan, model)
-    features_blind = fold_value(with_other_features(data, test), plan, model)
+    labels_blind = fold_record(with_disturbed_labels(data, test), plan, model)
+    features_blind = fold_record(with_disturbed_features(data, test), plan, model)
     part, leaks = "fold", []
     rows = {name: np.asarray(given[name], np.int64) for name in ("train", "validation", "test")}
-    leaks += _rule_of_fold(data, rows, plan.embargo)
+    leaks += _purge_violations(data, rows, plan.embargo)
     wanted = {name: labels_blind[name] for name in rows}
     leaks += differences_of_positions(part, rows, wanted, "the purged fold")
     wanted_steps = _steps_on(data, clean["train"])
@@ -207,10 +207,10 @@ def check_fold(data: Dataset, model: str, tamper: Tamper | None, to: Findings) -
     leaks += _unequal(part, "y", given["y"], data.y[clean["train"]], "the labels of its train rows")
     for name in ("forecasts", "calibrated"):
         leaks += _unequal(part, name, given[name], labels_blind[name], BLIND)
-    to.take("fold", len(plan.rows), first_of_each(leaks))
+    findings.take("fold", len(plan.rows), one_per_column(leaks))
 
 
-def _rule_of_fold(data: Dataset, rows: Mapping[str, np.ndarray], embargo: int) -> list[Leak]:
+def _purge_violations(data: Dataset, rows: Mapping[str, np.ndarray], embargo: int) -> list[Leak]:
     """Training rows that violate purge or embargo with respect to the test rows."""
     both = np.union1d(rows["train"], rows["validation"])
     found = []
@@ -237,18 +237,18 @@ class _Outcome:
 
 
 def _trained(data: Dataset, model: str) -> _Outcome:
-    spec = small_spec(data, model, "train")
-    with scratch() as workspace:
+    spec = small_run_spec(data, model, "train")
+    with temporary_workspace() as workspace:
         run = open_run(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
-        verdict = judge(workspace, data, artifact)
+        verdict = evaluate_artifact(workspace, data, artifact)
         state = {name: value for name, value in artifact.load_state().items() if name not in ("facts", "versions")}
         return _Outcome(state, read_frame(verdict.path), verdict.metrics)
 
 
-def check_predictions(data: Dataset, model: str, tamper: Tamper | None, to: Findings) -> None:
+def check_predictions(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
     """Neither the model, nor what it forecasts of test rows, nor the verdict's baselines move with the test labels."""
-    clean, blind = _trained(data, model), _trained(with_other_labels(data, data.splits["test"]), model)
+    clean, blind = _trained(data, model), _trained(with_disturbed_labels(data, data.splits["test"]), model)
     given = passed_through(tamper, "predictions", clean.predictions.copy())
     part = "predictions"
     leaks = differences_of_state(part, "the model's state", clean.state, blind.state, BLIND)
@@ -259,7 +259,7 @@ def check_predictions(data: Dataset, model: str, tamper: Tamper | None, to: Find
         about = pd.DataFrame({"split": data.split_of()[at], "label": data.y[at]}, index=given.index)
         found = differences_of_frame(part, given, about, "the data set", extra=True)
     leaks += found or _leaks_of_verdict(data, model, given, clean.metrics)
-    to.take(part, len(forecast), first_of_each(leaks))
+    findings.take(part, len(forecast), one_per_column(leaks))
 
 
 def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metrics: pd.DataFrame) -> list[Leak]:
@@ -270,7 +270,7 @@ def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metr
     for name in ("validation", "test"):
         rows = at[split == name]
         forecasts = {model: predictions.loc[split == name, PROBABILITIES].to_numpy()}
-        forecasts |= recounted(data, at[split == "train"], rows)
+        forecasts |= reference_baselines(data, at[split == "train"], rows)
         table = metrics[metrics["split"] == name].set_index("name")["log_loss"]
         for who, p_N3 in forecasts.items():
             wanted = mean_log_loss(p_N3, data.y[rows], data.clear[rows])
@@ -283,7 +283,7 @@ def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metr
 # ---- baselines -------------------------------------------------------------------------------------------------------
 
 
-def recounted(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
+def reference_baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Reference baselines of `rows`, counted from the clear training rows alone: name -> (N, 3)."""
     train = np.sort(train_rows[data.clear[train_rows]])
     y = data.y[train]
@@ -293,17 +293,17 @@ def recounted(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[s
         session_clock(at[train], calendar), y, horizon=data.horizon, bar_minutes=float(np.median(minutes)),
         volatility=data.volatility[train],
     )  # fmt: skip
-    here = session_clock(at[rows], calendar)
+    clock_now = session_clock(at[rows], calendar)
     found = {
         "prior": np.tile(prior_shares(y), (len(rows), 1)),
         "last_move": last_move_shares(data.last_move[train], y, data.last_move[rows]),
-        "clock": clock.predict(here),
-        "clock_volatility": clock.predict(here, data.volatility[rows]),
+        "clock": clock.predict(clock_now),
+        "clock_volatility": clock.predict(clock_now, data.volatility[rows]),
     }
     return {name: among_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
 
 
-def check_baselines(data: Dataset, tamper: Tamper | None, to: Findings) -> None:
+def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
     """The baselines of the test rows are those of the training rows' labels, whatever the other labels are."""
     train, rows = data.splits["train"], data.splits["test"]
     index = data.labels.index[rows]
@@ -311,15 +311,15 @@ def check_baselines(data: Dataset, tamper: Tamper | None, to: Findings) -> None:
         name: pd.DataFrame(p, index=index, columns=PROBABILITIES) for name, p in baselines(data, train, rows).items()
     }
     given = passed_through(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
-    blind = baselines(with_other_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows)
-    again, leaks = recounted(data, train, rows), []
+    blind = baselines(with_disturbed_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows)
+    again, leaks = reference_baselines(data, train, rows), []
     for name, frame in used.items():
         one = given.get(name)
         values = np.asarray(one[PROBABILITIES] if isinstance(one, pd.DataFrame) else one, np.float64)
         leaks += _unequal("baseline", name, values, blind[name], BLIND)
         if name in again and (values.shape != again[name].shape or not np.allclose(values, again[name], 0.0, 1e-9)):
             leaks.append(difference("baseline", name, len(frame), index[0], "a recount of the training rows"))
-    to.take("baseline", len(rows) * len(used), first_of_each(leaks))
+    findings.take("baseline", len(rows) * len(used), one_per_column(leaks))
 
 
 # ---- what the checks share -------------------------------------------------------------------------------------------
@@ -330,6 +330,6 @@ def _unequal(part: str, name: str, got: object, wanted: np.ndarray, reference: s
     return [difference(part, name, len(unequal), f"row {unequal[0]}", reference)] if len(unequal) else []
 
 
-def first_of_each(leaks: Sequence[Leak]) -> list[Leak]:
+def one_per_column(leaks: Sequence[Leak]) -> list[Leak]:
     """The leaks, each column once: the first that names it."""
     return list({(leak.part, leak.column): leak for leak in reversed(leaks)}.values())[::-1]

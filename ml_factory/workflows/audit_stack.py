@@ -12,9 +12,15 @@ from ml_factory.experiment import open_run, run_spec
 from ml_factory.leakage.artifact_comparison import difference, differences_of_frame, differences_of_state
 from ml_factory.leakage.tables import ROWS, Leak
 from ml_factory.workflows.audit_artifacts import Findings
-from ml_factory.workflows.audit_runs import BLIND, first_of_each, scratch, small_spec, with_other_labels
+from ml_factory.workflows.audit_runs import (
+    BLIND,
+    one_per_column,
+    small_run_spec,
+    temporary_workspace,
+    with_disturbed_labels,
+)
 from ml_factory.workflows.dataset import Dataset
-from ml_factory.workflows.predict import for_bars, judge, read_frame
+from ml_factory.workflows.predict import evaluate_artifact, predict_bars, read_frame
 from ml_factory.workflows.stack import fit_stack, stack_spec
 from ml_factory.workflows.train import fit_holdout
 
@@ -23,17 +29,17 @@ BARS = 60_000  # the newest bars, of which `predict` is tried
 CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened, by one bar at least
 
 
-def check_stack(data: Dataset, to: Findings) -> None:
+def check_stack(data: Dataset, findings: Findings) -> None:
     """The weights and the calibration of a stack, and all it forecasts, do not move with the test labels."""
-    clean, blind = _stacked(data), _stacked(with_other_labels(data, data.splits["test"]))
+    clean, blind = _stacked(data), _stacked(with_disturbed_labels(data, data.splits["test"]))
     leaks = differences_of_state("stack", "its weights and calibration", clean[0], blind[0], BLIND)
     leaks += differences_of_frame("stack", clean[1], blind[1], BLIND)
-    to.take("stack", len(clean[1]), first_of_each(leaks))
+    findings.take("stack", len(clean[1]), one_per_column(leaks))
 
 
 def _stacked(data: Dataset) -> tuple[dict, pd.DataFrame]:
     """(what the stack has learnt, its probabilities of every row)."""
-    with scratch() as workspace:
+    with temporary_workspace() as workspace:
         hashes = []
         for model in MODELS:
             spec = run_spec(
@@ -45,21 +51,21 @@ def _stacked(data: Dataset) -> tuple[dict, pd.DataFrame]:
         run = open_run(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_stack(workspace, data, run, spec, FOLDS, mirror="off")
         learnt = {name: value for name, value in artifact.load_state().items() if name not in ("bases", "run_id")}
-        return learnt, read_frame(judge(workspace, data, artifact).path)[PROBABILITIES]
+        return learnt, read_frame(evaluate_artifact(workspace, data, artifact).path)[PROBABILITIES]
 
 
-def check_predict(data: Dataset, bars: pd.DataFrame, to: Findings, cuts: Sequence[int] = CUTS) -> None:
+def check_predict(data: Dataset, bars: pd.DataFrame, findings: Findings, cuts: Sequence[int] = CUTS) -> None:
     """Check that `predict` gives the same for a moment whether the file of bars ends there or goes on."""
     bars = bars.iloc[-BARS:]
-    with scratch() as workspace:
-        spec = small_spec(data, MODELS[0], "train")
+    with temporary_workspace() as workspace:
+        spec = small_run_spec(data, MODELS[0], "train")
         run = open_run(workspace.results, data.symbol, spec, fresh=True)
         artifact = fit_holdout(workspace, data, run, spec, callbacks=(), mirror="off")
 
         def predicted_until(stop: int) -> pd.DataFrame:
             path = Path(workspace.root) / f"bars-{stop}.parquet"
             write_bars(path, bars.iloc[:stop])
-            return for_bars(workspace, artifact, path)[0]
+            return predict_bars(workspace, artifact, path)[0]
 
         whole, leaks, compared = predicted_until(len(bars)), [], 0
         minutes = data.settings["market"]["bar_minutes"]
@@ -68,7 +74,7 @@ def check_predict(data: Dataset, bars: pd.DataFrame, to: Findings, cuts: Sequenc
             known = bars.index[stop - 1] + pd.Timedelta(minutes=minutes)
             leaks += _differences(predicted_until(stop), whole[whole.index <= known])
             compared += int(np.count_nonzero(whole.index <= known))
-    to.take("predict", compared, first_of_each(leaks))
+    findings.take("predict", compared, one_per_column(leaks))
 
 
 def _differences(short: pd.DataFrame, whole: pd.DataFrame) -> list[Leak]:

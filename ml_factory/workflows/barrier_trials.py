@@ -20,7 +20,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.workflows.prove import settings_of
-from ml_factory.workflows.unit_checkpoints import Kept
+from ml_factory.workflows.unit_checkpoints import UnitCheckpoints
 
 _log = logging.getLogger("ml_factory")
 Frames = tuple[Frame, Frame | None, MarketSpec]
@@ -40,13 +40,13 @@ class SearchOutcome:
 
     spec: SearchedLabels
     record: dict
-    found: int
-    inexact: list[str]
+    resumed: int
+    nondeterminism: list[str]
 
 
-def kept_search(
-    checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, judged: pd.DatetimeIndex, spec: SearchSpec,
-    *, keep: Path, done: Callable[[int], None] = lambda count: None,
+def checkpointed_search(
+    checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, evaluated: pd.DatetimeIndex,
+    spec: SearchSpec, *, results_path: Path, done: Callable[[int], None] = lambda count: None,
 ) -> SearchOutcome:  # fmt: skip
     """`search_barriers` with its record in a phase of checkpoints.
 
@@ -55,45 +55,47 @@ def kept_search(
     keep : the file in which the record of a finished search stays, and is found again; the checkpoints' slots are given
     back then.
     """
-    if is_file(keep):
-        told = read_json(keep)
-        record, count = told["record"], len(told["record"]["trials"])
+    if is_file(results_path):
+        stored = read_json(results_path)
+        record, count = stored["record"], len(stored["record"]["trials"])
         done(count)
-        found = search_barriers(*frames, train, spec, judged=judged, record=record)
-        return SearchOutcome(found, record, count, told["elsewhere"])
-    here = machine_with(("optuna",), 1)
-    kept = Kept(checkpoints, here, lambda record: trial_of(len(record["trials"]), spec))
+        found = search_barriers(*frames, train, spec, judged=evaluated, record=record)
+        return SearchOutcome(found, record, count, stored["elsewhere"])
+    machine = machine_with(("optuna",), 1)
+    checkpoint = UnitCheckpoints(checkpoints, machine, lambda record: format_trial(len(record["trials"]), spec))
     with checkpoints.acquired():
-        before = (kept.load() or {"state": None})["state"]
-        keeper = _Keeper(kept, before, done)
+        before = (checkpoint.load() or {"state": None})["state"]
+        recorder = _TrialRecorder(checkpoint, before, done)
         try:
-            found = search_barriers(*frames, train, spec, judged=judged, record=before, save=keeper.save)
+            found = search_barriers(*frames, train, spec, judged=evaluated, record=before, save=recorder.save)
         finally:
-            keeper.keep()  # a balance that cannot be kept is not searched for twice either
-            if keeper.record is not None and len(keeper.record["trials"]) == spec.trials:
-                _give_back(checkpoints, keep, {"record": keeper.record, "elsewhere": kept.elsewhere})
-    return SearchOutcome(found, keeper.record, len(before["trials"]) if before else 0, kept.elsewhere)
+            recorder.flush()  # a balance that cannot be kept is not searched for twice either
+            if recorder.record is not None and len(recorder.record["trials"]) == spec.trials:
+                _release_slots(
+                    checkpoints, results_path, {"record": recorder.record, "elsewhere": checkpoint.machine_differences}
+                )
+    return SearchOutcome(found, recorder.record, len(before["trials"]) if before else 0, checkpoint.machine_differences)
 
 
-def trial_of(done: int, spec: SearchSpec) -> str:
+def format_trial(done: int, spec: SearchSpec) -> str:
     """How far a search is, in words."""
     return f"trial {done} of {spec.trials}"
 
 
-def _give_back(checkpoints: PhaseCheckpoints, keep: Path, told: dict) -> None:
+def _release_slots(checkpoints: PhaseCheckpoints, results_path: Path, stored: dict) -> None:
     """The search is over: its record stays in a file, its slots serve others."""
     try:
-        write_json(keep, told)
+        write_json(results_path, stored)
     except WorkspaceError as error:
         _log.warning("The trials of this search stay in its checkpoints: %s", error)
         return
     checkpoints.release_slots()
 
 
-class _Keeper:
+class _TrialRecorder:
     """The record of the trials in a phase of checkpoints, saved as often as any training."""
 
-    def __init__(self, checkpoints: Kept, record: dict | None, done: Callable[[int], None]):
+    def __init__(self, checkpoints: UnitCheckpoints, record: dict | None, done: Callable[[int], None]):
         self.record, self._saved = record, record
         self._checkpoints, self._done = checkpoints, done
         done(len(record["trials"]) if record else 0)
@@ -104,7 +106,7 @@ class _Keeper:
         if self._checkpoints.save(record):
             self._saved = record
 
-    def keep(self) -> None:
+    def flush(self) -> None:
         """What the timer left unsaved."""
         if self.record is not self._saved:
             self._checkpoints.save(self.record, force=True)

@@ -24,26 +24,26 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import label_times, no_training_row, purge
-from ml_factory.workflows.barrier_trials import Frames, frames_for, kept_search, trial_of
+from ml_factory.workflows.barrier_trials import Frames, checkpointed_search, format_trial, frames_for
 from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec
 from ml_factory.workflows.fold_scores import (
     UNCALIBRATED,
+    evaluate_folds,
+    evaluated_labels,
     fold_metrics,
     gain_over_blocks,
-    judged_folds,
-    judged_labels,
     path_metrics,
     verdict_of_folds,
 )
 from ml_factory.workflows.folds import (
     FoldModel,
     calibration_columns,
-    check_taught,
+    check_any_fitted,
     forecast_folds,
     out_of_fold_predictions,
 )
-from ml_factory.workflows.restore_run import recorded, snapshot_of
+from ml_factory.workflows.restore_run import snapshot_of, tracked
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, format_progress, nested_run, trials_file
 
 
@@ -62,39 +62,40 @@ class CrossValidationScores:
     gain: float
     gain_se: float
     gain_uncalibrated: float
-    untaught: list[int]
-    found: int
-    reached: str
-    inexact: tuple[str, ...]
+    unfitted: list[int]
+    resumed: int
+    progress: str
+    nondeterminism: tuple[str, ...]
     verdict: ModelVerdict
 
 
-def plain_folds(
+def cross_validate_plain(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
 ) -> CrossValidationScores:
     """Every fold on the labels as they are prepared."""
-    with _recorded(workspace, run, model.spec, mirror) as (manager, finish):
-        keep = forecasts_file(run, model.name)
-        outcome = out_of_fold_predictions(manager, data, plan, model, keep)
-        judged = judged_folds(data, outcome, model.name)
-        scores = fold_metrics(data, judged)
+    with _open_unit(workspace, run, model.spec, mirror) as (manager, finish):
+        results_path = forecasts_file(run, model.name)
+        outcome = out_of_fold_predictions(manager, data, plan, model, results_path)
+        evaluated = evaluate_folds(data, outcome, model.name)
+        scores = fold_metrics(data, evaluated)
         gains = _gains(scores, model.name, finish)
     return CrossValidationScores(
         scores, plan.table().assign(**calibration_columns(outcome.calibrations)),
-        path_metrics(data, plan, judged), **gains,
-        untaught=outcome.untaught, found=outcome.found, reached=outcome.reached, inexact=outcome.inexact,
-        verdict=verdict_of_folds(data, scores, model.name, judged_labels(data, judged)),
+        path_metrics(data, plan, evaluated), **gains,
+        unfitted=outcome.unfitted, resumed=outcome.resumed, progress=outcome.progress,
+        nondeterminism=outcome.nondeterminism,
+        verdict=verdict_of_folds(data, scores, model.name, evaluated_labels(data, evaluated)),
     )  # fmt: skip
 
 
 @contextmanager
-def _recorded(
+def _open_unit(
     workspace: Workspace, run: Run, spec: RunSpec, mirror: str
 ) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
     """The run's checkpoints, and what its record is told at its end."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         snapshot, owned = snapshot_of(manager, run, spec), folds_phase(spec.model)
-        with recorded(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
+        with tracked(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
             yield manager, finish
 
 
@@ -105,7 +106,7 @@ def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> d
     return {"gain": mean, "gain_se": error, "gain_uncalibrated": gain_over_blocks(scores, name + UNCALIBRATED)[0]}
 
 
-def searched_folds(
+def cross_validate_nested(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
 ) -> CrossValidationScores:
     """Every fold on labels made with what a search on its own training rows found; purged again.
@@ -115,28 +116,29 @@ def searched_folds(
     """
     frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
-    with _recorded(workspace, run, model.spec, mirror) as (_, finish):
-        nest = [_searched_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]
-        untaught = [k for k, fold in enumerate(nest) if fold.scores is None]
-        check_taught(untaught, len(nest), model.name)
-        scores = pd.concat([fold.scores for fold in nest if fold.scores is not None], ignore_index=True)
+    with _open_unit(workspace, run, model.spec, mirror) as (_, finish):
+        nested = [_nested_fold(workspace, data, plan, run, model, search, frames, k) for k in range(len(plan.folds))]
+        unfitted = [k for k, fold in enumerate(nested) if fold.scores is None]
+        check_any_fitted(unfitted, len(nested), model.name)
+        scores = pd.concat([fold.scores for fold in nested if fold.scores is not None], ignore_index=True)
         gains = _gains(scores, model.name, finish)
-    labels = pd.concat([fold.labels for fold in nest if fold.labels is not None]).sort_index()
-    found = sum(fold.found for fold in nest)
-    reached = format_progress(
-        f"fold {found} of {len(nest)}" if found else "", [*(fold.inside for fold in nest), ""][found]
+    labels = pd.concat([fold.labels for fold in nested if fold.labels is not None]).sort_index()
+    resumed = sum(fold.resumed for fold in nested)
+    progress = format_progress(
+        f"fold {resumed} of {len(nested)}" if resumed else "",
+        [*(fold.partial_progress for fold in nested), ""][resumed],
     )
-    inexact = tuple(dict.fromkeys(reason for fold in nest for reason in fold.inexact))
+    nondeterminism = tuple(dict.fromkeys(reason for fold in nested for reason in fold.nondeterminism))
     return CrossValidationScores(
-        scores, pd.concat([fold.table for fold in nest], ignore_index=True), None, **gains,
-        untaught=untaught, found=found, reached=reached, inexact=inexact,
+        scores, pd.concat([fold.table for fold in nested], ignore_index=True), None, **gains,
+        unfitted=unfitted, resumed=resumed, progress=progress, nondeterminism=nondeterminism,
         verdict=verdict_of_folds(data, scores, model.name, labels),
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _NestedFold:
-    """table : its row, with its barriers.  scores, labels : None where it is untaught; `judged_labels`.
+    """table : its row, with its barriers.  scores, labels : None where it is untaught; `evaluated_labels`.
 
     found, inside, inexact : as of `FoldOutcome`, of the search too.
     """
@@ -144,12 +146,12 @@ class _NestedFold:
     table: pd.DataFrame
     scores: pd.DataFrame | None
     labels: pd.Series | None
-    found: int
-    inside: str
-    inexact: list[str]
+    resumed: int
+    partial_progress: str
+    nondeterminism: list[str]
 
 
-def _searched_fold(
+def _nested_fold(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec,
     frames: Frames, number: int,
 ) -> _NestedFold:  # fmt: skip
@@ -157,48 +159,59 @@ def _searched_fold(
     train, test = plan.folds[number]
     moments = plan.labels.index[train], plan.labels.index[test]
     with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
-        keep = trials_file(run, number)
-        searched = kept_search(manager.phase("barriers"), frames, *moments, search, keep=keep)
-        write_bytes_atomic(_place(run, number), searched.spec.to_json().encode())
-        own = relabelled(data, frames, searched.spec.labels, plan.labels.index)
-        part = fold_of(own, moments, number, plan)
+        results_path = trials_file(run, number)
+        searched = checkpointed_search(manager.phase("barriers"), frames, *moments, search, results_path=results_path)
+        write_bytes_atomic(_barriers_file(run, number), searched.spec.to_json().encode())
+        relabelled = relabel(data, frames, searched.spec.labels, plan.labels.index)
+        part = single_fold_plan(relabelled, moments, number, plan)
         seeded = replace(model.spec, seed=derive_seed(model.spec.seed, "nested", number))
-        mine = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
-        outcome = forecast_folds(manager, own, part, mine, forecasts_file(run, model.name, number))
+        fold_model = replace(model, spec=seeded, bins=None if model.bins is None else {0: model.bins[number]})
+        outcome = forecast_folds(manager, relabelled, part, fold_model, forecasts_file(run, model.name, number))
     barriers = {name: getattr(searched.spec.labels, name) for name in ("k_up", "k_down", "sigma_span")}
     table = part.table().assign(fold=number, **calibration_columns(outcome.calibrations), **barriers)
     scores = labels = None
-    if not outcome.untaught:
-        judged = judged_folds(own, outcome, model.name)
-        scores, labels = fold_metrics(own, judged).assign(fold=number), judged_labels(own, judged)
-    inside = outcome.inside or (trial_of(searched.found, search) if searched.found else "")
-    return _NestedFold(table, scores, labels, outcome.found, inside, [*searched.inexact, *outcome.inexact])
+    if not outcome.unfitted:
+        evaluated = evaluate_folds(relabelled, outcome, model.name)
+        scores = fold_metrics(relabelled, evaluated).assign(fold=number)
+        labels = evaluated_labels(relabelled, evaluated)
+    partial_progress = outcome.partial_progress or (format_trial(searched.resumed, search) if searched.resumed else "")
+    nondeterminism = [*searched.nondeterminism, *outcome.nondeterminism]
+    return _NestedFold(table, scores, labels, outcome.resumed, partial_progress, nondeterminism)
 
 
-def relabelled(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
+def relabel(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
     """The data set with other labels, of the rows at `moments` only and proven before the first test row."""
-    base, fine, market = frames
-    made = triple_barrier(base, fine, labels, market)
+    base, minute_bars, market = frames
+    made = triple_barrier(base, minute_bars, labels, market)
     first_test = data.labels.index[data.splits["test"][0]]
     made = made[made.index.isin(moments) & (made["label_end"] < first_test)]
     return replace(data, labels=made, splits={})
 
 
-def fold_of(own: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan) -> FoldPlan:
-    """The fold of these training and test moments as a plan of one fold over `own`'s labels, purged by their ends."""
-    train, test = (np.flatnonzero(own.labels.index.isin(part)) for part in moments)
-    usable = pd.Series(plan.usable, plan.labels.index).reindex(own.labels.index).to_numpy()
-    train = purge(*label_times(own.labels), train, test, plan.embargo)
+def single_fold_plan(
+    relabelled: Dataset, moments: tuple[pd.DatetimeIndex, pd.DatetimeIndex], number: int, plan: FoldPlan
+) -> FoldPlan:
+    """Make a plan of one fold, of these training and test moments over `relabelled`, purged by the labels' ends."""
+    train, test = (np.flatnonzero(relabelled.labels.index.isin(part)) for part in moments)
+    usable = pd.Series(plan.usable, plan.labels.index).reindex(relabelled.labels.index).to_numpy()
+    train = purge(*label_times(relabelled.labels), train, test, plan.embargo)
     if not len(train):
-        raise no_training_row(number, len(own.labels), f"barriers searched for, embargo of {plan.embargo} rows")
-    block = np.full(len(own.labels), -1)
+        raise no_training_row(number, len(relabelled.labels), f"barriers searched for, embargo of {plan.embargo} rows")
+    block = np.full(len(relabelled.labels), -1)
     block[test] = number
     return FoldPlan(
-        np.arange(len(own.labels)), own.labels, [(train, test)], usable, block, None, plan.limited, plan.embargo
+        np.arange(len(relabelled.labels)),
+        relabelled.labels,
+        [(train, test)],
+        usable,
+        block,
+        None,
+        plan.quick_limits,
+        plan.embargo,
     )
 
 
-def check_one_question(scheme: SchemeSpec, search: SearchSpec | None) -> None:
+def check_search_scheme(scheme: SchemeSpec, search: SearchSpec | None) -> None:
     """Refuse a search in every fold where a path goes through several. Raises SettingsError."""
     if search and scheme.name == "combinatorial":
         raise SettingsError(
@@ -208,7 +221,7 @@ def check_one_question(scheme: SchemeSpec, search: SearchSpec | None) -> None:
         )  # fmt: skip
 
 
-def check_unsearched(data: Dataset) -> None:
+def check_labels_unsearched(data: Dataset) -> None:
     """Refuse folds over labels whose barriers were searched for on rows that some fold judges.
 
     A search sees the training rows of the chronological split, and every fold judges some of these.
@@ -225,10 +238,10 @@ def check_unsearched(data: Dataset) -> None:
             )  # fmt: skip
 
 
-def search_setting(search: SearchSpec | None) -> dict:
+def search_settings(search: SearchSpec | None) -> dict:
     """What a run's settings say of it: nothing without one."""
     return {} if search is None else {"search": asdict(search)}
 
 
-def _place(run: Run, number: int) -> Path:
+def _barriers_file(run: Run, number: int) -> Path:
     return run.folder / f"barriers-{number}.json"

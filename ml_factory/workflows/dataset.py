@@ -139,16 +139,16 @@ class Dataset:
         return np.intersect1d(ended, usable_rows(self.labels), assume_unique=True)
 
 
-def fit_on(data: Dataset, rows: np.ndarray) -> Fitted:
+def fit_preprocessing(data: Dataset, rows: np.ndarray) -> Fitted:
     """The data set's steps up to the scaler, fitted on these rows: positions into the labels' rows."""
     sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
     return fit_steps(data.settings["data"]["preprocess"], sample)
 
 
-Take = Callable[[np.ndarray], object]
+InputReader = Callable[[np.ndarray], object]
 
 
-def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> Take:
+def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> InputReader:
     """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
     scaled_NF = transform(scaler, data.x_NF, data.close)
     if model.lookback <= 1:
@@ -157,13 +157,13 @@ def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> Take:
     windows = importlib.import_module("ml_factory.datasets.windows")
 
     def take(positions: np.ndarray):
-        told = covariates_for(model, data.labels.index[positions], data.settings)
-        return windows.Windows(scaled_NF, data.row[positions], model.lookback, told)
+        covariates = covariates_for(model, data.labels.index[positions], data.settings)
+        return windows.Windows(scaled_NF, data.row[positions], model.lookback, covariates)
 
     return take
 
 
-def resolved(data: Dataset, name: str, settings: Mapping) -> dict:
+def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
     """A model's settings with what hangs on the data written out: frames as strides, what is known ahead by name.
 
     Raises SettingsError where the model or the data has none.
@@ -223,7 +223,7 @@ def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
         )  # fmt: skip
 
 
-def binned_for(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
+def bins_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
     """What a fit is told of the bins of this fold: nothing without any, and nothing where the model reads windows."""
     return {} if bins is None or spec_of(model).windowed else {"binned": bins[fold]}
 
@@ -237,13 +237,13 @@ def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
     return kept, {"training rows": f"{len(kept):,} of {len(rows):,}"}
 
 
-def weighted(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
+def rows_with_weight(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Rows that carry weight, and their weights computed from these rows alone."""
-    weights = weights_of(data, rows, spec)
+    weights = sample_weights_of(data, rows, spec)
     return rows[weights > 0], weights[weights > 0]
 
 
-def weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
+def sample_weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
     """float64: `training_weights` of these rows of the labels, with the bars' returns where they are asked for."""
     labels = data.labels.iloc[rows]
     if spec is None or not spec.returns:
@@ -367,12 +367,12 @@ def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarr
     return gain.mean, gain.low, gain.high
 
 
-def prior_while_learning(data: Dataset, teachers: np.ndarray, rows: np.ndarray) -> float:
+def weighted_prior_loss(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> float:
     """Log loss of the class prior on `rows` as a training measures it: with weights on both sides.
 
     What the losses of a history can be set beside; the verdicts' log losses count each row once.
     """
-    teachers, taught = weighted(data, teachers)
-    rows, weights = weighted(data, rows)
-    p_N3 = restrict_classes(prior_probabilities(data.y[teachers], taught, len(rows)), data.classes.values())
+    train_rows, train_weights = rows_with_weight(data, train_rows)
+    rows, weights = rows_with_weight(data, rows)
+    p_N3 = restrict_classes(prior_probabilities(data.y[train_rows], train_weights, len(rows)), data.classes.values())
     return float(np.average(row_log_loss(data.y[rows], p_N3), weights=weights))

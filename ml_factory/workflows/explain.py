@@ -71,14 +71,15 @@ def explain(
             next_step="look at the importances that train() hands back",
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
-    artifact = predict.newest(workspace, symbol, horizon, model, run, data.fingerprint)
+    artifact = predict.find_artifact(workspace, symbol, horizon, model, run, data.fingerprint)
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
-    tells, shares, attention, some = getattr(fitted.network, "explain", None), None, None, np.empty(0, np.int64)
-    if tells is not None:
+    explain_method = getattr(fitted.network, "explain", None)
+    shares, attention, some = None, None, np.empty(0, np.int64)
+    if explain_method is not None:
         usable = data.splits["validation"][data.usable(fitted.lookback)[data.splits["validation"]]]
         some = usable[np.unique(np.linspace(0, len(usable) - 1, min(rows, len(usable))).astype(np.int64))]
         windows = model_inputs(data, data.scaler, fitted)(some)
-        share_NF, attention_NT = _looked_at(tells, windows)
+        share_NF, attention_NT = _shares_and_attention(explain_method, windows)
         shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
         # Steps ahead that a network is told of are bars after the newest: −1, −2, …
         back = pd.RangeIndex(fitted.lookback - 1, fitted.lookback - 1 - attention_NT.shape[1], -1, name="bars_back")
@@ -90,14 +91,16 @@ def explain(
     )  # fmt: skip
 
 
-def _looked_at(tells: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
+def _shares_and_attention(explain_method: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
     """(shares of the variables (N, F), mean over the window's steps; attention of the one answer (N, T))."""
     # torch comes with the networks only
     pieces, tensor = [], importlib.import_module("torch").from_numpy
     for first in range(0, len(windows), BATCH):
         part = windows.take(np.arange(first, min(first + BATCH, len(windows))))
-        told = tells(part.gather(np.arange(len(part))), **{name: tensor(v) for name, v in part.beside.items()})
-        pieces.append((told.past_BTF.mean(dim=1).numpy(), told.attention_BSU[:, -1].numpy()))
+        explanation = explain_method(
+            part.gather(np.arange(len(part))), **{name: tensor(v) for name, v in part.covariates.items()}
+        )
+        pieces.append((explanation.past_BTF.mean(dim=1).numpy(), explanation.attention_BSU[:, -1].numpy()))
     share, attention = zip(*pieces, strict=True)
     return np.concatenate(share), np.concatenate(attention)
 

@@ -57,13 +57,13 @@ def export(
             "Only a network has a state dict", where="model", got=model, wanted="a network",
             next_step=f"for the probabilities of {model} use predict",
         )  # fmt: skip
-    artifact = predict.newest(workspace, symbol, horizon, model, run)
+    artifact = predict.find_artifact(workspace, symbol, horizon, model, run)
     fitted = load_model(Bundle.from_state(artifact.load_state()).model_state)
     run_id = artifact.facts["run_id"]
     path = Path(out or workspace.results / symbol / run_id) / PTH
     write_bytes_atomic(path, state_dict.pth_bytes(fitted))
     python = [
-        "import torch", state_dict.building_line(fitted),
+        "import torch", state_dict.module_source_line(fitted),
         f"module.load_state_dict(torch.load({str(path)!r}, map_location='cpu', weights_only=True)); module.eval()",
     ]  # fmt: skip
     return ExportResult(

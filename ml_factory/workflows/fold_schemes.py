@@ -65,7 +65,7 @@ class FoldPlan:
     usable: np.ndarray
     block: np.ndarray
     paths: np.ndarray | None
-    limited: dict
+    quick_limits: dict
     embargo: int
 
     def table(self) -> pd.DataFrame:
@@ -102,13 +102,13 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback
     else:
         for number, (_, test) in enumerate(cut):
             block[test] = number
-    limited = {}
+    quick_limits = {}
     if quick:
         kept = [(*limit_rows(train, quick), test) for train, test in cut]
-        said = [limit["training rows"] for _, limit, _ in kept if limit]
-        limited = {"rows of a fold": said[-1]} if said else {}
+        limits = [limit["training rows"] for _, limit, _ in kept if limit]
+        quick_limits = {"rows of a fold": limits[-1]} if limits else {}
         cut = [(train, test) for train, _, test in kept]
-    return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, limited, embargo)
+    return FoldPlan(rows, labels, cut, data.usable(lookback)[rows], block, paths, quick_limits, embargo)
 
 
 def _embargo_of(data: Dataset, lookback: int) -> int:

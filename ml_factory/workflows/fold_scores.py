@@ -21,7 +21,7 @@ UNCALIBRATED = "_uncalibrated"
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvaluatedFold:
     """Rows one fold has judged: positions into the labels, their blocks, and forecasts, name -> (rows, 3).
 
     best : the best baseline on the training rows that the fold held out.
@@ -32,13 +32,15 @@ class Judged:
     forecasts: dict[str, np.ndarray]
     best: str
 
-    def part(self, block: int) -> "Judged":
+    def part(self, block: int) -> "EvaluatedFold":
         """Those of one block."""
         at = self.block == block
-        return Judged(self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best)
+        return EvaluatedFold(
+            self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best
+        )
 
 
-def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]:
+def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[EvaluatedFold]:
     """Per fold the model's forecasts, calibrated as a trained model's are and as they were, beside the baselines of
     that fold's own training rows."""
     plan, found = outcome.plan, []
@@ -48,7 +50,7 @@ def judged_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Judged]
         counted, best = (baselines(data, train_rows, rows), _best_of(data, plan, train)) if len(rows) else ({}, "prior")
         calibrated = restrict_classes(calibration.apply(p[finite]), data.classes.values())
         forecasts = {name: calibrated, name + UNCALIBRATED: p[finite], **counted}
-        found.append(Judged(rows, plan.block[test[finite]], forecasts, best))
+        found.append(EvaluatedFold(rows, plan.block[test[finite]], forecasts, best))
     return found
 
 
@@ -58,10 +60,10 @@ def _best_of(data: Dataset, plan: FoldPlan, train: np.ndarray) -> str:
     return best_baseline(data, plan.rows[fit], plan.rows[held_out])
 
 
-def fold_metrics(data: Dataset, judged: Sequence[Judged]) -> pd.DataFrame:
+def fold_metrics(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame:
     """A row per fold, block and forecast; a fold that forecast nothing has none."""
     tables = []
-    for number, one in enumerate(judged):
+    for number, one in enumerate(evaluated):
         for block in np.unique(one.block):
             part = one.part(block)
             table = verdicts(data, part.rows, part.forecasts, part.best)
@@ -69,13 +71,13 @@ def fold_metrics(data: Dataset, judged: Sequence[Judged]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def path_metrics(data: Dataset, plan: FoldPlan, judged: Sequence[Judged]) -> pd.DataFrame | None:
+def path_metrics(data: Dataset, plan: FoldPlan, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame | None:
     """A row per path and forecast: the whole of the rows as one backtest (AFML 12.4); None without paths."""
     if plan.paths is None:
         return None
     tables = []
     for number, taken in enumerate(plan.paths):
-        parts = [part for g, fold in enumerate(taken) if len((part := judged[fold].part(g)).rows)]
+        parts = [part for g, fold in enumerate(taken) if len((part := evaluated[fold].part(g)).rows)]
         rows = np.concatenate([part.rows for part in parts])
         forecasts = {name: np.concatenate([part.forecasts[name] for part in parts]) for name in parts[0].forecasts}
         tables.append(verdicts(data, rows, forecasts, _most_frequent([part.best for part in parts])).reset_index())
@@ -92,9 +94,9 @@ def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
-def judged_labels(data: Dataset, judged: Sequence[Judged]) -> pd.Series:
+def evaluated_labels(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.Series:
     """Labels of the clear rows that the folds judged, each once, in time order: index known_at."""
-    rows = np.unique(np.concatenate([one.rows for one in judged]))
+    rows = np.unique(np.concatenate([one.rows for one in evaluated]))
     rows = rows[data.clear[rows]]
     return pd.Series(data.y[rows], index=data.labels.index[rows])
 
@@ -102,7 +104,7 @@ def judged_labels(data: Dataset, judged: Sequence[Judged]) -> pd.Series:
 def lacking_in_folds(labels: pd.Series, kind: str) -> str:
     """What the judged rows of all folds lack for a verdict: a class of the question, or weeks; "" for nothing.
 
-    A single fold may lack a class.  labels : as of `judged_labels`.  kind : of the labels.
+    A single fold may lack a class.  labels : as of `evaluated_labels`.  kind : of the labels.
     """
     missing = missing_classes({"test": labels.to_numpy()}, expected_classes(kind))
     return "; ".join(filter(None, [missing, weeks_lacking(labels.index)]))
@@ -112,13 +114,13 @@ def verdict_of_folds(data: Dataset, table: pd.DataFrame, name: str, labels: pd.S
     """The verdict on `name` over the blocks: t intervals of the blocks' mean gains over each baseline.
 
     table : as of `fold_metrics`. The gain over the best baseline is over the one each fold chose on rows it held out.
-    labels : as of `judged_labels`, of all folds.
+    labels : as of `evaluated_labels`, of all folds.
     """
-    mine = table[table["name"] == name]
-    over_best = fold_interval(mine.groupby("block")["gain_best"].mean().to_numpy())
-    blocks = mine.drop_duplicates("block")
+    own_rows = table[table["name"] == name]
+    over_best = fold_interval(own_rows.groupby("block")["gain_best"].mean().to_numpy())
+    blocks = own_rows.drop_duplicates("block")
     return model_verdict(
-        name, block_gains(table, name), over_best, best_name=_most_frequent(mine["best_baseline"].tolist()),
+        name, block_gains(table, name), over_best, best_name=_most_frequent(own_rows["best_baseline"].tolist()),
         rows=int(blocks["rows"].sum()), effective_rows=float(blocks["effective_rows"].sum()), kind=data.kind,
         lacking=lacking_in_folds(labels, data.kind),
     )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.preprocessing import Fitted
-from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, together
+from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, merge_forecasts
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.experiment import RunSpec, machine
@@ -22,11 +22,11 @@ from ml_factory.storage.state import load_state, save_state
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.workflows.dataset import (
     Dataset,
-    binned_for,
-    fit_on,
+    bins_option,
+    fit_preprocessing,
     model_inputs,
-    resolved,
-    weights_of,
+    resolve_data_settings,
+    sample_weights_of,
 )
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_progress
@@ -46,22 +46,24 @@ class FoldOutcome:
     plan: FoldPlan
     forecasts: list[np.ndarray]
     calibrations: list[Calibration]
-    found: int
-    inexact: tuple[str, ...]
-    inside: str = ""
+    resumed: int
+    nondeterminism: tuple[str, ...]
+    partial_progress: str = ""
 
     @property
-    def reached(self) -> str:
+    def progress(self) -> str:
         """What was there before, in words; "" where all of it was done now."""
-        return format_progress(f"fold {self.found} of {len(self.plan.folds)}" if self.found else "", self.inside)
+        return format_progress(
+            f"fold {self.resumed} of {len(self.plan.folds)}" if self.resumed else "", self.partial_progress
+        )
 
     @property
     def p_N3(self) -> np.ndarray:
         """Probabilities of the plan's rows, NaN where none; of folds that judge each row once."""
-        return together(len(self.plan.rows), self.plan.folds, self.forecasts)
+        return merge_forecasts(len(self.plan.rows), self.plan.folds, self.forecasts)
 
     @property
-    def untaught(self) -> list[int]:
+    def unfitted(self) -> list[int]:
         """Folds that forecast nothing, since their training rows were of one class."""
         return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
 
@@ -84,25 +86,25 @@ class FoldModel:
     def build(self, data: Dataset, fold: int) -> Estimator:
         """A fresh one for this fold."""
         seed = derive_seed(self.spec.seed, self.name, "fold", fold)
-        return build_model(self.name, seed=seed, **resolved(data, self.name, self.settings))
+        return build_model(self.name, seed=seed, **resolve_data_settings(data, self.name, self.settings))
 
     def fit_scaler(self, data: Dataset, rows: np.ndarray) -> Fitted:
         """The steps up to the scaler, fitted on these rows of a fold: positions into the labels."""
-        return fit_on(data, rows)
+        return fit_preprocessing(data, rows)
 
 
 def out_of_fold_predictions(
-    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, keep: Path | None = None
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
 ) -> FoldOutcome:
     """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
-    outcome = forecast_folds(manager, data, plan, model, keep)
-    check_taught(outcome.untaught, len(plan.folds), model.name)
+    outcome = forecast_folds(manager, data, plan, model, results_path)
+    check_any_fitted(outcome.unfitted, len(plan.folds), model.name)
     return outcome
 
 
-def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
-    """Raises FactoryError when every fold is among the `untaught`."""
-    if len(untaught) == folds:
+def check_any_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
+    """Raises FactoryError when every fold is among the `unfitted`."""
+    if len(unfitted) == folds:
         raise FactoryError(
             "No fold has training rows of two classes",
             where=f"{folds} folds",
@@ -112,41 +114,42 @@ def check_taught(untaught: Sequence[int], folds: int, model: str) -> None:
 
 
 def forecast_folds(
-    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, keep: Path | None = None
+    manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
 ) -> FoldOutcome:
     """Train the model once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
 
     keep : the file in which finished forecasts stay, and are found again; the checkpoints' slots are given back then.
     """
-    if keep is not None and (found := _finished(keep, plan)):
+    if results_path is not None and (found := _finished(results_path, plan)):
         return found
-    reader = build_model(model.name, **resolved(data, model.name, model.settings))
+    reader = build_model(model.name, **resolve_data_settings(data, model.name, model.settings))
     slots = FoldCheckpoints(manager, model.name, len(plan.folds), machine(model.spec))
 
     def inputs(fit: np.ndarray):
         take = model_inputs(data, model.fit_scaler(data, plan.rows[fit]), reader)
         return lambda positions: take(plan.rows[positions])
 
-    how = FoldFit(
+    fold_fit = FoldFit(
         plan.labels,
         lambda fold: model.build(data, fold),
         inputs,
         usable=plan.usable,
-        weigh=lambda fit: weights_of(data, plan.rows[fit], model.weights),
-        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | binned_for(model.name, model.bins, fold),
+        weigh=lambda fit: sample_weights_of(data, plan.rows[fit], model.weights),
+        fit_options=lambda fold: {"checkpoints": slots.of(fold)} | bins_option(model.name, model.bins, fold),
         on_fold=slots.mark,
         classes=tuple(data.classes.values()),
         horizon=data.horizon,
     )
-    forecasts, calibrations = fold_forecasts(how, plan.folds, slots.outer)
-    elsewhere = slots.outer.elsewhere
-    if keep is not None:
+    forecasts, calibrations = fold_forecasts(fold_fit, plan.folds, slots.outer)
+    elsewhere = slots.outer.machine_differences
+    if results_path is not None:
         save_state(
-            keep, {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere}
+            results_path,
+            {"p": forecasts, "calibrations": [one.to_dict() for one in calibrations], "elsewhere": elsewhere},
         )
-    if keep is not None and _finished(keep, plan):  # read back: a mount may say yes and keep nothing
+    if results_path is not None and _finished(results_path, plan):  # read back: a mount may confirm a write and lose it
         slots.release()
-    return FoldOutcome(plan, forecasts, calibrations, slots.found, tuple(elsewhere), slots.inside)
+    return FoldOutcome(plan, forecasts, calibrations, slots.resumed, tuple(elsewhere), slots.partial_progress)
 
 
 def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
@@ -157,10 +160,10 @@ def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[f
     }
 
 
-def _finished(keep: Path, plan: FoldPlan) -> FoldOutcome | None:
+def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
     """What an earlier run of these folds left, where it is whole."""
     try:
-        state = load_state(keep) if is_file(keep) else {"p": []}
+        state = load_state(results_path) if is_file(results_path) else {"p": []}
     except UnresponsiveMountError:
         raise
     except FactoryError:  # torn or damaged: made again

@@ -17,17 +17,20 @@ from ml_factory.targets.barrier_search import fingerprint_of_bars
 from ml_factory.targets.barrier_search_spec import SearchedLabels
 
 _log = logging.getLogger("ml_factory")
-Named = str | Path | SearchedLabels
+SearchedLabelsRef = str | Path | SearchedLabels
 
 
 def with_searched(
-    settings: DataSpec, processed: Path, searched: Named | Sequence[Named], horizons: Sequence[int]
+    settings: DataSpec,
+    processed: Path,
+    searched: SearchedLabelsRef | Sequence[SearchedLabelsRef],
+    horizons: Sequence[int],
 ) -> DataSpec:
     """The settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
 
     Raises SettingsError for a file that is not there and for a spec of a horizon that is not asked for.
     """
-    given = [searched] if isinstance(searched, Named) else list(searched)
+    given = [searched] if isinstance(searched, SearchedLabelsRef) else list(searched)
     settings = replace(settings, searched=(*settings.searched, *(read_searched(processed, one) for one in given)))
     others = [one.labels.horizon for one in settings.searched if one.labels.horizon not in horizons]
     if others:
@@ -41,18 +44,18 @@ def with_searched(
     return settings
 
 
-def read_searched(processed: Path, named: Named) -> SearchedLabels:
+def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabels:
     """A searched label spec by its name, its file, or as it is. Raises SettingsError where there is none."""
-    if isinstance(named, SearchedLabels):
-        return named
+    if isinstance(reference, SearchedLabels):
+        return reference
     folder = processed / "searched"
-    places = [Path(named), folder / f"{named}.json"]
+    places = [Path(reference), folder / f"{reference}.json"]
     path = next((place for place in places if is_file(place)), None)
     if path is None:
-        there = [name.removesuffix(".json") for name in names_in(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)]
+        existing = [name.removesuffix(".json") for name in names_in(folder) if re.fullmatch(r"h\d+-v\d+\.json", name)]
         raise SettingsError(
-            "No such searched label spec", where=places[1], got=str(named),
-            wanted=f"a file, or one of: {', '.join(there) or 'none'}",
+            "No such searched label spec", where=places[1], got=str(reference),
+            wanted=f"a file, or one of: {', '.join(existing) or 'none'}",
             next_step="search first: pipeline.search_barriers(workspace, symbol, horizon)",
         )  # fmt: skip
     text = read_file(path)
@@ -65,10 +68,10 @@ def read_searched(processed: Path, named: Named) -> SearchedLabels:
         ) from None  # fmt: skip
 
 
-def check_same_bars(found: SearchedLabels, base: Frame, fine: Frame | None, market: MarketSpec) -> None:
+def check_same_bars(found: SearchedLabels, base: Frame, minute_bars: Frame | None, market: MarketSpec) -> None:
     """SettingsError unless the bars that the search saw are the first of these, to the bit."""
     seen = found.seen_rows
-    now = fingerprint_of_bars(base, fine, market, pd.Timestamp(seen.until).value)
+    now = fingerprint_of_bars(base, minute_bars, market, pd.Timestamp(seen.until).value)
     if now != seen.fingerprint:
         raise SettingsError(
             "The bars are no longer those that these barriers were searched on",

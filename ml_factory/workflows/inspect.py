@@ -129,9 +129,9 @@ def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
 
 def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """The moments after which the newest proof disturbed the future, on the price."""
-    told, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
-    title = f"{symbol}: where the proof cut ({told.words()})"
-    return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in told.cuts], title=title)
+    proof, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
+    title = f"{symbol}: where the proof cut ({proof.words()})"
+    return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
 
 
 # ---- splits --------------------------------------------------------------------------------------------------------

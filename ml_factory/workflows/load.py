@@ -9,7 +9,7 @@ import pandas as pd
 from ml_factory.argument_checks import check_horizon
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
-from ml_factory.experiment import DATA_ROOMS
+from ml_factory.experiment import DATA_PACKAGES
 from ml_factory.provenance import source_hash
 from ml_factory.storage.atomic_files import file_hash, fingerprint, is_file
 from ml_factory.storage.workspace import Workspace, check_symbol
@@ -19,7 +19,7 @@ from ml_factory.workflows.inspect import current_store
 
 def data_key(raw_hash: str, settings: dict) -> str:
     """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
-    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_ROOMS)})
+    return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_PACKAGES)})
 
 
 def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
@@ -32,14 +32,14 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
     store = Store.current(workspace.processed(symbol))
     settings = store.facts["settings"]
     raw, prepared = workspace.raw_bars(symbol), store.facts["raw"]["hash"]
-    again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
+    prepare_again = f"run: python -m ml_factory prepare --symbol {symbol}; what was prepared before stays"
     if is_file(raw) and file_hash(raw) != prepared:
-        raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=again)
+        raise NotPreparedError("The raw bars were replaced since the last prepare", where=raw, next_step=prepare_again)
     if data_key(prepared, settings) != store.fingerprint:
         raise NotPreparedError(
             "The code that makes features and labels changed since the last prepare",
             where=store.folder,
-            next_step=again,
+            next_step=prepare_again,
         )
     return dataset_of(store, horizon)
 
@@ -57,7 +57,7 @@ def dataset_of(store: Store, horizon: int) -> Dataset:
         labels=store.load_labels(horizon),
         splits=store.load_splits(horizon),
         scaler=store.load_scaler(horizon),
-        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_ROOMS)},
+        settings={"data": settings, "market": store.facts["market"], "sources": source_hash(DATA_PACKAGES)},
     )
 
 

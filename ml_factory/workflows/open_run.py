@@ -16,13 +16,13 @@ from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
 from ml_factory.workflows.prove import check_certified
 from ml_factory.workflows.restore_run import restore_from_wandb
-from ml_factory.workflows.run_status import check_named, check_unlocked, format_run_status
+from ml_factory.workflows.run_status import check_run_name, check_run_unlocked, format_run_status
 from ml_factory.workflows.train import build_untrained
 
-Tell = Callable[[str], None]
+StatusCallback = Callable[[str], None]
 
 
-def certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
+def load_certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
     """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
     data = load_dataset(workspace, symbol, horizon)
     check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
@@ -42,20 +42,20 @@ def open_training(
     their slots back: they can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
-    data, spec = training_run(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
+    data, spec = training_setup(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
     run = open_run(workspace.results, symbol, spec, fresh)
     manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
     return build_untrained(data, spec)[0], manager
 
 
-def training_run(
+def training_setup(
     workspace: Workspace, symbol: str, horizon: int, model: str, seed: int, quick: bool,
     model_settings: Mapping | None, weights: WeightSpec | None, uncertified: bool,
 ) -> tuple[Dataset, RunSpec]:  # fmt: skip
     """The certified data and the run of a training."""
     spec_of(model)
-    data = certified(workspace, symbol, horizon, uncertified)
-    settings = check_model_settings(model_settings) | weight_setting(weights)
+    data = load_certified(workspace, symbol, horizon, uncertified)
+    settings = check_model_settings(model_settings) | weight_settings(weights)
     spec = run_spec(
         symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=settings
     )
@@ -66,8 +66,8 @@ def find_or_open_run(
     workspace: Workspace,
     spec: RunSpec,
     fresh: bool,
-    named: str,
-    tell: Tell,
+    run_name: str,
+    on_status: StatusCallback,
     source: str = "registry",
     mirror: str = "off",
     check: Callable[[], object] = bool,
@@ -78,11 +78,11 @@ def find_or_open_run(
 
     check : called before the line is told, where there is work to do: what it refuses is not told to begin.
     """
-    if named:
-        check_named(workspace.results / spec.symbol, spec, named)
-    run = open_run(workspace.results, spec.symbol, spec, fresh, named)
+    if run_name:
+        check_run_name(workspace.results / spec.symbol, spec, run_name)
+    run = open_run(workspace.results, spec.symbol, spec, fresh, run_name)
     kind = "stack" if spec.task == "stack" else "model"
-    check_unlocked(workspace, run, spec)
+    check_run_unlocked(workspace, run, spec)
     artifact = None
     restore_from_wandb(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
     if spec.task != "folds":
@@ -92,7 +92,7 @@ def find_or_open_run(
     line = format_run_status(workspace, run, spec, finished=finished)
     if not finished:
         check()
-    tell(line)
+    on_status(line)
     return run, line, whole
 
 
@@ -120,7 +120,7 @@ def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) 
     return {name: own_settings(name, check_model_settings(settings)) for name, settings in (given or {}).items()}
 
 
-def weight_setting(spec: WeightSpec | None) -> dict:
+def weight_settings(spec: WeightSpec | None) -> dict:
     """What a run's settings say of them: nothing when they are the default."""
     return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
 

@@ -22,12 +22,12 @@ from ml_factory.storage.atomic_files import cache_folder, fingerprint
 from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset import Dataset, resolved
+from ml_factory.workflows.dataset import Dataset, resolve_data_settings
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.results import Result
 from ml_factory.workflows.stack import stack_spec
 from ml_factory.workflows.unit_checkpoints import folds_phase, parse_progress
-from ml_factory.workflows.warm_up import SLOTS, Size, device_of, free_memory, full_size, warm_up, work_of
+from ml_factory.workflows.warm_up import SLOTS, WorkSize, device_of, free_memory, full_size, warm_up, work_of
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class PlanResult(Result):
     unknown: tuple[str, ...] = ()
 
     def summary(self) -> str:
-        told = [f"{name}: {row.minutes:.1f} min, {row.fits}" for name, row in self.table.iterrows()]
+        lines = [f"{name}: {row.minutes:.1f} min, {row.fits}" for name, row in self.table.iterrows()]
         left = "no end in sight" if np.isinf(self.hours_left) else f"{self.hours_left:.1f} h left"
         head = f"{self.symbol}, horizon {self.horizon}, {left}; at most:"
-        return "\n".join([head, *(f"  {one}" for one in (*told, *self.unknown))])
+        return "\n".join([head, *(f"  {one}" for one in (*lines, *self.unknown))])
 
 
-class _Models:
+class _MeasuredCosts:
     """What was measured of each model, once: how large a whole fit is, and what it costs."""
 
     def __init__(self, data: Dataset, quick: bool, seed: int):
         self.data, self.quick, self.seed = data, quick, seed
-        self._known: dict[str, tuple[Size, CostModel]] = {}
+        self._known: dict[str, tuple[WorkSize, CostModel]] = {}
         self.device_free = np.inf
 
-    def of(self, name: str, settings: Mapping) -> tuple[Size, CostModel]:
+    def of(self, name: str, settings: Mapping) -> tuple[WorkSize, CostModel]:
         key = fingerprint({"model": name, "settings": dict(settings)})
         if key not in self._known:
             whole = full_size(self.data, name, settings, self.seed, self.quick)
@@ -75,7 +75,7 @@ class _Models:
         """The mean cost of a fold: of its training rows, less those kept for early stopping."""
         whole, model = self.of(name, settings)
         rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
-        costs = [model.forecast(work_of(name, Size(round(count), whole.turns))) for count in rows]
+        costs = [model.forecast(work_of(name, WorkSize(round(count), whole.iterations))) for count in rows]
         # A booster's work is counted in rounds, each over all of its rows.
         share = 1.0 if spec_of(name).windowed else float(np.mean(rows)) / whole.rows
         seconds = share * float(np.mean([cost.seconds for cost in costs]))
@@ -97,13 +97,13 @@ def plan_models(
     for task in tasks:
         if task not in TASKS:
             raise SettingsError("Unknown task", where="tasks", got=repr(task), next_step=did_you_mean(task, TASKS))
-    known, measured = found_in(workspace, data), _Models(data, quick, seed)
-    asked = _Asked(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
+    known, measured = workspace_state(workspace, data), _MeasuredCosts(data, quick, seed)
+    request = _PlanRequest(workspace, data, tuple(models), quick, seed, settings, scheme, known, measured)
     wanted = {*tasks, *(("train",) if "stack" in tasks else ())}
-    units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](asked)]
+    units = [unit for task in TASKS if task in wanted for unit in _UNITS[task](request)]
     save, more = save_cost(workspace, max((unit.model.fixed.pool_bytes for unit in units), default=0.0) / SLOTS)
-    room = Budget(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
-    rows = plan(units, room, save)
+    budget = Budget(hours * 3600, free_memory(), known.space, measured.device_free, known.pool)
+    rows = plan(units, budget, save)
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
         "minutes": [row.cost.seconds / 60 for row in rows],
@@ -121,7 +121,7 @@ def plan_models(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PlanRequest:
     """What a plan is made of."""
 
     workspace: Workspace
@@ -131,13 +131,13 @@ class _Asked:
     seed: int
     settings: Mapping
     scheme: SchemeSpec
-    known: "Found"
-    measured: _Models
+    known: "WorkspaceState"
+    measured: _MeasuredCosts
 
-    def limited(self, name: str) -> dict:
+    def fit_settings(self, name: str) -> dict:
         """The settings of a fit: QUICK's limits, and the user's own over them."""
         limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
-        return resolved(self.data, name, limits | dict(self.settings.get(name, {})))
+        return resolve_data_settings(self.data, name, limits | dict(self.settings.get(name, {})))
 
     def run(self, name: str, task: str, more: Mapping) -> Run:
         spec = run_spec(
@@ -153,66 +153,70 @@ class _Asked:
         return {}
 
     def fold_plan(self, rows: np.ndarray, name: str, scheme: SchemeSpec) -> FoldPlan:
-        return fold_plan(self.data, rows, scheme, build_model(name, **self.limited(name)).lookback, self.quick)
+        return fold_plan(self.data, rows, scheme, build_model(name, **self.fit_settings(name)).lookback, self.quick)
 
 
-def _fits(asked: _Asked) -> Iterator[WorkUnit]:
+def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
     """A model on the chronological split."""
-    for name in asked.models:
-        run = asked.run(name, "train", {})
-        if run.run_id in asked.known.artifacts:
+    for name in request.models:
+        run = request.run(name, "train", {})
+        if run.run_id in request.known.artifacts:
             continue
-        whole, model = asked.measured.of(name, asked.limited(name))
-        turns = parse_progress(str(asked.reached(run, f"train_{name}").get("reached", "")))
-        yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, turns / whole.turns))
+        whole, model = request.measured.of(name, request.fit_settings(name))
+        iterations = parse_progress(str(request.reached(run, f"train_{name}").get("reached", "")))
+        yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, iterations / whole.iterations))
 
 
-def _folds(asked: _Asked) -> Iterator[WorkUnit]:
+def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
     """A model on every fold of a cross-validation; its work is counted in folds."""
-    for name in asked.models:
-        run = asked.run(name, "folds", asked.scheme.to_dict())
-        if asked.known.ended(run):
+    for name in request.models:
+        run = request.run(name, "folds", request.scheme.to_dict())
+        if request.known.ended(run):
             continue
-        folds = asked.fold_plan(asked.data.development(), name, asked.scheme)
-        cost = asked.measured.fold(name, asked.limited(name), folds)
-        done = asked.reached(run, folds_phase(name)).get("finished", 0) / len(folds.folds)
-        yield WorkUnit(f"folds of {name}", _each(cost), len(folds.folds), done)
+        folds = request.fold_plan(request.data.development(), name, request.scheme)
+        cost = request.measured.fold(name, request.fit_settings(name), folds)
+        done = request.reached(run, folds_phase(name)).get("finished", 0) / len(folds.folds)
+        yield WorkUnit(f"folds of {name}", _cost_per_item(cost), len(folds.folds), done)
 
 
-def _stack(asked: _Asked) -> Iterator[WorkUnit]:
+def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
     """The folds of every base model on the training rows, with its settings; the mixture costs next to nothing. A
     stack is identified by its finished bases and these settings."""
-    data, count = asked.data, asked.scheme.folds
-    bases = [asked.known.artifacts.get(asked.run(name, "train", {}).run_id) for name in asked.models]
+    data, count = request.data, request.scheme.folds
+    bases = [request.known.artifacts.get(request.run(name, "train", {}).run_id) for name in request.models]
     run = None
     if all(bases):
-        own = {name: given for name, given in asked.settings.items() if name in asked.models}
-        spec = stack_spec(data, asked.models, bases, count, asked.seed, asked.quick, own)
-        run = open_run(asked.workspace.results, data.symbol, spec, False)
-        if run.run_id in asked.known.artifacts:
+        own = {name: given for name, given in request.settings.items() if name in request.models}
+        spec = stack_spec(data, request.models, bases, count, request.seed, request.quick, own)
+        run = open_run(request.workspace.results, data.symbol, spec, False)
+        if run.run_id in request.known.artifacts:
             return
     costs, finished = [], 0
-    for name in asked.models:
-        folds = asked.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
-        costs.append(asked.measured.fold(name, asked.limited(name), folds))
-        finished += int(asked.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
+    for name in request.models:
+        folds = request.fold_plan(data.splits["train"], name, SchemeSpec(folds=count))
+        costs.append(request.measured.fold(name, request.fit_settings(name), folds))
+        finished += int(request.reached(run, folds_phase(name)).get("finished", 0)) if run else 0
     each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
     mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
-    work = count * len(asked.models)
-    yield WorkUnit("stack", _each(mean), work, finished / work, after=asked.models)
+    work = count * len(request.models)
+    yield WorkUnit("stack", _cost_per_item(mean), work, finished / work, after=request.models)
 
 
 TASKS = ("train", "folds", "stack")
-_UNITS: dict[str, Callable[[_Asked], Iterator[WorkUnit]]] = {"train": _fits, "folds": _folds, "stack": _stack}
+_UNITS: dict[str, Callable[[_PlanRequest], Iterator[WorkUnit]]] = {
+    "train": _fit_units,
+    "folds": _fold_units,
+    "stack": _stack_units,
+}
 
 
-def _each(cost: Cost) -> CostModel:
+def _cost_per_item(cost: Cost) -> CostModel:
     """So many seconds for each; everything else does not grow with their number."""
     return CostModel(replace(cost, seconds=0.0), Cost(cost.seconds))
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkspaceState:
     """What the workspace tells.
 
     artifacts : run id -> hash, of what is finished.  space : bytes that are free.  pool : bytes of checkpoints that
@@ -232,8 +236,8 @@ class Found:
             return False
 
 
-def found_in(workspace: Workspace, data: Dataset) -> Found:
-    """See `Found`."""
+def workspace_state(workspace: Workspace, data: Dataset) -> WorkspaceState:
+    """See `WorkspaceState`."""
     artifacts, space, pool, unknown = {}, np.inf, 0, []
     try:
         found = Registry(workspace.models).list(data.symbol)
@@ -246,7 +250,7 @@ def found_in(workspace: Workspace, data: Dataset) -> Found:
         unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
     if not on_mount(workspace.checkpoints):  # a mount is not asked for every slot: then they count as needed anew
         pool = sum(slot.header.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
-    return Found(artifacts, space, float(pool), tuple(unknown))
+    return WorkspaceState(artifacts, space, float(pool), tuple(unknown))
 
 
 def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
@@ -255,8 +259,8 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
         return Cost(seconds), ()
-    away = on_mount(workspace.checkpoints)
-    place = cache_folder("planning") if away else workspace.root
+    remote = on_mount(workspace.checkpoints)
+    place = cache_folder("planning") if remote else workspace.root
     place.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(dir=place, prefix=".planning-") as folder,
@@ -264,7 +268,7 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
     ):
         manager.save_checkpoint("save", {"bytes": np.zeros(round(size), np.uint8)}, force=True)
         manager.wait()
-        return Cost(manager.durations.seconds), (_UNTOLD,) if away else ()
+        return Cost(manager.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
 
 
-_UNTOLD = "not known how long a save takes to reach the mount: the first one will tell"
+_SAVE_TIME_UNKNOWN = "not known how long a save takes to reach the mount: the first one will tell"

@@ -18,7 +18,7 @@ from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, S
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.experiment import DATA_ROOMS
+from ml_factory.experiment import DATA_PACKAGES
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
@@ -36,8 +36,8 @@ from ml_factory.workflows.dataset import (
     gain_over,
     lacking_classes,
     predicted_and_observed,
-    prior_while_learning,
     verdict_on,
+    weighted_prior_loss,
     with_baselines,
 )
 from ml_factory.workflows.split_times import OUT_OF_SAMPLE, split_of_rows
@@ -47,7 +47,7 @@ _log = logging.getLogger("ml_factory")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Evaluation:
     """Forecasts of a finished model on the labels' rows, and their verdict.
 
     path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
@@ -63,7 +63,7 @@ class Verdict:
     test_rows: np.ndarray
     test_p: np.ndarray
     priors: dict[str, float]
-    beaten: dict[str, tuple[float, float, float]]
+    reference_gains: dict[str, tuple[float, float, float]]
     verdict: ModelVerdict
     calibration: pd.DataFrame
 
@@ -73,40 +73,46 @@ class Verdict:
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
 
-def judge(workspace: Workspace, data: Dataset, artifact: Artifact) -> Verdict:
+def evaluate_artifact(workspace: Workspace, data: Dataset, artifact: Artifact) -> Evaluation:
     """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
     frame = load_or_predict(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
     parts = {name: positions[(frame["split"] == name).to_numpy()] for name in ("train", "validation", "test")}
     train_rows, best = parts["train"], best_baseline(data, parts["train"], parts["validation"])
-    to_beat = _to_beat(workspace, data, artifact, frame.index)
-    predictions = {artifact.facts["model"]: p_N3} | to_beat
+    references = _reference_predictions(workspace, data, artifact, frame.index)
+    predictions = {artifact.facts["model"]: p_N3} | references
     for name in ("validation", "test"):
-        mine = (frame["split"] == name).to_numpy()
-        forecasts = {who: p[mine] for who, p in predictions.items()}
-        table = with_baselines(data, train_rows, positions[mine], forecasts, best)
+        of_split = (frame["split"] == name).to_numpy()
+        forecasts = {who: p[of_split] for who, p in predictions.items()}
+        table = with_baselines(data, train_rows, positions[of_split], forecasts, best)
         # Epoch, calibration and best baseline were chosen on validation rows: their figures flatter.
         tables.append(table.reset_index().assign(split=name, used_for_choosing=name == "validation"))
-        priors[name] = prior_while_learning(data, train_rows, positions[mine])
+        priors[name] = weighted_prior_loss(data, train_rows, positions[of_split])
     test = (frame["split"] == "test").to_numpy()
     path = predictions_path(workspace, artifact)
     rows = positions[test]
-    beaten = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in to_beat.items()}
+    reference_gains = {who: gain_over(data, rows, p_N3[test], p[test]) for who, p in references.items()}
     lacking = lacking_classes(data, parts)
     name = artifact.facts["model"]
     found = verdict_on(data, train_rows, rows, name, p_N3[test], best, lacking)
     by_class = predicted_and_observed(data, rows, {name: p_N3[test]})
-    return Verdict(path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, beaten, found, by_class)
+    return Evaluation(
+        path, pd.concat(tables, ignore_index=True), rows, p_N3[test], priors, reference_gains, found, by_class
+    )
 
 
-def _to_beat(workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex) -> dict[str, np.ndarray]:
+def _reference_predictions(
+    workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex
+) -> dict[str, np.ndarray]:
     """Beside a stack the plain mean of what its base models say as they are: a pool that nothing was learnt for."""
     if artifact.kind != STACK:
         return {}
     bases = base_artifacts(workspace, artifact)
-    said = {name: load_or_predict(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()}
-    return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in said.items()})}
+    predictions = {
+        name: load_or_predict(workspace, data, base).loc[index, PROBABILITIES] for name, base in bases.items()
+    }
+    return {EQUAL_POOL: equal_pool({name: frame.to_numpy() for name, frame in predictions.items()})}
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
@@ -126,7 +132,9 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
         return read_frame(path)
     if artifact.kind == STACK:
         state, bases = artifact.load_state(), base_artifacts(workspace, artifact)
-        frame = _pooled(state, {name: uncalibrated(workspace, data, base) for name, base in bases.items()})
+        frame = _stacked_predictions(
+            state, {name: uncalibrated_predictions(workspace, data, base) for name, base in bases.items()}
+        )
     else:
         bundle = Bundle.from_state(artifact.load_state())
         frame = predict_features(bundle, data.features, segment=data.segment, rows=data.row, close=data.close)
@@ -154,7 +162,7 @@ def _checksum_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def uncalibrated(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
+def uncalibrated_predictions(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
     """Predictions of labelled rows without the model's calibration: what out-of-fold ones are comparable with."""
     frame = load_or_predict(workspace, data, artifact)[PROBABILITIES]
     p_N3 = restrict_classes(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
@@ -182,7 +190,7 @@ def load_predictions(
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label (-1, 0, 1: the outcome).
     """
     workspace = Workspace(workspace)
-    artifact = newest(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
+    artifact = find_artifact(workspace, check_symbol(symbol), check_horizon(horizon), model, run)
     path = predictions_path(workspace, artifact)
     if not is_prediction_of(path, artifact):
         step = "train it again: the finished run is found and predicts"
@@ -190,18 +198,20 @@ def load_predictions(
     return read_frame(path)
 
 
-def check_name(model: str) -> None:
+def check_model_name(model: str) -> None:
     """Raise SettingsError unless it is the name of a model, or "stack"."""
     if model != STACK:
         spec_of(model)
 
 
-def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = "") -> Artifact:
+def find_artifact(
+    workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = ""
+) -> Artifact:
     """The model (or "stack") registered last for this symbol and horizon.
 
     run, data : of the run of this id, and on the data of this fingerprint, where they are given.
     """
-    check_name(model)
+    check_model_name(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
     artifact = Registry(workspace.models).find(symbol, horizon, model, **wanted)
     if artifact is None:
@@ -214,10 +224,10 @@ def newest(workspace: Workspace, symbol: str, horizon: int, model: str, run: str
     return artifact
 
 
-def finished(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
+def finished_artifacts(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
     """The newest artifact of each model on this very data set; all there are, or those asked for."""
     for name in models or ():
-        check_name(name)
+        check_model_name(name)
     registry, found = Registry(workspace.models), {}
     for name in models or [*available_models(), STACK]:
         artifact = registry.find(data.symbol, data.horizon, name, data=data.fingerprint)
@@ -234,7 +244,7 @@ def finished(workspace: Workspace, data: Dataset, models: Sequence[str] | None) 
     return found
 
 
-def on_common_rows(
+def predictions_on_common_rows(
     workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """(positions of the split's rows that every model can predict, model -> its probabilities there)."""
@@ -245,7 +255,7 @@ def on_common_rows(
     return rows, {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in frames.items()}
 
 
-def for_bars(
+def predict_bars(
     workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: BarSpec | None = None
 ) -> tuple[pd.DataFrame, pd.Series]:
     """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training.
@@ -268,7 +278,7 @@ def for_bars(
         if finding.severity != "info":
             _log.warning("%s: %s", source, finding.message)
     matrix = build_features(bars, market, FeatureSpec(**spec["data"]["features"]))
-    if spec["sources"] != source_hash(DATA_ROOMS):
+    if spec["sources"] != source_hash(DATA_PACKAGES):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
     if labels.kind == "meta":  # what may be acted on: where the primary side bets, and which way
@@ -277,7 +287,7 @@ def for_bars(
     return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
 
 
-def marked(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
+def with_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
     """Predictions with the columns `split` and `run_id`: out-of-sample rows (test and new) only, unless `all_rows`.
 
     Raises FactoryError where no row is out of sample.
@@ -307,7 +317,7 @@ def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMat
         return predict(_bundle(artifact))
     plain = Calibration().to_dict()
     bases = base_artifacts(workspace, artifact)
-    return _pooled(
+    return _stacked_predictions(
         artifact.load_state(),
         {name: predict(replace(_bundle(base), calibration=plain)) for name, base in bases.items()},
     )
@@ -328,13 +338,13 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
     """A DataFrame as Parquet, whole or not at all."""
-    replace_file(path, lambda aside: frame.to_parquet(aside))
+    replace_file(path, lambda temporary: frame.to_parquet(temporary))
 
 
-def _pooled(state: Mapping, said: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The stack's calibrated probabilities on the rows that every base model predicts."""
-    index = common_index(said)
-    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in said.items()}
+    index = common_index(predictions)
+    parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
     p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
     return pd.DataFrame(restrict_classes(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
 

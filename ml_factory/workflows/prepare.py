@@ -22,7 +22,7 @@ from ml_factory.datasets.store import Store
 from ml_factory.datasets.store_writer import StoreWriter
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.experiment import DATA_ROOMS, DataSpec
+from ml_factory.experiment import DATA_PACKAGES, DataSpec
 from ml_factory.features.build import FeatureSpec, build_features, column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
@@ -39,29 +39,34 @@ from ml_factory.targets.weights import effective_rows
 from ml_factory.workflows.append import (
     CheckedBars,
     append_rows,
-    bars_after,
-    fitted_on,
-    frames_and_ages,
-    grown_from,
-    known_store,
+    appendable_store,
+    can_append,
+    fit_or_update_steps,
+    frames_and_staleness,
+    load_appended_bars,
     market_of,
-    state_after,
+    stream_state,
 )
 from ml_factory.workflows.audit_artifacts import quick_check
 from ml_factory.workflows.dataset import SPLITS
-from ml_factory.workflows.found_barriers import Named, check_same_bars, check_saw_training_rows, with_searched
+from ml_factory.workflows.found_barriers import (
+    SearchedLabelsRef,
+    check_same_bars,
+    check_saw_training_rows,
+    with_searched,
+)
 from ml_factory.workflows.inspect import findings_table, split_figure
 from ml_factory.workflows.load import data_key
 from ml_factory.workflows.prove import (
+    build_prefixes,
+    certificate_words,
     check_certified,
     horizons_to_prove,
     prove_store,
     settings_of,
-    sights_of,
-    words_of,
 )
 from ml_factory.workflows.results import PrepareResult, phase_table
-from ml_factory.workflows.warm_kernels import compile_ahead
+from ml_factory.workflows.warm_kernels import compile_kernels
 
 FACTS_BYTES, LABEL_BYTES = 24, 70  # of a feature row beside its columns, and of a label: float64 that hardly shrink
 _log = logging.getLogger("ml_factory")
@@ -75,7 +80,7 @@ def prepare(
     data: str | Path | None = None,
     settings: DataSpec | None = None,
     roll: RollSpec | None = None,
-    searched: Named | Sequence[Named] = (),
+    searched: SearchedLabelsRef | Sequence[SearchedLabelsRef] = (),
     bar_minutes: int | None = None,
 ) -> PrepareResult:
     """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
@@ -99,20 +104,20 @@ def prepare(
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)
-    settings = settings or _asked_before(workspace.processed(symbol))
+    settings = settings or _previous_settings(workspace.processed(symbol))
     if bar_minutes is not None:
         settings = replace(settings, bars=replace(settings.bars, minutes=bar_minutes))
     with record() as phases:
         settings = with_searched(settings, workspace.processed(symbol), searched, horizons)
-        before, settings = _bring_in(workspace, symbol, data, settings, roll)
+        before, settings = _import_raw_bars(workspace, symbol, data, settings, roll)
         settings = _with_given_facts(settings, workspace.processed(symbol))
         raw = file_hash(require_raw_bars(workspace, symbol))
         key = data_key(raw, settings.to_dict())
         processed = workspace.processed(symbol)
         with file_lock(processed / "prepare.lock"):  # a second process finds what the first one made
             store = StoreWriter.find(processed, key)
-            there = None if store is None else list(store.horizons)
-            missing = [horizon for horizon in horizons if there is None or horizon not in there]
+            stored = None if store is None else list(store.horizons)
+            missing = [horizon for horizon in horizons if stored is None or horizon not in stored]
             if missing:
                 try:
                     store = store or StoreWriter.begin(processed, key)
@@ -124,10 +129,10 @@ def prepare(
             _certify(store, workspace, horizons)
             store.make_current()
     seconds = time.perf_counter() - started
-    return _result(store, symbol, horizons, phases, found=there, reused=not missing, seconds=seconds)
+    return _result(store, symbol, horizons, phases, found=stored, reused=not missing, seconds=seconds)
 
 
-def _bring_in(
+def _import_raw_bars(
     workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
 ) -> tuple[bytes | None, DataSpec]:
     """Raw bars to where they belong.
@@ -141,11 +146,11 @@ def _bring_in(
         raw = workspace.raw_bars(symbol)
         before = read_file(raw) if is_file(raw) else None
         with phase("importing") as done:
-            told = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
-            done(told.rows)
-        _tell(symbol, told.to_dict(0)["findings"], "mapped")
+            imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
+            done(imported.rows)
+        _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
         # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
-        return before, replace(settings, bars=BarSpec(told.minutes, strict=settings.bars.strict))
+        return before, replace(settings, bars=BarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol == DEMO:
@@ -162,22 +167,22 @@ def _certify(
     seen: Sequence[PrefixBuild] = (),
 ) -> None:
     """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
-    lacking = []
+    uncertified = []
     for horizon in horizons:
         try:
             check_certified(store.folder.parent, store.facts["symbol"], horizon, store.fingerprint, False)
         except NotPreparedError:
-            lacking.append(horizon)
-    if lacking:
+            uncertified.append(horizon)
+    if uncertified:
         if prefixes is None:
             prefixes = PrefixHasher(load_bars(workspace, store.facts["symbol"], settings_of(store).bars)[0])
-        found = quick_check(store, horizons_to_prove(store, lacking))
-        proved = prove_store(store, prefixes, lacking, also=found.leaks, compared=found.compared, seen=seen)
+        found = quick_check(store, horizons_to_prove(store, uncertified))
+        proved = prove_store(store, prefixes, uncertified, also=found.leaks, compared=found.compared, seen=seen)
         for leak in proved.proof.leaks if proved.proof else ():
             _log.warning("%s: %s", store.facts["symbol"], leak.sentence())
 
 
-def _asked_before(processed: Path) -> DataSpec:
+def _previous_settings(processed: Path) -> DataSpec:
     """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
     whether windows span sessions there."""
     try:
@@ -209,13 +214,13 @@ def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
     return replace(settings, **kept)
 
 
-def _checked_whole(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
+def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars:
     bars, report = load_bars(workspace, symbol, settings.bars)
     market = market_of(symbol, bars, settings)
     return CheckedBars(PrefixHasher(bars), market, report.to_dict())
 
 
-def _tell(symbol: str, findings: Iterable[dict], severity: str) -> None:
+def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
     """What was done to the bars, or is strange about them: said even where the run stops later on."""
     for finding in findings:
         if finding["severity"] == severity:
@@ -238,7 +243,7 @@ class _Rows:
     values: np.ndarray
     names: list[str]
     staleness: dict[str, dict[str, float]]
-    grown_from: Store | None = None
+    appended_to: Store | None = None
     seen: Sequence[PrefixBuild] = ()
 
 
@@ -248,11 +253,11 @@ def _write(
     for length in (settings.features.base, *settings.features.frames):
         if isinstance(length, int):
             check_length(length, settings.bars.minutes)
-    known = known_store(store, settings)
-    checked = known and bars_after(known, workspace, symbol, settings)
-    checked = checked or _checked_whole(workspace, symbol, settings)
+    known = appendable_store(store, settings)
+    checked = known and load_appended_bars(known, workspace, symbol, settings)
+    checked = checked or _check_all_bars(workspace, symbol, settings)
     bars, market = checked.bars, checked.market
-    _tell(symbol, checked.told["findings"], "reported")
+    _warn_findings(symbol, checked.report["findings"], "reported")
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
     if isinstance(settings.features.base, int) and len(bars):  # before hours of features
@@ -262,25 +267,25 @@ def _write(
     old = 0 if checked.before is None else checked.before.facts["raw"]["rows"]
     needed = bytes_needed(len(bars), 0 if store.committed else len(bars) - old, market, settings, len(horizons))
     check_space(store.folder, needed, f"the features and labels of {symbol}")
-    compile_ahead(settings.features.families)
+    compile_kernels(settings.features.families)
     rows = _write_features(store, known, checked, symbol, settings)
     made = {
         "symbol": symbol,
         "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.whole},
         "settings": settings.to_dict(),
-        "sources": source_hash(DATA_ROOMS),
+        "sources": source_hash(DATA_PACKAGES),
         "market": market.to_dict(),
-        "bars": checked.told,
+        "bars": checked.report,
         "first": rows.first,
         "staleness": rows.staleness,
     }
     if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
         store.commit(made, current=False)
-    fine = fine_bars(bars, market, settings.features.base)
+    minute_bars = fine_bars(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # sound ones stay where only the features were damaged
             store.reopen(horizon)
-            facts = {str(horizon): _write_horizon(store, rows, fine, settings, market, horizon)}
+            facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
     _certify(store, workspace, horizons, checked.prefixes, rows.seen)
     return store
@@ -299,45 +304,45 @@ def _write_features(
 ) -> _Rows:
     """The rows that `store` holds already, those of bars that only grew, or all of them built now."""
     bars, market = checked.bars, checked.market
-    before = known if not store.committed and known and grown_from(known, checked) else None
+    before = known if not store.committed and known and can_append(known, checked) else None
     if store.committed or before is not None:
         if before is not None:
             rows, state = append_rows(before, bars, market, settings.features)
             store.append_features(rows, before, state)
         first = (before or store).facts["first"]
-        base, ages = frames_and_ages(bars, market, settings.features, first)
+        base, ages = frames_and_staleness(bars, market, settings.features, first)
         return _Rows(base, first, store.values, store.feature_names, ages, before)
-    seen = sights_of(settings, symbol, bars, market.to_dict())
+    seen = build_prefixes(settings, symbol, bars, market.to_dict())
     matrix = build_features(bars, market, settings.features)
     with phase("writing", len(matrix)):
-        store.write_features(matrix, state_after(bars, matrix, market, settings.features))
+        store.write_features(matrix, stream_state(bars, matrix, market, settings.features))
     return _Rows(matrix.base, matrix.first, matrix.values, matrix.names, matrix.frame_staleness, seen=seen)
 
 
 def _write_horizon(
-    store: StoreWriter, rows: _Rows, fine: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
+    store: StoreWriter, rows: _Rows, minute_bars: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
 ) -> dict:
     """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
     if found := settings.searched_for(horizon):
-        check_same_bars(found, rows.base, fine, market)
+        check_same_bars(found, rows.base, minute_bars, market)
     if not isinstance(settings.features.base, int):
         longest = int(np.unique(rows.base.segment, return_counts=True)[1].max())
         check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
     with phase(f"labels {horizon}", len(rows.base)):
-        labels = make_labels(rows.base, fine, settings.labels_for(horizon), market)
+        labels = make_labels(rows.base, minute_bars, settings.labels_for(horizon), market)
     labels = labels[labels["entry_bar"] >= rows.first]
     splits = holdout(labels, settings.splits)
     check_classes(labels, splits, expected_classes(settings.labels.kind))
     if found:
         check_saw_training_rows(found, labels, splits)
-    teachers = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
+    train_rows = labels["entry_bar"].to_numpy()[splits["train"]] - rows.first
     store.write_labels(horizon, labels)
     store.write_splits(horizon, splits)
     close = rows.base.close[rows.first : rows.first + len(rows.values)]
-    sample = Sample(rows.values, tuple(rows.names), teachers, close, labels.iloc[splits["train"]])
-    with phase(f"scaler {horizon}", len(teachers)):
-        before = rows.grown_from
-        scaler, ranks = fitted_on(sample, settings.preprocess, before and before.load_ranks(horizon))
+    sample = Sample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
+    with phase(f"scaler {horizon}", len(train_rows)):
+        before = rows.appended_to
+        scaler, ranks = fit_or_update_steps(sample, settings.preprocess, before and before.load_ranks(horizon))
         store.write_scaler(horizon, scaler)
         if ranks is not None:
             store.write_ranks(horizon, ranks)
@@ -365,9 +370,9 @@ def _result(
     store: Store, symbol: str, horizons: tuple[int, ...], phases: Sequence[Phase], *, found: list[int] | None,
     reused: bool, seconds: float,
 ) -> PrepareResult:  # fmt: skip
-    told = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
-    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in told.items()}).T.rename_axis("horizon")
-    parts = {(horizon, part): told[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
+    stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in horizons}
+    balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")
+    parts = {(horizon, part): stored[horizon]["parts"][part] for horizon in horizons for part in SPLITS}
     last = horizons[-1]
     return PrepareResult(
         symbol=symbol,
@@ -381,7 +386,7 @@ def _result(
         split_table=pd.DataFrame(parts).T.rename_axis(["horizon", "split"]),
         staleness=store.facts["staleness"],
         bar_findings=findings_table(store),
-        proof=words_of(store, last),
+        proof=certificate_words(store, last),
         reused=reused,
         resumed_from=None if reused else found,
         phases=phase_table(phases),

@@ -67,30 +67,31 @@ def prove_store(
     unfinished, horizons = unfinished_of(processed, store.fingerprint), horizons_to_prove(store, horizons)
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
     bound = {"code": certified_code(), "settings": fingerprint(settings.to_dict())}
-    standing = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
-    before = {horizon: standing(horizon) for horizon in horizons}
-    there = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
-    if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(there.values()):
-        return ProofOutcome(None, there)
+    newest_for = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
+    before = {horizon: newest_for(horizon) for horizon in horizons}
+    existing = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
+    if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(existing.values()):
+        return ProofOutcome(None, existing)
     since = 0 if fresh else min(one.rows for one in before.values())
     since = since if since < len(bars) else 0
     facts = store.facts["market"]
     if spec == QUICK and not settings.features.custom:
         spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
     decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.whole, "spec": asdict(spec), **bound}
-    tried = _tried(unfinished, decided, horizons) if write else None
-    if fresh and tried:
-        tried.forget()
+    proof_progress = _open_progress(unfinished, decided, horizons) if write else None
+    if fresh and proof_progress:
+        proof_progress.forget()
     with custom.fresh_instances():
         proof = prove(
             pipeline, bars, spec, facts=facts, since=since, progress=progress,
             history=min(one.history for one in before.values()),
-            whole=None if since else lambda: stored_tables(store, pipeline, bars, facts), seen=seen, tried=tried,
+            whole=None if since else lambda: stored_tables(store, pipeline, bars, facts),
+            seen=seen, tried=proof_progress,
         )  # fmt: skip
     rows, found = leaks_of_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
     own = {"features, rows of sampled days": rows} if rows else {}
     leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
-    proof = replace(proof, leaks=_once_each(leaks), compared={**proof.compared, **own, **(compared or {})})
+    proof = replace(proof, leaks=one_per_column(leaks), compared={**proof.compared, **own, **(compared or {})})
     about = {"symbol": store.facts["symbol"], "subject": store.fingerprint, "form": spec.form, **bound}
     certificates = {}
     for horizon in horizons:
@@ -98,18 +99,18 @@ def prove_store(
         certificates[horizon] = issue(proof, prefixes, horizon=horizon, **about, **earlier)
         if write:
             write_certificate(processed, certificates[horizon])
-    if tried:
-        tried.forget()
+    if proof_progress:
+        proof_progress.forget()
     return ProofOutcome(proof, certificates)
 
 
 def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
     """Those that a proof of these horizons ends with: all that it was begun for, where it was killed in between."""
-    tried = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
-    return tried if set(horizons) <= set(tried) <= set(store.horizons) else horizons
+    unfinished = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
+    return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
 
 
-def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
+def one_per_column(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
     """The leaks, each part and column once: the first that names it."""
     first: dict[tuple[str, str], Leak] = {}
     for leak in leaks:
@@ -117,13 +118,13 @@ def _once_each(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
     return tuple(first.values())
 
 
-def _tried(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
+def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
     """What a proof decided by these facts, and by the sources that prove, has tried so far."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
     return ProofProgress(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
 
 
-def sights_of(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
+def build_prefixes(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
     """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
     if not settings.features.custom:
         return []
@@ -171,7 +172,7 @@ def check_certified(processed: Path, symbol: str, horizon: int, subject: str, un
         required(processed, symbol, horizon, subject=subject, code=certified_code())
 
 
-def words_of(store: Store, horizon: int) -> str:
+def certificate_words(store: Store, horizon: int) -> str:
     """What a report says of the proof of a data set."""
     found = read_certificate(place_of(store.folder.parent, store.fingerprint, horizon))
     return found.words() if found else "none: uncertified"

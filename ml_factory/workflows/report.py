@@ -19,8 +19,8 @@ from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.dataset import Dataset, predicted_and_observed
 from ml_factory.workflows.inspect import findings_table
-from ml_factory.workflows.predict import Verdict
-from ml_factory.workflows.prove import words_of
+from ml_factory.workflows.predict import Evaluation
+from ml_factory.workflows.prove import certificate_words
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
 SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
@@ -41,7 +41,7 @@ class TestPredictions:
     metrics: pd.DataFrame
     verdicts: Mapping[str, ModelVerdict]
     chosen: str
-    beaten: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    reference_gains: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def headline(self) -> ModelVerdict:
@@ -49,54 +49,57 @@ class TestPredictions:
         return self.verdicts[self.chosen]
 
 
-def run_page(
-    path: Path, title: str, data: Dataset, store: Store, judged: TestPredictions, *, limited: Mapping[str, object],
-    more: Sequence[Section] = (),
+def write_evaluation_report(
+    path: Path, title: str, data: Dataset, store: Store, evaluated: TestPredictions, *,
+    quick_limits: Mapping[str, object], extra_sections: Sequence[Section] = (),
 ) -> Path:  # fmt: skip
     """Write the report of one run (or of several on the same rows).
 
     limited : what QUICK limits.  more : chapters between the verdict and the data, such as learning curves.
     """
     sections = [
-        verdict(judged, len(data.splits["test"]), sided=sided(data)),
-        returns(data, judged),
-        calibration(data, judged),
-        *more,
-        *data_chapters(data, store),
+        verdict(evaluated, len(data.splits["test"]), two_sided=two_sided(data)),
+        returns(data, evaluated),
+        calibration(data, evaluated),
+        *extra_sections,
+        *data_sections(data, store),
     ]
     return write_report(
         path, title, sections,
-        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, judged)}",
-        facts=summary_cards(judged, sided=sided(data)) | {"proof": words_of(store, data.horizon)},
-        notice="\n\n".join(filter(None, [made_up_notice(data.symbol), quick_notice(limited)])),
+        subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, evaluated)}",
+        facts=summary_cards(evaluated, two_sided=two_sided(data)) | {"proof": certificate_words(store, data.horizon)},
+        notice="\n\n".join(filter(None, [synthetic_notice(data.symbol), quick_notice(quick_limits)])),
         footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
         "reaches 0 is no gain.",
     )  # fmt: skip
 
 
-def period(data: Dataset, judged: TestPredictions) -> str:
+def period(data: Dataset, evaluated: TestPredictions) -> str:
     """The test period with its rows, in words."""
-    times = data.labels.index[judged.rows]
+    times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
     return (
-        f"Test period {first} to {last}: {judged.headline.rows:,} rows that no model was fitted or chosen on, "
-        f"worth {judged.headline.effective_rows:,.0f} without overlap (effective rows)."
+        f"Test period {first} to {last}: {evaluated.headline.rows:,} rows that no model was fitted or chosen on, "
+        f"worth {evaluated.headline.effective_rows:,.0f} without overlap (effective rows)."
     )
 
 
-def write_run_report(workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Verdict) -> Path:
+def write_run_report(
+    workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Evaluation
+) -> Path:
     """`report.html` of one finished model, in the folder of its run."""
     facts, name = artifact.facts, artifact.facts["model"]
-    judged = TestPredictions(
-        verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name, verdict.beaten
-    )
-    return run_page(
+    evaluated = TestPredictions(
+        verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name,
+        verdict.reference_gains,
+    )  # fmt: skip
+    return write_evaluation_report(
         folder / "report.html", f"{name} on {data.symbol}", data, Store.current(workspace.processed(data.symbol)),
-        judged, limited=facts["limited"], more=how_it_was_made(facts, verdict.priors["validation"]),
+        evaluated, quick_limits=facts["limited"], extra_sections=run_sections(facts, verdict.priors["validation"]),
     )  # fmt: skip
 
 
-def made_up_notice(symbol: str) -> str:
+def synthetic_notice(symbol: str) -> str:
     """What a gain on the market that comes with the library means, or ''."""
     if symbol != DEMO:
         return ""
@@ -106,48 +109,48 @@ def made_up_notice(symbol: str) -> str:
     )
 
 
-def quick_notice(limited: Mapping[str, object]) -> str:
+def quick_notice(quick_limits: Mapping[str, object]) -> str:
     """What QUICK limited, or ''."""
-    if not limited:
+    if not quick_limits:
         return ""
-    return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in limited.items())
+    return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
 
 
-def sided(data: Dataset) -> bool:
+def two_sided(data: Dataset) -> bool:
     """Whether the question has two sides and a middle: then a gain has a part that says which side."""
     return len(data.classes) == len(CLASSES)
 
 
-def verdict(judged: TestPredictions, of: int, *, sided: bool = True) -> Section:
+def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> Section:
     """The verdict on each model in a sentence with its numbers, and the metrics with those of the baselines.
 
     of : test rows in all.
     sided : whether a gain has a directional part.
     """
-    chosen_first = sorted(judged.verdicts.values(), key=lambda one: one.model != judged.chosen)
+    chosen_first = sorted(evaluated.verdicts.values(), key=lambda one: one.model != evaluated.chosen)
     lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
-    lines += [comparison_sentence(judged.chosen, who, gain) for who, gain in judged.beaten.items()]
-    count = len(judged.rows)
+    lines += [comparison_sentence(evaluated.chosen, who, gain) for who, gain in evaluated.reference_gains.items()]
+    count = len(evaluated.rows)
     some = f"{count:,} of the {of:,} test rows, those with a full input window"
     rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
     lines.append(
         "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
         "of the session and the volatility tell when a barrier is touched; the directional gain, over the class prior, "
         "is about which one."
-        if sided
+        if two_sided
         else "Judged are the bets of the primary side alone: whether each pays more than it costs. A gain says that "
         "the model can tell good bets from bad ones, not that the bets are good."
     )
-    if len(judged.verdicts) > 1:
+    if len(evaluated.verdicts) > 1:
         lines.append(
-            f"{judged.chosen} was chosen on validation rows. The best of several on the same test rows looks better "
+            f"{evaluated.chosen} was chosen on validation rows. The best of several on the same test rows looks better "
             "than it is."
         )
-    metrics = judged.metrics
-    gains = [name for name in GAINS if name in metrics and (sided or not name.startswith("direction"))]
+    metrics = evaluated.metrics
+    gains = [name for name in GAINS if name in metrics and (two_sided or not name.startswith("direction"))]
     return Section(
         "Verdict",
-        text="\n\n".join([*lines[: len(judged.verdicts)], rows, *lines[len(judged.verdicts) :]]),
+        text="\n\n".join([*lines[: len(evaluated.verdicts)], rows, *lines[len(evaluated.verdicts) :]]),
         figures=[("Right of 0 is better than the best baseline. Diamonds are baselines.", plots.metrics_bar(metrics))],
         tables=[
             ("Test rows: gains over the best baseline, and over the class prior", metrics[gains]),
@@ -160,9 +163,9 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def returns(data: Dataset, judged: TestPredictions) -> Section:
+def returns(data: Dataset, evaluated: TestPredictions) -> Section:
     """Realised return and information coefficient by decile of the chosen model's forecast, on clear test rows."""
-    rows, p_N3 = judged.rows, judged.forecasts[judged.chosen]
+    rows, p_N3 = evaluated.rows, evaluated.forecasts[evaluated.chosen]
     clear = data.clear[rows]
     found = decile_returns(
         (p_N3[:, 2] - p_N3[:, 0])[clear], data.labels["ret"].to_numpy()[rows][clear], horizon=data.horizon,
@@ -173,7 +176,7 @@ def returns(data: Dataset, judged: TestPredictions) -> Section:
     whole = found.information
     return Section(
         "Returns",
-        text=f"Information coefficient of {judged.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
+        text=f"Information coefficient of {evaluated.chosen}: {whole.mean:+.4f} (95 % from {whole.low:+.4f} to "
         f"{whole.high:+.4f}), the Spearman correlation of p_long − p_short with the realised return over "
         f"{whole.rows:,} test rows.\n\nA return is the log return from the row to the label's end, before costs.",
         figures=[("Mean return of each decile in basis points. Lines are 95 % intervals.",
@@ -197,10 +200,10 @@ def _compared(low: float, high: float, other: str = "the class prior") -> str:
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
-def calibration(data: Dataset, judged: TestPredictions) -> Section:
+def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
     """Reliability diagrams of the test rows, predicted and observed frequency by class, calibration errors."""
-    rows, test = judged.rows, judged.forecasts
-    clear, errors = data.clear[rows], judged.metrics[["ece_debiased", "ece"]]
+    rows, test = evaluated.rows, evaluated.forecasts
+    clear, errors = data.clear[rows], evaluated.metrics[["ece_debiased", "ece"]]
     tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
     together = {"Predicted and observed": tables}
     if len(tables) > MANY:
@@ -230,7 +233,7 @@ def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: 
     return Section("Learning", text=text, figures=[(caption, curves)])
 
 
-def how_it_was_made(facts: Mapping, prior_loss: float) -> list[Section]:
+def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
     """Learning curves of a model, or the weights of a stack, and the settings of the run."""
     if "history" in facts:
         first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
@@ -276,15 +279,15 @@ def runs(found: Mapping[str, Artifact]) -> Section:
     return Section("Runs", tables=[("Compared here", pd.DataFrame(rows).T.rename_axis("model"))])
 
 
-def summary_cards(judged: TestPredictions, *, sided: bool = True) -> dict[str, object]:
+def summary_cards(evaluated: TestPredictions, *, two_sided: bool = True) -> dict[str, object]:
     """The figures under the title, those of the chosen model: label -> value, or (value, note)."""
-    one, loss = judged.headline, judged.metrics["log_loss"]
+    one, loss = evaluated.headline, evaluated.metrics["log_loss"]
     side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}
     return {
-        "best on validation rows" if len(judged.verdicts) > 1 else "model": (judged.chosen, one.status),
+        "best on validation rows" if len(evaluated.verdicts) > 1 else "model": (evaluated.chosen, one.status),
         f"gain over {one.best_baseline}": _with_bounds(one.gain_best, one.gain_best_low, one.gain_best_high),
-        **(side if sided else {}),
-        "log loss": (f"{loss[judged.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
+        **(side if two_sided else {}),
+        "log loss": (f"{loss[evaluated.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
         "test rows": (one.rows, f"{one.effective_rows:,.0f} effective"),
     }
 
@@ -314,7 +317,7 @@ def left_out_sentence(facts: Mapping) -> str:
     return purged + also * bool(inferred)
 
 
-def data_chapters(data: Dataset, store: Store) -> list[Section]:
+def data_sections(data: Dataset, store: Store) -> list[Section]:
     """The split on the price, the balance of the labels, and what was found in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}

@@ -26,13 +26,13 @@ def snapshot_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnaps
     return RunSnapshot(run.run_id, str(manager.home_folder), runs, kept)
 
 
-def record_of(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:
+def open_tracker(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:
     """The run's record; with a keepsake the newest of that is also kept at W&B."""
     return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, snapshot=snapshot)
 
 
 @contextmanager
-def recorded(
+def tracked(
     manager: CheckpointManager, run: Run, settings: dict, snapshot: RunSnapshot, mirror: str, *, owned: str
 ) -> Iterator[Callable[[dict], None]]:
     """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
@@ -42,7 +42,7 @@ def recorded(
     if is_log_complete(run.folder / "log"):
         yield lambda summary: None
         return
-    with manager.phase(owned).acquired(), record_of(run, settings, mirror, snapshot) as tracker:
+    with manager.phase(owned).acquired(), open_tracker(run, settings, mirror, snapshot) as tracker:
         yield tracker.finish
 
 

@@ -8,14 +8,14 @@ import pandas as pd
 from ml_factory.evaluation.verdict import ModelVerdict
 
 
-def marks_of(result: Any) -> list[str]:
+def warning_lines(result: Any) -> list[str]:
     """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
     limits = getattr(result, "limited", {})
-    limited = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in limits.items())}"] if limits else []
-    return limited + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
+    lines = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in limits.items())}"] if limits else []
+    return lines + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
-def wrapped(line: str) -> str:
+def wrap_line(line: str) -> str:
     """A line of a summary in 80 columns, continued under its own indent; nothing is cut in two."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(
@@ -48,8 +48,8 @@ def calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, n
         return []
     errors = metrics.loc[(metrics["split"] == "test") & (metrics["name"] == name), ["ece", "ece_debiased"]]
     plain, debiased = errors.iloc[0]
-    mine = calibration[calibration["name"] == name]
-    pairs = zip(mine["class"], mine["predicted"], mine["observed"], strict=True)
+    rows = calibration[calibration["name"] == name]
+    pairs = zip(rows["class"], rows["predicted"], rows["observed"], strict=True)
     shares = ", ".join(f"{side} {predicted:.3f}/{observed:.3f}" for side, predicted, observed in pairs)
     return [f"  calibration error            {plain:.4f} (debiased {debiased:.4f})", f"  predicted/observed  {shares}"]
 

@@ -11,7 +11,7 @@ from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import Phase
 from ml_factory.storage.atomic_files import to_json_value
-from ml_factory.workflows.result_summaries import calibration_lines, marks_of, verdict_lines, wrapped
+from ml_factory.workflows.result_summaries import calibration_lines, verdict_lines, warning_lines, wrap_line
 
 
 def _facts(value: Any) -> Any:
@@ -66,7 +66,7 @@ class Result:
 
     def __str__(self) -> str:
         """The summary in 80 columns; a path that is longer stays whole."""
-        return "\n".join(wrapped(line) for line in self.summary().splitlines())
+        return "\n".join(wrap_line(line) for line in self.summary().splitlines())
 
     def plot(self) -> Any:
         """A matplotlib Figure: what a person would rather look at than read; None where there is none."""
@@ -135,14 +135,14 @@ class SearchResult(Result):
         resumed = f", resumed after {self.resumed_from}" if self.resumed_from and not self.reused else ""
         shares = ", ".join(f"{name} {self.best[name]:.1%}" for name in ("short", "neutral", "long"))
         seen = self.seen_rows
-        told = (
+        text = (
             f"{self.symbol}, horizon {self.horizon}: barriers {self.name}, {how}{resumed}, {self.seconds:.1f} s\n"
             f"  k_up {self.labels['k_up']:.3f}, k_down {self.labels['k_down']:.3f}, volatility over "
             f"{self.labels['sigma_span']} bars: {shares}\n"
             f"  rows it saw: {seen['count']:,} training rows, {seen['first']} to {seen['last']}, "
             f"bars until {seen['until']}"
         )
-        return "\n".join([told, *marks_of(self), f"  {self.path}"])
+        return "\n".join([text, *warning_lines(self), f"  {self.path}"])
 
 
 @dataclass(frozen=True)
@@ -213,18 +213,18 @@ class TrainResult(Result):
 
     def ran_on(self) -> pd.DataFrame:
         """What a network's training ran on and what that took, in the session that ended it; empty for a booster."""
-        told = self.machine
-        peak, compiles = told.get("peak_bytes"), told.get("compiles")
+        facts = self.machine
+        peak, compiles = facts.get("peak_bytes"), facts.get("compiles")
         shown = {
-            "device": told.get("device"),
-            "threads of the host": told.get("threads"),
-            "precision of the steps": told.get("precision"),
-            "parameters": f"{told.get('parameters', 0):,}",
+            "device": facts.get("device"),
+            "threads of the host": facts.get("threads"),
+            "precision of the steps": facts.get("precision"),
+            "parameters": f"{facts.get('parameters', 0):,}",
             "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "not told",
             "compiles": ", ".join(f"{name} {count}" for name, count in (compiles or {}).items()) or "none",
-            "samples a second": f"{told.get('rows_per_second', 0):,.0f}, validation included",
+            "samples a second": f"{facts.get('rows_per_second', 0):,.0f}, validation included",
         }
-        return pd.DataFrame({"value": shown if told else {}}, dtype=object).rename_axis("training")
+        return pd.DataFrame({"value": shown if facts else {}}, dtype=object).rename_axis("training")
 
     def summary(self) -> str:
         if self.reused:
@@ -240,7 +240,7 @@ class TrainResult(Result):
             f"  report {self.report_path}",
         ]
         calibration = calibration_lines(self.metrics, self.calibration, self.model)
-        return "\n".join([first, *marks_of(self), *written, *calibration, *verdict_lines(self.verdict)])
+        return "\n".join([first, *warning_lines(self), *written, *calibration, *verdict_lines(self.verdict)])
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class CrossValidateResult(Result):
             f"(standard error over blocks {self.gain_se:.4f}; not calibrated {self.gain_uncalibrated:+.4f}), "
             f"{self.seconds:.1f} s"
         )
-        lines = [*self._path_lines(), *self._untaught_lines(), *marks_of(self), f"  folds {self.path}"]
+        lines = [*self._path_lines(), *self._untaught_lines(), *warning_lines(self), f"  folds {self.path}"]
         return "\n".join([first, *lines, *verdict_lines(self.verdict)])
 
     def _path_lines(self) -> list[str]:
@@ -331,7 +331,7 @@ class StackResult(Result):
         resumed = f", {self.resumed_from} out-of-fold parts found done" if self.resumed_from else begun
         names = ", ".join(self.base_models)
         first = f"stack of {names} on {self.symbol}, horizon {self.horizon}{resumed}, {self.seconds:.1f} s"
-        lines = [*marks_of(self), *(f"  {line}" for line in self.comparison)]
+        lines = [*warning_lines(self), *(f"  {line}" for line in self.comparison)]
         written = [
             f"  model {self.artifact}",
             f"  predictions {self.predictions_path}",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.experiment import DATA_ROOMS, Run, RunSpec, machine, open_checkpoints
+from ml_factory.experiment import DATA_PACKAGES, Run, RunSpec, machine, open_checkpoints
 from ml_factory.models.base import differences
 from ml_factory.provenance import changed
 from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json
@@ -41,14 +41,14 @@ class MismatchedRun:
     commit: str
     ended: bool
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """What keeps it from being gone on from."""
         details = ", ".join(self.details[:3]) + (f" and {len(self.details) - 3} more" if len(self.details) > 3 else "")
         if self.why == "code":
             return f"{self.run_id} was begun with other code" + (f" ({details} changed)" if details else "")
         return f"{self.run_id} is of other {self.why}" + (f" ({details})" if details else "")
 
-    def offer(self) -> str:
+    def how_to_finish(self) -> str:
         """How it could still be finished."""
         if self.why != "code" or not self.commit:
             return ""
@@ -58,7 +58,7 @@ class MismatchedRun:
         return f"To finish that one: git checkout {head[:12]}{warning}, or ML_FACTORY_REF={head[:12]} on Colab{again}."
 
 
-def check_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
+def check_run_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
     """Raises CheckpointError when another process works on this run: reported before anything is printed or begun."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
@@ -75,30 +75,35 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
     if finished:
         return f"Found {what}: finished before as {run.run_id}. It is loaded; nothing is trained."
     try:
-        return _standing(workspace, run, spec, what)
+        return _status_of_unfinished(workspace, run, spec, what)
     except UnresponsiveMountError as error:
         silent = f"the mount does not answer ({error.got})"
         return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
 
 
-def _standing(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
+def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
     reached = progress_of(workspace, run, spec)
     if reached:
-        elsewhere = ", ".join(differences(begun_on(run), machine(spec)))
+        elsewhere = ", ".join(differences(machine_of_run(run), machine(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
         return f"Found {what}: unfinished at {reached} ({run.run_id}). Goes on from there{mark}."
-    beside = others(run.folder.parent, spec)
-    unfinished = [one for one in beside if not one.ended and one.why == "code"]
+    others = mismatched_runs(run.folder.parent, spec)
+    unfinished = [one for one in others if not one.ended and one.why == "code"]
     if unfinished:
         newest = unfinished[-1]
         return " ".join(
             filter(
-                None, [f"Found {what}: {newest.words()}.", newest.offer(), "Starts anew beside it; nothing is lost."]
+                None,
+                [
+                    f"Found {what}: {newest.describe()}.",
+                    newest.how_to_finish(),
+                    "Starts anew beside it; nothing is lost.",
+                ],
             )
         )
-    if beside:
-        more = f", and {len(beside) - 1} begun before it are others, too" if len(beside) > 1 else ""
-        return f"Found {what}: {beside[-1].words()}{more}. Opens a new run beside, {run.run_id}."
+    if others:
+        more = f", and {len(others) - 1} begun before it are others, too" if len(others) > 1 else ""
+        return f"Found {what}: {others[-1].describe()}{more}. Opens a new run beside, {run.run_id}."
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
@@ -109,9 +114,9 @@ def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
         return _nested(workspace, run, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
         if spec.task == "train":
-            return _told(manager, fit_phase(spec.model))
-        told = {name: _folds(manager, run, name) for name in spec.models}
-    return "; ".join(f"{name}: {at}" if len(told) > 1 else at for name, at in told.items() if at)
+            return _newest_progress(manager, fit_phase(spec.model))
+        progress = {name: _folds(manager, run, name) for name in spec.models}
+    return "; ".join(f"{name}: {at}" if len(progress) > 1 else at for name, at in progress.items() if at)
 
 
 def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
@@ -119,7 +124,9 @@ def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
         return "all folds"
     found = manager.phase(folds_phase(model)).latest_info()
     done = int(found["metrics"]["finished"]) if found else 0
-    return format_progress(_told(manager, folds_phase(model)), _told(manager, fold_phase(model, done)))
+    return format_progress(
+        _newest_progress(manager, folds_phase(model)), _newest_progress(manager, fold_phase(model, done))
+    )
 
 
 def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
@@ -127,19 +134,19 @@ def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
     count = int(dict(spec.settings)["folds"])
     done = next((fold for fold in range(count) if not is_file(forecasts_file(run, spec.model, fold))), count)
     with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
-        inside = _told(manager, fold_phase(spec.model, 0)) or _told(manager, "barriers")
+        inside = _newest_progress(manager, fold_phase(spec.model, 0)) or _newest_progress(manager, "barriers")
     if not inside and is_file(trials_file(run, done)):
         trials = dict(spec.settings)["search"]["trials"]
         inside = f"trial {trials} of {trials}"
     return format_progress(f"fold {done} of {count}" if done else "", inside)
 
 
-def _told(manager: CheckpointManager, phase: str) -> str:
+def _newest_progress(manager: CheckpointManager, phase: str) -> str:
     found = manager.phase(phase).latest_info()
     return "" if found is None else str(found["metrics"].get("reached", "a checkpoint"))
 
 
-def begun_on(run: Run) -> dict | None:
+def machine_of_run(run: Run) -> dict | None:
     """The machine that a run began on, None where nothing tells."""
     try:
         return read_json(run.folder / "run.json").get("environment")
@@ -149,71 +156,73 @@ def begun_on(run: Run) -> dict | None:
         return None
 
 
-def others(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
+def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
     """Runs of the same model, horizon, seed and form that this one is not, the one begun last at the end."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
-    for path in _records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
+    for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
-            told = read_json(path)
-            same = all(told[name] == wanted[name] for name in _SAME)
-            base = told["run_id"]
+            stored = read_json(path)
+            same = all(stored[name] == wanted[name] for name in _SAME)
+            base = stored["run_id"]
         except UnresponsiveMountError:
             raise
         except (WorkspaceError, KeyError, TypeError):
             continue
         if same and not base.startswith(spec.run_id):
-            found.append(_other(path, told, wanted, sources))
+            found.append(_mismatch(path, stored, wanted, sources))
     return sorted(found, key=lambda one: one.begun_at)
 
 
-def _other(path: Path, told: Mapping, wanted: Mapping, sources: Mapping) -> MismatchedRun:
+def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) -> MismatchedRun:
     """Changed code changes more than its hashes: what it prepares is other data, and what a stack is built on are other
     models. Both count as settings or data only where no code explains them."""
-    files = changed(told.get("sources") or {}, sources)
-    prepared = any(name.partition("/")[0] in DATA_ROOMS for name in files)
-    settings = _differing(told.get("settings") or {}, wanted["settings"], but="bases" if files else "")
+    files = changed(stored.get("sources") or {}, sources)
+    prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in files)
+    settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring="bases" if files else "")
     if settings:
         why, details = "settings", settings
-    elif told.get("data") != wanted["data"] and not prepared:
+    elif stored.get("data") != wanted["data"] and not prepared:
         why, details = "data", []
     else:
         why, details = "code", files
-    ended, commit = Run(told["run_id"], path.parent).ended, str(told.get("commit") or "")
-    return MismatchedRun(told["run_id"], str(told.get("begun_at") or ""), why, tuple(details), prepared, commit, ended)
+    ended, commit = Run(stored["run_id"], path.parent).ended, str(stored.get("commit") or "")
+    return MismatchedRun(
+        stored["run_id"], str(stored.get("begun_at") or ""), why, tuple(details), prepared, commit, ended
+    )
 
 
-def _differing(there: Mapping, here: Mapping, but: str) -> list[str]:
+def _differing_settings(stored: Mapping, wanted: Mapping, ignoring: str) -> list[str]:
     """Settings in which two runs differ, with both values where these are short."""
     found = []
-    for name in sorted({*there, *here} - {but}):
-        one, other = there.get(name, "as usual"), here.get(name, "as usual")
+    for name in sorted({*stored, *wanted} - {ignoring}):
+        one, other = stored.get(name, "as usual"), wanted.get(name, "as usual")
         if one != other:
             long = isinstance(one, Mapping | list | tuple) or isinstance(other, Mapping | list | tuple)
             found.append(f"other {name}" if long else f"{name} {one} there, {other} here")
     return found
 
 
-def _records(parent: Path, start: str = "") -> list[Path]:
+def _run_records(parent: Path, start: str = "") -> list[Path]:
     """Where runs whose names begin like this are described, in order of their names."""
     return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
 
 
-def check_named(parent: Path, spec: RunSpec, named: str) -> None:
+def check_run_name(parent: Path, spec: RunSpec, run_name: str) -> None:
     """Refuse a run asked for by name that is not there, or that is of other settings, data or code."""
-    if named == spec.run_id or named.startswith(f"{spec.run_id}-"):
-        if is_folder(parent / named):
+    if run_name == spec.run_id or run_name.startswith(f"{spec.run_id}-"):
+        if is_folder(parent / run_name):
             return
-        there = None
+        other = None
     else:
-        there = next((one for one in others(parent, spec) if one.run_id == named), None)
-    if there is None:
-        names = ", ".join(path.parent.name for path in _records(parent) if is_file(path)) or "none"
+        other = next((one for one in mismatched_runs(parent, spec) if one.run_id == run_name), None)
+    if other is None:
+        names = ", ".join(path.parent.name for path in _run_records(parent) if is_file(path)) or "none"
         raise SettingsError(
-            "There is no such run of this model, horizon and seed", where="run", got=repr(named),
+            "There is no such run of this model, horizon and seed", where="run", got=repr(run_name),
             wanted=f"one of: {names}", next_step="leave the name out: the newest attempt is found, or a new one begins",
         )  # fmt: skip
     raise SettingsError(
-        "The run that was named cannot be gone on from", where="run", got=there.words(),
+        "The run that was named cannot be gone on from", where="run", got=other.describe(),
         wanted="the same settings, data and code",
-        next_step=there.offer() or "leave the name out: a new run begins beside it",
+        next_step=other.how_to_finish() or "leave the name out: a new run begins beside it",
     )  # fmt: skip

@@ -42,14 +42,14 @@ from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.tracking.restore import try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
 from ml_factory.tracking.wandb_process import mirror_mode
-from ml_factory.workflows.barrier_trials import frames_for, kept_search
+from ml_factory.workflows.barrier_trials import checkpointed_search, frames_for
 from ml_factory.workflows.prove import settings_of
-from ml_factory.workflows.restore_run import recorded
+from ml_factory.workflows.restore_run import tracked
 from ml_factory.workflows.results import SearchResult
 
 
-def search_labels(
-    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, named: str = "",
+def run_barrier_search(
+    workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, run_name: str = "",
     mirror: str = "off",
 ) -> SearchResult:  # fmt: skip
     """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before.
@@ -62,30 +62,33 @@ def search_labels(
     spec = SearchSpec(replace(settings.labels, horizon=horizon)) if spec is None else spec
     spec = replace(spec, labels=replace(spec.labels, horizon=horizon))
     base, _, market = frames = frames_for(workspace, store)
-    train, judged = rows_to_search(base, spec, market, settings.splits, store.facts["first"])
+    train, evaluated = search_rows(base, spec, market, settings.splits, store.facts["first"])
     folder = store.folder.parent / "searched"
-    run = _open(workspace.results / symbol, store, spec, fresh, named)
-    keep, decided = folder / f"trials-{run.run_id}.json", _decided(store, spec)
+    run = _open_search_run(workspace.results / symbol, store, spec, fresh, run_name)
+    results_path, decided = folder / f"trials-{run.run_id}.json", _search_identity(store, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager, phase("barriers", spec.trials) as done:
-        snapshot = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), keep.name),))
-        begun = is_file(keep) or manager.phase("trials").latest_info()
+        snapshot = RunSnapshot(run.run_id, str(manager.home_folder), (run.run_id,), ((str(folder), results_path.name),))
+        begun = is_file(results_path) or manager.phase("trials").latest_info()
         if not begun and not fresh and mirror_mode(mirror) == "online":
             try_restore(manager, snapshot)
-        with recorded(manager, run, decided, snapshot, mirror, owned="trials") as finish:
-            outcome = kept_search(manager.phase("trials"), frames, train, judged, spec, keep=keep, done=done)
+        with tracked(manager, run, decided, snapshot, mirror, owned="trials") as finish:
+            outcome = checkpointed_search(
+                manager.phase("trials"), frames, train, evaluated, spec, results_path=results_path, done=done
+            )
             finish(outcome.spec.best)
     found = outcome.spec
-    path, reused = _write(folder, found, fresh)
+    path, reused = _write_spec(folder, found, fresh)
     trials = trial_table(spec, outcome.record["trials"])
     return SearchResult(
         run_id=run.run_id, symbol=symbol, horizon=horizon, name=path.stem, labels=asdict(found.labels),
-        seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.found or None,
-        exact=not outcome.inexact, inexact_because=outcome.inexact, reused=reused, path=path,
+        seen_rows=asdict(found.seen_rows), best=found.best, trials=trials, resumed_from=outcome.resumed or None,
+        exact=not outcome.nondeterminism, inexact_because=outcome.nondeterminism, reused=reused,
+        path=path,
         seconds=time.perf_counter() - started, draw=lambda: plots.barrier_trials(trials),
     )  # fmt: skip
 
 
-def rows_to_search(
+def search_rows(
     base: Frame, spec: SearchSpec, market: MarketSpec, splits: SplitSpec, first: int
 ) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
     """known_at of the training rows, and of all rows from the first validation row on; base bars before `first` have
@@ -103,21 +106,22 @@ def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
     for trial in trials:
         labels = spec.labels_of(trial["params"])
         barriers = {name: getattr(labels, name) for name in ("k_up", "k_down", "sigma_span")}
-        told = {name: trial.get(name) for name in ("value", "rows", "short", "neutral", "long")}
-        rows.append({"trial": trial["number"], **barriers, **told, "kept": max(trial["broken"].values()) <= 0})
+        scores = {name: trial.get(name) for name in ("value", "rows", "short", "neutral", "long")}
+        rows.append({"trial": trial["number"], **barriers, **scores, "kept": max(trial["broken"].values()) <= 0})
     return pd.DataFrame(rows)
 
 
-def _open(parent: Path, store: Store, spec: SearchSpec, fresh: bool, named: str) -> Run:
+def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, run_name: str) -> Run:
     """The newest attempt at this search, with `fresh` a new one beside it, or the one that was named."""
-    decided = _decided(store, spec)
+    decided = _search_identity(store, spec)
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
-    run = Run(named, parent / named) if named else newest_attempt(parent, base, fresh)
+    run = Run(run_name, parent / run_name) if run_name else newest_attempt(parent, base, fresh)
     record = run.folder / "search.json"
-    if named and not (f"{named}-".startswith(f"{base}-") and is_file(record)):
-        there = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
+    if run_name and not (f"{run_name}-".startswith(f"{base}-") and is_file(record)):
+        existing = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
         raise SettingsError(
-            "This is no attempt at this search", where="run", got=repr(named), wanted=f"one of {base}; there: {there}",
+            "This is no attempt at this search", where="run", got=repr(run_name),
+            wanted=f"one of {base}; found: {existing}",
             next_step="leave the name out: the newest attempt is found, or a new one begins",
         )  # fmt: skip
     if not is_file(record):
@@ -125,7 +129,7 @@ def _open(parent: Path, store: Store, spec: SearchSpec, fresh: bool, named: str)
     return run
 
 
-def _decided(store: Store, spec: SearchSpec) -> dict:
+def _search_identity(store: Store, spec: SearchSpec) -> dict:
     """Data, search, sources and the library that proposes: a search with another of these is another search."""
     decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
     with suppress(importlib.metadata.PackageNotFoundError):
@@ -133,7 +137,7 @@ def _decided(store: Store, spec: SearchSpec) -> dict:
     return decided
 
 
-def _write(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
+def _write_spec(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
     """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
     horizon, text = found.labels.horizon, found.to_json().encode()
     with file_lock(folder / "write.lock"):

@@ -11,19 +11,19 @@ from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import library_versions
-from ml_factory.models.base import merged
+from ml_factory.models.base import union
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.dataset import Dataset, resolved, weighted
+from ml_factory.workflows.dataset import Dataset, resolve_data_settings, rows_with_weight
 from ml_factory.workflows.fold_schemes import fold_plan
 from ml_factory.workflows.folds import FoldModel, out_of_fold_predictions
-from ml_factory.workflows.predict import common_index, uncalibrated
-from ml_factory.workflows.restore_run import record_of, snapshot_of
+from ml_factory.workflows.predict import common_index, uncalibrated_predictions
+from ml_factory.workflows.restore_run import open_tracker, snapshot_of
 from ml_factory.workflows.split_times import split_times
-from ml_factory.workflows.train import summary_of
+from ml_factory.workflows.train import run_summary
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file
 
 
@@ -50,35 +50,44 @@ def fit_stack(
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
         manager.phase(folds_phase(spec.models[0])).acquired(),
-        record_of(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
+        open_tracker(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
-        artifact = _fitted(workspace, manager, data, run, spec, folds)
-        tracker.finish(summary_of(artifact), artifact=artifact)
+        artifact = _fit_pool(workspace, manager, data, run, spec, folds)
+        tracker.finish(run_summary(artifact), artifact=artifact)
     if Registry(workspace.models).is_persisted(artifact):
         run.end()
     return artifact
 
 
-def _fitted(
+def _fit_pool(
     workspace: Workspace, manager: CheckpointManager, data: Dataset, run: Run, spec: RunSpec, folds: int
 ) -> Artifact:
     started = time.perf_counter()
     settings = dict(spec.settings)
     names, digests = settings["base_models"], dict(zip(settings["base_models"], settings["bases"], strict=True))
     rows = data.splits["train"]
-    oof, found, reached, limited = {}, 0, {}, {}
+    oof, found, reached, quick_limits = {}, 0, {}, {}
     by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
     bases = {name: by_hash[digest] for name, digest in digests.items()}
     # What a base model was continued with, the stack on top of it was too.
-    inexact = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
+    nondeterminism = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
     for name in names:
         limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
         given = limits | settings.get("model_settings", {}).get(name, {})
-        plan = fold_plan(data, rows, folds, build_model(name, **resolved(data, name, given)).lookback, spec.quick)
-        keep = forecasts_file(run, name)
-        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, given), keep)
-        oof[name], found, limited = outcome.p_N3, found + outcome.found, limited | plan.limited | limits
-        inexact, reached[name] = merged(inexact, outcome.inexact), outcome.reached
+        plan = fold_plan(
+            data, rows, folds, build_model(name, **resolve_data_settings(data, name, given)).lookback, spec.quick
+        )
+        results_path = forecasts_file(run, name)
+        outcome = out_of_fold_predictions(manager, data, plan, FoldModel(spec, name, given), results_path)
+        oof[name], found, quick_limits = (
+            outcome.p_N3,
+            found + outcome.resumed,
+            quick_limits | plan.quick_limits | limits,
+        )
+        nondeterminism, reached[name] = (
+            union(nondeterminism, outcome.nondeterminism),
+            outcome.progress,
+        )
     pool = Stack.fit(oof, data.y[rows], training_weights(data.labels.iloc[rows]), horizon=data.horizon)
     calibration = _calibration(workspace, data, pool, bases)
     facts = {
@@ -86,8 +95,8 @@ def _fitted(
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
         "split_times": split_times(data),
         "note": pool.note, "resumed_from": found or None,
-        "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": inexact,
-        "limited": limited if spec.quick else {}, "seconds": time.perf_counter() - started,
+        "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": nondeterminism,
+        "limited": quick_limits if spec.quick else {}, "seconds": time.perf_counter() - started,
         "versions": library_versions(),
     }  # fmt: skip
     state = {
@@ -100,9 +109,9 @@ def _fitted(
 
 def _calibration(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Calibration:
     """Fitted on the validation rows that every base model can predict."""
-    rows, _ = weighted(data, data.splits["validation"])
-    said = {name: uncalibrated(workspace, data, artifact) for name, artifact in bases.items()}
-    keep = np.isin(data.labels.index[rows], common_index(said))
-    index = data.labels.index[rows][keep]
-    pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in said.items()})
-    return Calibration.fit(log_probabilities(pooled), data.y[rows][keep], horizon=data.horizon)
+    rows, _ = rows_with_weight(data, data.splits["validation"])
+    predictions = {name: uncalibrated_predictions(workspace, data, artifact) for name, artifact in bases.items()}
+    readable = np.isin(data.labels.index[rows], common_index(predictions))
+    index = data.labels.index[rows][readable]
+    pooled = pool.predict_proba({name: frame.loc[index].to_numpy() for name, frame in predictions.items()})
+    return Calibration.fit(log_probabilities(pooled), data.y[rows][readable], horizon=data.horizon)

@@ -13,7 +13,7 @@ from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics, restrict_classes
 from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
-from ml_factory.models.base import Estimator, FitResult, merged
+from ml_factory.models.base import Estimator, FitResult, union
 from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
@@ -23,10 +23,17 @@ from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
 from ml_factory.tracking.run_log import first_missing
 from ml_factory.tracking.tracker import Tracker
-from ml_factory.workflows.dataset import Dataset, binned_for, limit_rows, model_inputs, resolved, weighted
-from ml_factory.workflows.restore_run import record_of, snapshot_of
+from ml_factory.workflows.dataset import (
+    Dataset,
+    bins_option,
+    limit_rows,
+    model_inputs,
+    resolve_data_settings,
+    rows_with_weight,
+)
+from ml_factory.workflows.restore_run import open_tracker, snapshot_of
 from ml_factory.workflows.split_times import split_times
-from ml_factory.workflows.unit_checkpoints import Kept, fit_phase, history_of, reached_by_fit
+from ml_factory.workflows.unit_checkpoints import UnitCheckpoints, fit_phase, fit_progress, history_of
 
 Callback = Callable[[int, dict], None]
 SPLIT = "split"  # the chronological split among `FoldBins`
@@ -41,25 +48,29 @@ def fit_holdout(
     bins : of this split, where other trials and seeds have built or will want them.
     estimator : the model to fit, as `open_training` gave it; None builds one.
     """
-    started, lesson = time.perf_counter(), training_data(data, spec)
-    model, held_out, limited = same_model(lesson.model, estimator), lesson.held_out, lesson.limited
+    started, training = time.perf_counter(), training_data(data, spec)
+    model, held_out, quick_limits = (
+        check_same_model(training.model, estimator),
+        training.held_out,
+        training.quick_limits,
+    )
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
         # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
         manager.phase(fit_phase(spec.model)).acquired() as phase,
-        record_of(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
+        open_tracker(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
         checkpoints = _LogThenCheckpoint(phase, machine(spec), tracker, model.trained_on)
         result = model.fit(
-            *lesson.train, validation=held_out,
-            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **binned_for(spec.model, bins, SPLIT),
+            *training.train, validation=held_out,
+            callbacks=(tracker.log, *callbacks), checkpoints=checkpoints, **bins_option(spec.model, bins, SPLIT),
         )  # fmt: skip
         phase.wait_uploaded()
         p_N3 = restrict_classes(model.predict_proba(held_out[0]), data.classes.values())
         calibration = Calibration.fit(log_probabilities(p_N3), held_out[1], horizon=data.horizon)
-        inexact = merged(result.inexact, checkpoints.elsewhere)
-        facts = _facts(data, run, spec, result, inexact, limited, time.perf_counter() - started)
+        nondeterminism = union(result.nondeterminism, checkpoints.machine_differences)
+        facts = _facts(data, run, spec, result, nondeterminism, quick_limits, time.perf_counter() - started)
         # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
         facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
         # On validation rows: those that judge are for nothing else.
@@ -69,7 +80,7 @@ def fit_holdout(
         made_from = {"run": run.run_id, "data": data.fingerprint}
         registry = Registry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
-        tracker.finish(summary_of(artifact), artifact=artifact)
+        tracker.finish(run_summary(artifact), artifact=artifact)
         if registry.is_persisted(artifact):  # else its checkpoints do
             phase.release_slots()
             manager.release_user_saves()
@@ -84,17 +95,20 @@ class TrainingData:
     model: Estimator
     train: tuple
     held_out: tuple
-    limited: dict
+    quick_limits: dict
 
 
 def training_data(data: Dataset, spec: RunSpec) -> TrainingData:
     """What a run's settings say is learnt from which rows; the same in every process that takes part."""
-    model, train, validation, limited = build_untrained(data, spec)
+    model, train, validation, quick_limits = build_untrained(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))
     take = model_inputs(data, data.scaler, model)
-    (train, w_train), (validation, w_validation) = weighted(data, train, weights), weighted(data, validation)
+    (train, w_train), (validation, w_validation) = (
+        rows_with_weight(data, train, weights),
+        rows_with_weight(data, validation),
+    )
     held_out = (take(validation), data.y[validation], w_validation)
-    return TrainingData(model, (take(train), data.y[train], w_train), held_out, limited)
+    return TrainingData(model, (take(train), data.y[train], w_train), held_out, quick_limits)
 
 
 def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
@@ -103,12 +117,12 @@ def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray
     Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
     """
     settings = {name: value for name, value in spec.settings if name != "weights"}
-    model = build_model(spec.model, seed=spec.seed, **resolved(data, spec.model, settings))
+    model = build_model(spec.model, seed=spec.seed, **resolve_data_settings(data, spec.model, settings))
     model.trained_on = {"symbol": data.symbol, "horizon": data.horizon, "features": list(data.features.columns)}
     return model, *_train_validation_rows(data, model, spec.quick)
 
 
-def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
+def check_same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
     """The given model if the run trains just such a one, the wanted one without any.
 
     Settings that say where and in which parts it is trained (threads, device, accumulate) make no other run and are not
@@ -118,9 +132,9 @@ def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
     """
     compared = ("name", "settings", "network_spec", "frames", "trained_on", "lookback", "offset_column", "offset_bars")
     for what in compared:
-        mine, theirs = (_compared(model, what) for model in (wanted, given))
-        if given is not None and mine != theirs:
-            shown = ("other rows", "those of this run") if what == "trained_on" else (theirs, mine)
+        expected, actual = (_comparable_value(model, what) for model in (wanted, given))
+        if given is not None and expected != actual:
+            shown = ("other rows", "those of this run") if what == "trained_on" else (actual, expected)
             raise SettingsError(
                 "This model is not the one that the run trains", where=f"estimator.{what}", got=shown[0],
                 wanted=shown[1], next_step="take the model that pipeline.open_training gives for the same arguments",
@@ -131,7 +145,7 @@ def same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
     return given
 
 
-def _compared(model: Estimator | None, what: str) -> object:
+def _comparable_value(model: Estimator | None, what: str) -> object:
     value = getattr(model, what, None)
     return value.identity() if what == "settings" and value is not None else value
 
@@ -142,9 +156,9 @@ def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
     if not is_log_complete(log) or first_missing([step for step, _ in history], log) < len(history):
-        with record_of(run, spec.to_dict(), mirror) as tracker:
+        with open_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
-            tracker.finish(summary_of(artifact), artifact=artifact)
+            tracker.finish(run_summary(artifact), artifact=artifact)
     if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else its checkpoints do
         if spec.task == "train":
             with (
@@ -157,11 +171,11 @@ def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
         run.end()
 
 
-def summary_of(artifact: Artifact) -> dict:
+def run_summary(artifact: Artifact) -> dict:
     """What a run's record says at its end."""
     facts = artifact.facts
-    judged = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
-    return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **judged}
+    metrics = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
+    return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **metrics}
 
 
 def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
@@ -179,18 +193,18 @@ def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tupl
                 f"No {name} row has a full input window", where=model.name, got=f"a look-back of {model.lookback} rows",
                 wanted="sessions longer than that", next_step="use a shorter lookback, or more bars",
             )  # fmt: skip
-    train, limited = limit_rows(parts["train"], quick)
-    return train, parts["validation"], limited
+    train, quick_limits = limit_rows(parts["train"], quick)
+    return train, parts["validation"], quick_limits
 
 
-class _LogThenCheckpoint(Kept):
+class _LogThenCheckpoint(UnitCheckpoints):
     """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save.
 
     An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.
     """
 
-    def __init__(self, checkpoints: PhaseCheckpoints, here: Mapping, tracker: Tracker, trained_on: Mapping):
-        super().__init__(checkpoints, here, reached_by_fit, trained_on)
+    def __init__(self, checkpoints: PhaseCheckpoints, machine: Mapping, tracker: Tracker, trained_on: Mapping):
+        super().__init__(checkpoints, machine, fit_progress, trained_on)
         self._tracker = tracker
 
     def load(self) -> dict | None:
@@ -207,11 +221,17 @@ class _LogThenCheckpoint(Kept):
 
 
 def _facts(
-    data: Dataset, run: Run, spec: RunSpec, result: FitResult, inexact: list[str], limited: dict, seconds: float
+    data: Dataset,
+    run: Run,
+    spec: RunSpec,
+    result: FitResult,
+    nondeterminism: list[str],
+    quick_limits: dict,
+    seconds: float,
 ) -> dict:
     # What the user asked for himself limits, too, but QUICK did not.
-    mine = QuickLimits().settings_for(spec_of(spec.model).family)
-    limits = {name: value for name, value in dict(spec.settings).items() if mine.get(name) == value}
+    expected = QuickLimits().settings_for(spec_of(spec.model).family)
+    limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
     return {
         "run_id": run.run_id,
         "symbol": data.symbol,
@@ -224,9 +244,9 @@ def _facts(
         "best_epoch": result.best_epoch,
         "resumed_from": result.resumed_from,
         "machine": result.machine | {"compiles": result.compiles} if result.machine else {},
-        "exact": not inexact,
-        "inexact": inexact,
-        "limited": limited | limits if spec.quick else {},
+        "exact": not nondeterminism,
+        "inexact": nondeterminism,
+        "limited": quick_limits | limits if spec.quick else {},
         "seconds": seconds,
         "versions": library_versions(),
     }

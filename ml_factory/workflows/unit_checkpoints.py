@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
 from ml_factory.experiment import Run
-from ml_factory.models.base import FitResult, differences, merged
+from ml_factory.models.base import FitResult, differences, union
 
-CARRIED = "carried"
+PROVENANCE_KEY = "carried"
 FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts of a run leave in its folder
 
 
-class Kept:
+class UnitCheckpoints:
     """A phase of checkpoints for one unit: the same `due`, `load` and `save`, and a mark that travels.
 
     here : this machine, as `experiment.machine` tells it.  reached : state -> how far it is, in words.
@@ -22,35 +22,37 @@ class Kept:
     """
 
     def __init__(
-        self, checkpoints: PhaseCheckpoints, here: Mapping, reached: Callable[[Mapping], str],
+        self, checkpoints: PhaseCheckpoints, machine: Mapping, reached: Callable[[Mapping], str],
         trained_on: Mapping | None = None,
     ):  # fmt: skip
-        self._checkpoints, self.here, self._reached = checkpoints, dict(here), reached
+        self._checkpoints, self.machine, self._reached = checkpoints, dict(machine), reached
         self._trained_on = {"trained_on": dict(trained_on)} if trained_on else {}
         self.due, self.due_in = checkpoints.due, checkpoints.due_in
-        self.elsewhere: list[str] = []
+        self.machine_differences: list[str] = []
         self.metrics: dict = {}
 
     def load(self) -> dict | None:
         """The newest verified checkpoint, its state as the unit gave it."""
         found = self._checkpoints.load()
         if found is not None:
-            carried = found["state"].pop(CARRIED, None) or {"machine": self.here, "elsewhere": []}
-            self.mark([*carried["elsewhere"], *differences(carried["machine"], self.here)])
+            provenance = found["state"].pop(PROVENANCE_KEY, None) or {"machine": self.machine, "elsewhere": []}
+            self.mark([*provenance["elsewhere"], *differences(provenance["machine"], self.machine)])
             self.metrics = found["metrics"]
         return found
 
     def mark(self, reasons) -> None:
         """Remember that a part was done elsewhere."""
-        self.elsewhere = merged(self.elsewhere, reasons)
+        self.machine_differences = union(self.machine_differences, reasons)
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
         """Save when it is due, or with `force`; None when nothing was saved."""
         if not force and not self.due():
             return None
-        carried = {CARRIED: {"machine": self.here, "elsewhere": self.elsewhere, **self._trained_on}}
+        provenance = {
+            PROVENANCE_KEY: {"machine": self.machine, "elsewhere": self.machine_differences, **self._trained_on}
+        }
         return self._checkpoints.save(
-            {**state, **carried}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
+            {**state, **provenance}, metrics={**(metrics or {}), "reached": self._reached(state)}, force=force
         )
 
 
@@ -58,29 +60,29 @@ class FoldCheckpoints:
     """Checkpoints of folds: an outer phase for what finished ones forecast, one for the fit inside each.
 
     The slots of a fold serve the next ones as soon as its forecasts are in the outer checkpoint.
-    model : its name.  here : this machine, as of `Kept`.
+    model : its name.  here : this machine, as of `UnitCheckpoints`.
     """
 
-    def __init__(self, manager: CheckpointManager, model: str, folds: int, here: Mapping):
-        self._manager, self._model, self._folds, self._here = manager, model, folds, here
+    def __init__(self, manager: CheckpointManager, model: str, folds: int, machine: Mapping):
+        self._manager, self._model, self._folds, self._machine = manager, model, folds, machine
         self._phase = manager.phase(folds_phase(model))
-        self.outer = Kept(self._phase, self._here, lambda state: f"fold {state['finished']} of {folds}")
-        self._inner: dict[int, Kept] = {}
-        self._given_back: set[int] = set()
+        self.outer = UnitCheckpoints(self._phase, self._machine, lambda state: f"fold {state['finished']} of {folds}")
+        self._inner: dict[int, UnitCheckpoints] = {}
+        self._released: set[int] = set()
 
-    def of(self, fold: int) -> Kept:
+    def of(self, fold: int) -> UnitCheckpoints:
         """Those of the fit inside a fold that begins now."""
-        before = self._inner.keys() - self._given_back
+        before = self._inner.keys() - self._released
         if before and self._phase.is_saved():
             for one in sorted(before):
                 self._fit(one).release_slots()
-            self._given_back.update(before)
-        self._inner[fold] = Kept(self._fit(fold), self._here, reached_by_fit)
+            self._released.update(before)
+        self._inner[fold] = UnitCheckpoints(self._fit(fold), self._machine, fit_progress)
         return self._inner[fold]
 
     def mark(self, fold: int, result: FitResult) -> None:
         """Remember what of a fold was done elsewhere."""
-        self.outer.mark([*result.inexact, *self._inner[fold].elsewhere])
+        self.outer.mark([*result.nondeterminism, *self._inner[fold].machine_differences])
 
     def release(self) -> None:
         """All of them: what the folds forecast is kept in another place."""
@@ -88,14 +90,14 @@ class FoldCheckpoints:
             phase.release_slots()
 
     @property
-    def found(self) -> int:
+    def resumed(self) -> int:
         """How many folds were done before."""
         return int(self.outer.metrics.get("finished", 0))
 
     @property
-    def inside(self) -> str:
+    def partial_progress(self) -> str:
         """How far the fit of the fold after those was, in words; "" where it began now."""
-        return str(self._inner[self.found].metrics.get("reached", "")) if self.found in self._inner else ""
+        return str(self._inner[self.resumed].metrics.get("reached", "")) if self.resumed in self._inner else ""
 
     def _fit(self, fold: int) -> PhaseCheckpoints:
         return self._manager.phase(fold_phase(self._model, fold))
@@ -131,12 +133,12 @@ def nested_run(run: Run, fold: int) -> Run:
     return Run(f"{run.run_id}-fold{fold}", run.folder)
 
 
-def format_progress(done: str, inside: str) -> str:
+def format_progress(done: str, partial_progress: str) -> str:
     """How far folds are, in words: what is `done` ("fold 1 of 3", "" without any) and what was begun of the one after
     ("round 10"); "" where there is neither."""
-    if not inside:
+    if not partial_progress:
         return done
-    return f"{done}, {inside} in the next" if done else f"{inside} in the first fold"
+    return f"{done}, {partial_progress} in the next" if done else f"{partial_progress} in the first fold"
 
 
 def history_of(state: Mapping) -> list[dict]:
@@ -144,7 +146,7 @@ def history_of(state: Mapping) -> list[dict]:
     return list(state["history"] if "history" in state else state["memory"]["history"])
 
 
-def reached_by_fit(state: Mapping) -> str:
+def fit_progress(state: Mapping) -> str:
     """How far a model's fit is: "round 40", or "epoch 3, step 17"."""
     if "rounds" in state:
         return f"round {state['rounds']}"
@@ -152,6 +154,6 @@ def reached_by_fit(state: Mapping) -> str:
 
 
 def parse_progress(reached: str) -> int:
-    """The rounds, or whole epochs, of what `reached_by_fit` says; 0 of anything else."""
+    """The rounds, or whole epochs, of what `fit_progress` says; 0 of anything else."""
     found = re.match(r"(?:round|epoch) (\d+)", reached)
     return int(found[1]) if found else 0

@@ -39,22 +39,22 @@ LONGEST = ("volatility", "momentum", "volume", "microstructure", TARGETS, "regim
 _log = logging.getLogger("ml_factory")
 
 
-def compile_ahead(families: Iterable[str]) -> None:
+def compile_kernels(families: Iterable[str]) -> None:
     """Compile what a data set of these families needs and this machine lacks, on all its cores.
 
     With one core, or where a single share is lacking, nothing is done: the first call compiles it as well. A child that
     fails stops nobody either: that is said, and the first calls compile what it left.
     """
     folder, wanted = Path(os.environ["NUMBA_CACHE_DIR"]), (*families, TARGETS)
-    if cores() < 2 or len(_lacking(folder, wanted)) < 2:
+    if cores() < 2 or len(_missing_shares(folder, wanted)) < 2:
         return
     with file_lock(folder / "ahead.lock"):  # a second process waits here, and finds what the first one made
-        if lacking := _lacking(folder, wanted):
+        if lacking := _missing_shares(folder, wanted):
             with phase("kernels", len(lacking), of="kinds") as done:
-                _by_children(deque(lacking), folder, done)
+                _compile_in_workers(deque(lacking), folder, done)
 
 
-def _lacking(folder: Path, wanted: Iterable[str]) -> list[str]:
+def _missing_shares(folder: Path, wanted: Iterable[str]) -> list[str]:
     """Shares without a mark, the longest first."""
     lacking = [share for share in wanted if not _mark(folder, share).exists()]
     return sorted(lacking, key=lambda share: LONGEST.index(share) if share in LONGEST else len(LONGEST))
@@ -66,7 +66,7 @@ def _mark(folder: Path, share: str) -> Path:
     return folder / f"{share}-{fingerprint(whose)[:12]}.whole"
 
 
-def _by_children(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
+def _compile_in_workers(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
     """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
     where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
     children = [WorkerProcess(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]

@@ -12,7 +12,7 @@ from ml_factory.checkpoints.planner import Cost, CostModel
 from ml_factory.datasets.rows import contiguous_blocks
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.storage.state import encode_state, plan_layout
-from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, weighted
+from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, rows_with_weight
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
 _BATCHES, _ROUNDS = 12, 10
@@ -21,21 +21,21 @@ SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one bein
 
 
 @dataclass(frozen=True)
-class Size:
+class WorkSize:
     """How much of a model's work a fit is: rows it learns from and epochs, or rounds."""
 
     rows: int
-    turns: int
+    iterations: int
 
 
-def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> Size:
+def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> WorkSize:
     """What a whole run of this model learns from."""
     model = build_model(name, seed=seed, **settings)
     rows, _ = limit_rows(_usable(data, model.lookback, "train"), quick)
-    return Size(len(weighted(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds)
+    return WorkSize(len(rows_with_weight(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds)
 
 
-def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size) -> CostModel:
+def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: WorkSize) -> CostModel:
     """Two short fits of different size on the rows of a real one.
 
     A network's time grows with rows times epochs, so it is shown few rows; a booster's grows with rounds but starts
@@ -43,39 +43,39 @@ def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: Size)
     """
     if spec_of(name).windowed:
         batch = build_model(name, seed=seed, **settings).settings.batch
-        least = max(1, min(_BATCHES, whole.rows * whole.turns // (_SHARE * batch)))
-        sizes = [Size(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
+        least = max(1, min(_BATCHES, whole.rows * whole.iterations // (_SHARE * batch)))
+        sizes = [WorkSize(min(whole.rows, batch * count), 1) for count in (least, 4 * least)]
     else:
-        sizes = [Size(whole.rows, min(whole.turns, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
+        sizes = [WorkSize(whole.rows, min(whole.iterations, count)) for count in (_ROUNDS, 3 * _ROUNDS)]
     if sizes[0] == sizes[1]:
-        sizes[0] = Size(max(1, sizes[0].rows // 2), sizes[0].turns)
+        sizes[0] = WorkSize(max(1, sizes[0].rows // 2), sizes[0].iterations)
     fit_once(data, name, settings, seed, sizes[0], whole)  # libraries load and kernels compile on first use
     return CostModel.fit([(work_of(name, size), fit_once(data, name, settings, seed, size, whole)) for size in sizes])
 
 
-def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: Size, whole: Size) -> Cost:
+def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: WorkSize, whole: WorkSize) -> Cost:
     """The cost of fitting this much of it, on the training rows, with its share of the validation rows."""
     model = build_model(name, seed=seed, **settings)
-    turns = {"epochs": size.turns, "rounds": size.turns}
+    iterations = {"epochs": size.iterations, "rounds": size.iterations}
     take = model_inputs(data, data.scaler, model)
     train = _part(_usable(data, model.lookback, "train"), size.rows)
     held = _usable(data, model.lookback, "validation")
     held = _part(held, max(1, len(held) * size.rows // max(whole.rows, 1)))
-    (train, w_train), (held, w_held) = weighted(data, train), weighted(data, held)
-    rows, seen = (take(train), take(held)), _Scale()
+    (train, w_train), (held, w_held) = rows_with_weight(data, train), rows_with_weight(data, held)
+    rows, seen = (take(train), take(held)), _CheckpointSizeRecorder()
     device = device_of(name, settings)
     if device is not None:
         device.reset_peak()
     before, began = _reset_peak(), time.perf_counter()
     model.fit(
-        rows[0], data.y[train], w_train, validation=(rows[1], data.y[held], w_held), limits=turns, checkpoints=seen
+        rows[0], data.y[train], w_train, validation=(rows[1], data.y[held], w_held), limits=iterations, checkpoints=seen
     )
     seconds, memory = time.perf_counter() - began, _peak() - before
-    there = (device.peak_bytes() or 0) if device is not None else 0
-    return Cost(seconds, max(0, memory), len(encode_state(model.get_state())), SLOTS * seen.bytes, there)
+    device_peak = (device.peak_bytes() or 0) if device is not None else 0
+    return Cost(seconds, max(0, memory), len(encode_state(model.get_state())), SLOTS * seen.bytes, device_peak)
 
 
-class _Scale:
+class _CheckpointSizeRecorder:
     """Stands where checkpoints would, and weighs them."""
 
     bytes = 0
@@ -94,9 +94,9 @@ class _Scale:
             self.bytes = max(self.bytes, plan_layout(state).size)
 
 
-def work_of(name: str, size: Size) -> float:
+def work_of(name: str, size: WorkSize) -> float:
     """What a fit takes, in what its time grows with: rows that a network sees, rounds of a booster."""
-    return float(size.rows * size.turns if spec_of(name).windowed else size.turns)
+    return float(size.rows * size.iterations if spec_of(name).windowed else size.iterations)
 
 
 def _usable(data: Dataset, lookback: int, split: str) -> np.ndarray:
@@ -110,8 +110,8 @@ def _part(rows: np.ndarray, count: int) -> np.ndarray:
 
 def free_memory() -> float:
     """Bytes of memory that a process may still take; infinite where the system does not say."""
-    told = _proc("meminfo", "MemAvailable:")
-    return np.inf if told is None else told
+    available = _proc("meminfo", "MemAvailable:")
+    return np.inf if available is None else available
 
 
 def _reset_peak() -> int:

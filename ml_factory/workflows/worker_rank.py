@@ -23,7 +23,7 @@ def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
     settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
     device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
-    return device.processes.tell({"fitting": fitting})["fitting"]
+    return device.processes.broadcast({"fitting": fitting})["fitting"]
 
 
 def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
@@ -33,10 +33,10 @@ def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
     """
     if not broadcast_decision(spec):
         return
-    lesson = training_data(data, spec)
+    training = training_data(data, spec)
     stop.listen()  # the first process hears the signal too: it saves, and leaves
     try:
-        lesson.model.fit(*lesson.train, validation=lesson.held_out)
+        training.model.fit(*training.train, validation=training.held_out)
     except RuntimeError as error:
         if not any(word in str(error) for word in ("gloo", "NCCL", "peer")):
             raise

@@ -177,7 +177,7 @@ def _work(hooks: Hooks) -> None:
         ("judge", "evaluation.report", "write_report"),
         ("stack", "workflows.stack", "_calibration"),
         ("stack", "workflows.fold_schemes", "fold_plan"),
-        ("stack", "workflows.dataset", "fit_on"),
+        ("stack", "workflows.dataset", "fit_preprocessing"),
         ("stack", "workflows.predict", "uncalibrated"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
@@ -217,4 +217,4 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
     wrap_method(StoreWriter, "commit", commits)
     StoreWriter.find = finds(StoreWriter.find)
-    wrap_everywhere("ml_factory.workflows.predict", "judge", judges)
+    wrap_everywhere("ml_factory.workflows.predict", "evaluate_artifact", judges)

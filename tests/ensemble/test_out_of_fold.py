@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, inner_validation, together
+from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, inner_validation, merge_forecasts
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.targets.splits import purged_kfold
@@ -52,7 +52,7 @@ def row_numbers(train):
 def out_of_fold(make, labels, cuts, inputs=row_numbers, checkpoints=None, **how) -> np.ndarray:
     """float64 (N, 3), NaN in rows that no fold predicts."""
     forecasts, _ = fold_forecasts(FoldFit(labels, make, inputs, **how), cuts, checkpoints)
-    return together(len(labels), cuts, forecasts)
+    return merge_forecasts(len(labels), cuts, forecasts)
 
 
 def run(n=120, folds=4, **more):

@@ -125,7 +125,7 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
     stopped = safe_stop(5, flush=lambda: None, tell=told.append)
     assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
     drive.heal()
-    found = train(tell=told.append)
+    found = train(on_status=told.append)
     assert found.reused and found.artifact_hash == kept.hash and "finished before" in told[-1]
     assert found.artifact.is_relative_to(drive.path) and not aside.list(SYMBOL)
     assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]

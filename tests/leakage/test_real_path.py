@@ -247,13 +247,13 @@ def test_a_leak_in_the_products_own_function_is_caught(one, bars, monkeypatch):
 
 def weights_of_all(patch):
     """Uniqueness counted among the rows that judge too."""
-    honest = dataset.weights_of
+    honest = dataset.sample_weights_of
 
     def spoilt(data, rows, spec=None):
         everything = np.arange(len(data.labels))
         return honest(data, everything, spec)[rows]
 
-    patch.setattr(dataset, "weights_of", spoilt)
+    patch.setattr(dataset, "sample_weights_of", spoilt)
 
 
 def calibration_of_test_rows(patch):
@@ -292,7 +292,7 @@ def learns_from_test_rows(patch):
 
 def starts_at_the_prior_of_all(patch):
     """A booster's rounds begin at the class shares of every label there is."""
-    training_data, begin, seen = train_module.training_data, tabular_xgboost._Grower.__init__, {}
+    training_data, begin, seen = train_module.training_data, tabular_xgboost._Trainer.__init__, {}
 
     def watched(data, spec):
         seen["prior"] = np.log(np.bincount(data.y + 1, minlength=3) + 1.0)
@@ -303,7 +303,7 @@ def starts_at_the_prior_of_all(patch):
         grower.margins = [margins + seen["prior"].astype(np.float32) for margins in grower.margins]
 
     patch.setattr(train_module, "training_data", watched)
-    patch.setattr(tabular_xgboost._Grower, "__init__", spoilt)
+    patch.setattr(tabular_xgboost._Trainer, "__init__", spoilt)
 
 
 def prior_of_all(patch):
@@ -318,12 +318,12 @@ def prior_of_all(patch):
 
 
 def prior_beside_a_history_of_all(patch):
-    honest = predict.prior_while_learning
+    honest = predict.weighted_prior_loss
 
     def spoilt(data, teachers, rows):
         return honest(data, np.arange(len(data.labels)), rows)
 
-    patch.setattr(predict, "prior_while_learning", spoilt)
+    patch.setattr(predict, "weighted_prior_loss", spoilt)
 
 
 @pytest.mark.soak_except("stops_on_test_rows", "prior_of_all")

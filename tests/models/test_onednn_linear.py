@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from ml_factory.models import onednn_linear
-from ml_factory.models.onednn_linear import LEAST, NARROW, Linear, linear, stacked
+from ml_factory.models.onednn_linear import LEAST, NARROW, OneDNNLinear, linear, stacked
 
 BOTH = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
@@ -33,7 +33,7 @@ def test_torchs_own_entry_is_still_there():
 @pytest.mark.parametrize("bias", [True, False])
 def test_value_and_slopes_are_torchs(inputs, outputs, shape, bias, calls):
     torch.manual_seed(0)
-    ours = Linear(inputs, outputs, bias=bias)
+    ours = OneDNNLinear(inputs, outputs, bias=bias)
     exact = nn.Linear(inputs, outputs, bias=bias).double()
     exact.load_state_dict(ours.state_dict())
     x = torch.randn(*shape, inputs)
@@ -50,7 +50,7 @@ def test_value_and_slopes_are_torchs(inputs, outputs, shape, bias, calls):
 
 
 def test_a_single_row_without_a_batch(calls):
-    layer, x = Linear(2048, 1024), torch.randn(2048, requires_grad=True)
+    layer, x = OneDNNLinear(2048, 1024), torch.randn(2048, requires_grad=True)
     y = layer(x)
     y.square().sum().backward()
     assert y.shape == (1024,) and calls
@@ -61,7 +61,7 @@ def test_a_single_row_without_a_batch(calls):
 
 def test_inputs_may_lie_in_any_order_and_want_no_slope(calls):
     torch.manual_seed(0)
-    layer, x = Linear(96, 128), torch.randn(64, 96, 32).transpose(1, 2)
+    layer, x = OneDNNLinear(96, 128), torch.randn(64, 96, 32).transpose(1, 2)
     y = layer(x)
     y.sum().backward()
     torch.testing.assert_close(y, functional.linear(x, layer.weight, layer.bias), atol=1e-5, rtol=1e-5)
@@ -86,7 +86,7 @@ def test_stacked_maps_are_one_after_the_other(maps, calls):
 
 def test_the_same_bits_every_time():
     torch.manual_seed(0)
-    layer, x, bits = Linear(128, 64), torch.randn(512, 128), set()
+    layer, x, bits = OneDNNLinear(128, 64), torch.randn(512, 128), set()
     for _ in range(3):
         layer.zero_grad()
         y = layer(x)
@@ -116,7 +116,7 @@ def test_a_compiler_is_given_what_torch_has(calls):
 
 
 def test_a_slope_of_a_slope_is_refused_and_not_wrong():
-    layer, x = Linear(128, 64), torch.randn(512, 128, requires_grad=True)
+    layer, x = OneDNNLinear(128, 64), torch.randn(512, 128, requires_grad=True)
     (slope,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()

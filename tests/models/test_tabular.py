@@ -12,7 +12,7 @@ from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular import BoosterSpec, patience_end
-from ml_factory.models.tabular_data import BinnedData, Rows, reweighed
+from ml_factory.models.tabular_data import BinnedData, Rows, apply_class_weights
 from ml_factory.seeding import derive_seed
 
 BOOSTERS = ("xgboost", "lightgbm", "catboost")
@@ -233,12 +233,12 @@ def test_bins_serve_one_fit_at_a_time(data):
 def test_balanced_classes_weigh_the_same_by_training_rows_alone():
     train = Rows(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 2]), np.array([1.0, 1, 2, 1, 1, 6]))
     valid = Rows(np.zeros((3, 1)), np.array([0, 1, 2]), np.ones(3))
-    balanced, judged = reweighed(train, valid, "balanced")
+    balanced, judged = apply_class_weights(train, valid, "balanced")
     # Total weight 12, so 4 a class: classes weigh 4, 2 and 6.
     np.testing.assert_allclose(balanced.weight, [1, 1, 2, 2, 2, 4])
     np.testing.assert_allclose(judged.weight, [1, 2, 4 / 6])
-    assert reweighed(train, valid, "none") == (train, valid)
-    absent, judged = reweighed(Rows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced")
+    assert apply_class_weights(train, valid, "none") == (train, valid)
+    absent, judged = apply_class_weights(Rows(train.x[:5], train.target[:5], train.weight[:5]), valid, "balanced")
     np.testing.assert_allclose(absent.weight, [0.75, 0.75, 1.5, 1.5, 1.5])
     np.testing.assert_allclose(judged.weight, [0.75, 1.5, 1])
 
@@ -247,7 +247,7 @@ def test_balanced_classes_weigh_the_same_by_training_rows_alone():
 def test_class_weights_are_sample_weights(name, data):
     x, y, w = data
     w = np.where(y == 0, w / 5, w)
-    rows = reweighed(Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:]), "balanced")
+    rows = apply_class_weights(Rows(x[:450], y[:450] + 1, w[:450]), Rows(x[450:], y[450:] + 1, w[450:]), "balanced")
     p = []
     for how, weight in (("none", np.concatenate([part.weight for part in rows])), ("balanced", w), ("none", w)):
         model = build_model(name, rounds=20, threads=1, class_weight=how)

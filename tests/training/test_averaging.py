@@ -3,12 +3,12 @@ import torch
 from torch import nn
 
 from ml_factory.errors import CheckpointError
-from ml_factory.training.averaging import Average
+from ml_factory.training.averaging import WeightAverage
 
 
 def averaged(network):
     named = dict(network.named_parameters())
-    return Average(list(named), list(named.values()))
+    return WeightAverage(list(named), list(named.values()))
 
 
 def test_it_is_the_exponential_average_by_hand():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ml_factory.datasets.windows import Windows
-from ml_factory.training.batches import BatchBuffer, Feed
+from ml_factory.training.batches import BatchBuffer, BatchLoader
 from ml_factory.training.device import Cuda, Device, Xla
 
 
@@ -32,7 +32,7 @@ def parts():
 @pytest.mark.parametrize("device", [Device("cpu", 1), Foreign("there", 1)])
 @pytest.mark.parametrize("resident", [True, False])
 def test_every_way_gives_the_same_rows(parts, device, resident):
-    feed, positions = Feed(device, parts, resident), np.array([3, 0, 43, 3])
+    feed, positions = BatchLoader(device, parts, resident), np.array([3, 0, 43, 3])
     x_BTF, target_B = feed(positions)
     by_hand = np.stack([parts[0].x_NF.numpy()[6 + at - 4 : 6 + at + 1] for at in positions])
     np.testing.assert_array_equal(x_BTF, by_hand)
@@ -43,8 +43,8 @@ def test_every_way_gives_the_same_rows(parts, device, resident):
 def test_room_that_a_device_wants_behind_the_rows_changes_none_of_them(parts, monkeypatch):
     placed = []
     monkeypatch.setattr(Foreign, "padded_length", lambda self, rows: 64)
-    monkeypatch.setattr(Foreign, "place", lambda self, value: placed.append(tuple(value.shape)) or value)
-    feed = Feed(Foreign("there", 1), parts)
+    monkeypatch.setattr(Foreign, "to_device", lambda self, value: placed.append(tuple(value.shape)) or value)
+    feed = BatchLoader(Foreign("there", 1), parts)
     assert placed == [(64, 3), (64,), (5,), (64,)] and len(feed) == 44
     positions = np.array([3, 0, 43, 3])
     x_BTF, target_B = feed(positions)
@@ -58,17 +58,17 @@ def test_xla_has_eight_lengths_for_each_power_of_two(rows, room):
 
 
 def test_what_does_not_fit_stays_on_the_host(parts):
-    assert Feed(Foreign("there", 1), parts).resident  # 952 bytes of 10,000
+    assert BatchLoader(Foreign("there", 1), parts).resident  # 952 bytes of 10,000
     small = Foreign("there", 1)
     object.__setattr__(small, "free", 2_000)
-    assert not Feed(small, parts).resident
+    assert not BatchLoader(small, parts).resident
 
 
 def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
-    feed, gathered = Feed(Device("cpu", 1), parts, resident=False), []
+    feed, gathered = BatchLoader(Device("cpu", 1), parts, resident=False), []
     send = feed._send
     feed._send = lambda positions: gathered.append(positions.tolist()) or send(positions)
-    assert Feed(Device("cpu", 1), parts).prefetch is None
+    assert BatchLoader(Device("cpu", 1), parts).prefetch is None
     for announced, asked in (([1, 2], [1, 2]), ([1, 2], [2, 3]), (None, [5, 6])):
         if announced:
             feed.prefetch(np.array(announced))
@@ -78,7 +78,7 @@ def test_the_next_batch_is_gathered_ahead_and_only_when_it_is_the_one(parts):
 
 
 def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
-    feed, told = Feed(Device("cpu", 1), parts, resident=False), []
+    feed, told = BatchLoader(Device("cpu", 1), parts, resident=False), []
     feed._prefetch = lambda positions: told.append(positions.tolist())
     wanted = [np.array([3, 4]), np.array([5, 6]), np.array([7, 8])]
     for number, (_, target_B) in enumerate(feed.batches(wanted)):
@@ -89,7 +89,7 @@ def test_each_batch_is_fetched_while_the_one_before_it_is_worked_on(parts):
 
 @pytest.mark.parametrize("resident", [True, False])
 def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, resident):
-    feed = Feed(Device("cpu", 1), parts, resident)
+    feed = BatchLoader(Device("cpu", 1), parts, resident)
     held = [feed(np.array([at, at + 1]))[0] for at in range(5)]
     views = [feed(np.array([at, at + 1]))[0][:, -1:, 1] for at in range(5)]
     for at in range(5):
@@ -99,7 +99,7 @@ def test_a_batch_stays_as_it_is_while_somebody_holds_it_or_a_part_of_it(parts, r
 
 
 def test_memory_that_nobody_holds_is_written_again(parts):
-    feed, seen = Feed(Device("cpu", 1), parts), set()
+    feed, seen = BatchLoader(Device("cpu", 1), parts), set()
     for at in range(6):
         batch = feed(np.array([at, at + 1]))  # the one before is held until this one is there
         seen.add(batch[0].data_ptr())

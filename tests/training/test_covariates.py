@@ -21,8 +21,8 @@ Y = np.sign(KNOWN[:, 2, 0]).astype(int)  # told by what is known of the third st
 
 
 def windows(rows=slice(None), known=KNOWN) -> Windows:
-    beside = {"known_BSK": known[rows], "static_BV": np.ones((len(known[rows]), 1), np.float32)}
-    return Windows(X_NF, ROWS[rows], 5, beside)
+    covariates = {"known_BSK": known[rows], "static_BV": np.ones((len(known[rows]), 1), np.float32)}
+    return Windows(X_NF, ROWS[rows], 5, covariates)
 
 
 def test_a_classifier_learns_from_what_is_known_ahead_and_is_saved_with_it():
@@ -32,7 +32,7 @@ def test_a_classifier_learns_from_what_is_known_ahead_and_is_saved_with_it():
     p = model.predict_proba(windows(held))
     assert ((p.argmax(1) - 1) == Y[held]).mean() > 0.9
     again = load_model(decode_state(encode_state(model.get_state())))
-    assert again.network_spec.known == ("clock",) and again.beside == {"known_BSK": (3, 1), "static_BV": (1,)}
+    assert again.network_spec.known == ("clock",) and again.covariates == {"known_BSK": (3, 1), "static_BV": (1,)}
     np.testing.assert_array_equal(again.predict_proba(windows(held)), p)
     # Rows taken out of the windows take what stands beside them along.
     np.testing.assert_allclose(again.predict_proba(windows(held).take([3, 1])), p[[3, 1]], atol=1e-5)

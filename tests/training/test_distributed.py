@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick
 from ml_factory.training.distributed import Processes
 from ml_factory.training.evaluate import mean_loss
@@ -76,7 +76,7 @@ def judged(device) -> dict:
     """Losses of validation rows of which neither process has the same number, and which weigh unequally."""
     network, batch, _ = small()
     _, y, w = batch(np.arange(ROWS))
-    feed = Feed(device, [batch(np.arange(ROWS))[0].numpy()[:19], y.numpy()[:19], w.numpy()[:19]])
+    feed = BatchLoader(device, [batch(np.arange(ROWS))[0].numpy()[:19], y.numpy()[:19], w.numpy()[:19]])
     held = lambda: mean_loss(network, feed, weighted, device, 4)  # noqa: E731
     result = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), device, identity=IDENTITY, validate=held)
     return {"val_losses": [row["val_loss"] for row in result.history], "best": result.best_epoch}
@@ -170,5 +170,5 @@ def test_all_processes_turn_back_together(pair):
 
 def test_alone_nobody_is_asked():
     values = torch.ones(2)
-    assert Processes().total(values) is values and Processes().tell({"a": 1}) == {"a": 1}
-    assert Processes().tell(None) is None and Processes().first
+    assert Processes().all_reduce_sum(values) is values and Processes().broadcast({"a": 1}) == {"a": 1}
+    assert Processes().broadcast(None) is None and Processes().first

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import mean_loss, outputs
 from ml_factory.training.losses import weighted_mse
@@ -28,8 +28,8 @@ def loss(network, batch):
 @pytest.mark.parametrize("chips", [1, 4])
 def test_every_batch_has_one_shape_and_every_row_counts_once(size, chips):
     device, network = Device("cpu", 1, chips=chips), Noting(2, 1)
-    found = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, size)
-    every = outputs(network, Feed(device, [X]), device, size)
+    found = mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, size)
+    every = outputs(network, BatchLoader(device, [X]), device, size)
     assert len(set(network.shapes)) == 1 and network.shapes[0][0] % chips == 0
     with torch.no_grad():
         expected = nn.Linear.forward(network, torch.from_numpy(X))
@@ -44,15 +44,15 @@ def test_whatever_steps_are_computed_in_judging_is_float32():
         device = Device("cpu", 1, precision)
         with torch.no_grad(), device.autocast():
             step = network(torch.from_numpy(X))
-        mean = mean_loss(network, Feed(device, [X, Y, np.abs(W)]), loss, device, 4)
-        found.append((mean, outputs(network, Feed(device, [X]), device, 4), step))
+        mean = mean_loss(network, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 4)
+        found.append((mean, outputs(network, BatchLoader(device, [X]), device, 4), step))
     assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
     assert not torch.equal(found[0][2], found[1][2].float())
 
 
 def test_while_a_batch_is_judged_the_next_is_fetched():
     device, log = Device("cpu", 1), []
-    feed = Feed(device, [X, Y, np.abs(W)], resident=False)
+    feed = BatchLoader(device, [X, Y, np.abs(W)], resident=False)
     fetch = feed._prefetch
     feed._prefetch = lambda positions: log.append(positions.tolist()) or fetch(positions)
     network = nn.Linear(2, 1)
@@ -63,7 +63,7 @@ def test_while_a_batch_is_judged_the_next_is_fetched():
     said = outputs(network, feed, device, 4)
     assert log == [[4, 5, 6, 7], "judged", [8, 9, 9, 9], "judged", "judged"]
     feed._worker.shutdown()
-    together = Feed(device, [X, Y, np.abs(W)])
+    together = BatchLoader(device, [X, Y, np.abs(W)])
     assert apart == mean_loss(network, together, loss, device, 4)
     assert torch.equal(said, outputs(network, together, device, 4))
 
@@ -82,8 +82,8 @@ def test_out_of_memory_while_judging_halves_the_batches(caplog):
     roomy = Noting(2, 1)
     roomy.load_state_dict(network.state_dict())
     for judge in (
-        lambda net: mean_loss(net, Feed(device, [X, Y, np.abs(W)]), loss, device, 10),
-        lambda net: outputs(net, Feed(device, [X]), device, 10),
+        lambda net: mean_loss(net, BatchLoader(device, [X, Y, np.abs(W)]), loss, device, 10),
+        lambda net: outputs(net, BatchLoader(device, [X]), device, 10),
     ):
         torch.testing.assert_close(judge(network), judge(roomy), rtol=1e-6, atol=1e-7)
     assert caplog.text.count("in batches of 3 rows") == 2
@@ -95,4 +95,4 @@ def test_a_row_that_does_not_fit_is_told():
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        outputs(Full(2, 1), Feed(Device("cpu", 1), [X]), Device("cpu", 1), 10)
+        outputs(Full(2, 1), BatchLoader(Device("cpu", 1), [X]), Device("cpu", 1), 10)

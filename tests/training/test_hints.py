@@ -7,7 +7,7 @@ import pytest
 
 from ml_factory.models.base import hint_when_flat
 from ml_factory.models.registry import build_model
-from ml_factory.training.recompiles import Watchdog
+from ml_factory.training.recompiles import RecompileMonitor
 
 RNG = np.random.default_rng(8)
 Y = RNG.integers(-1, 2, 96)
@@ -39,9 +39,9 @@ def test_a_loss_that_moved_once_is_not_flat(caplog):
 
 
 def test_compiling_is_told_once_for_each_program_before_its_first_step(caplog):
-    watchdog = Watchdog()
+    watchdog = RecompileMonitor()
     with caplog.at_level(logging.WARNING, "ml_factory.training"):
         for program in ("start", "train", "train", "evaluate", "train"):
-            watchdog.begins(program)
+            watchdog.announce(program)
     told = said(caplog, "XLA compiles the program")
     assert len(told) == 2 and "program train now" in told[0] and "program evaluate now" in told[1]

@@ -14,7 +14,7 @@ from ml_factory.training.loop import fit
 from ml_factory.training.optim import rate
 from ml_factory.training.sampler import Order
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 from ml_factory.training.step import take_step
 
 CPU = Device("cpu", 1)
@@ -221,7 +221,7 @@ def test_turned_back_once_it_goes_on_with_half_the_rate_from_the_epochs_start(wh
 
 def test_a_skipped_step_leaves_every_number_as_it_was():
     network, batch, loss = line()
-    run = Run(network, 10, TrainSpec(batch=5, ema=0.9), CPU, IDENTITY)
+    run = TrainingRun(network, 10, TrainSpec(batch=5, ema=0.9), CPU, IDENTITY)
     take_step(run, batch, loss)
     before = run.state()
     broken, _ = broken_at({1}, "gradient", loss)

@@ -19,7 +19,7 @@ PROGRAM = """
 import resource
 from pathlib import Path
 import numpy as np
-from ml_factory.training.malloc_tuning import kept_pages
+from ml_factory.training.malloc_tuning import keep_freed_memory
 
 MB = 1 << 20
 
@@ -38,8 +38,8 @@ def fresh(rounds=8):
 
 fresh(2)
 outside, before = fresh(), resident()
-with kept_pages():
-    with kept_pages():
+with keep_freed_memory():
+    with keep_freed_memory():
         fresh(2)
         inside = fresh()
     nested, held = fresh(), resident()

@@ -7,7 +7,7 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.clock_offset import ClockOffset
-from ml_factory.models.heads import StartsFromClock, start_at_zero
+from ml_factory.models.heads import ClockOffsetNetwork, zero_output_layer
 from ml_factory.models.registry import available_models, build_model, load_model, spec_of
 from ml_factory.seeding import generator
 from ml_factory.storage.state import encode_state
@@ -136,9 +136,9 @@ def test_offset_that_cannot_be_is_refused():
 def test_only_the_last_layer_that_answers_starts_at_zero():
     layers = [nn.Linear(4, 3), nn.Linear(3, 3), nn.Linear(3, 5)]
     network = nn.Sequential(*layers)
-    start_at_zero(network, 3)
+    zero_output_layer(network, 3)
     assert [bool(layer.weight.any()) for layer in layers] == [True, False, True] and not layers[1].bias.any()
-    start_at_zero(nn.ReLU(), 3)  # one of a user's own may have no such layer
+    zero_output_layer(nn.ReLU(), 3)  # one of a user's own may have no such layer
 
 
 @pytest.mark.parametrize("step", [True, False])
@@ -155,6 +155,6 @@ def test_module_finds_the_cells_that_the_offset_finds(step):
         def forward(self, x_BTF):
             return torch.zeros(len(x_BTF), 3, dtype=torch.float64)
 
-    module = StartsFromClock(Silent(), 0, 4)
-    module.load_state_dict(StartsFromClock(Silent(), 0, 4, offset).state_dict())
+    module = ClockOffsetNetwork(Silent(), 0, 4)
+    module.load_state_dict(ClockOffsetNetwork(Silent(), 0, 4, offset).state_dict())
     np.testing.assert_array_equal(module(x_BTF).numpy(), offset.scores(asked))

@@ -5,7 +5,7 @@ import torch
 from ml_factory.training.device import Device
 from ml_factory.training.progress_line import ProgressMeter
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 
 
 def test_the_line_says_where_how_fast_and_how_long(caplog):
@@ -13,19 +13,19 @@ def test_the_line_says_where_how_fast_and_how_long(caplog):
     caplog.set_level("INFO", "ml_factory.training")
     now = [0.0]
     network = torch.nn.Linear(2, 1)
-    run = Run(network, 1600, TrainSpec(epochs=3, batch=16), Device("cpu", 1), {"model": "line"})
-    run.device.watchdog.counts.update(train=2, evaluate=1)
+    run = TrainingRun(network, 1600, TrainSpec(epochs=3, batch=16), Device("cpu", 1), {"model": "line"})
+    run.device.recompiles.counts.update(train=2, evaluate=1)
     meter = ProgressMeter(run, clock=lambda: now[0])
     told = []
     for step in range(1, 221):
         now[0] += 0.125 if step <= 110 else 0.0625
-        meter.took(0.0125)
+        meter.record_step(0.0125)
         run.step = step
         if step == 100:
             run.memory.history.append({})
         if step % 10 == 0:
             run.totals = torch.tensor([3.0, 2.0], dtype=torch.float64)
-            told.append(meter.tell(600.0 if step < 200 else None))
+            told.append(meter.log_if_due(600.0 if step < 200 else None))
     assert [line is not None for line in told] == [step in (80, 210) for step in range(10, 221, 10)]
     assert told[7] == (
         "epoch 1/3, step 80/300, loss 1.5000, 128 samples/s (128 on average), input 10.0%, 3 compiles, "
@@ -38,5 +38,5 @@ def test_the_line_says_where_how_fast_and_how_long(caplog):
 def test_only_the_first_process_speaks(caplog):
     caplog.set_level("INFO", "ml_factory.training")
     device = Device("cpu", 1, processes=SimpleNamespace(first=False, world=1, rank=1))
-    run = Run(torch.nn.Linear(2, 1), 16, TrainSpec(batch=16), device, {"model": "line"})
-    assert ProgressMeter(run).tell(None, force=True) and not caplog.messages
+    run = TrainingRun(torch.nn.Linear(2, 1), 16, TrainSpec(batch=16), device, {"model": "line"})
+    assert ProgressMeter(run).log_if_due(None, force=True) and not caplog.messages

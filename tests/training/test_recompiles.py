@@ -1,21 +1,21 @@
 import pytest
 import torch
 
-from ml_factory.training.recompiles import Watchdog
+from ml_factory.training.recompiles import RecompileMonitor
 
 BATCH = (torch.zeros(16, 3), torch.zeros(16, dtype=torch.int64))
 
 
-def call(dog: Watchdog, compiled: int, inputs: object = BATCH, text: str = "IR {\n  %0 = f32[] x\n}"):
+def call(dog: RecompileMonitor, compiled: int, inputs: object = BATCH, text: str = "IR {\n  %0 = f32[] x\n}"):
     dog.before("train", lambda: text)
     dog.after("train", compiled, inputs)
 
 
 def test_two_compiles_and_none_after_the_first_cycle_are_as_it_should_be():
-    dog = Watchdog()
+    dog = RecompileMonitor()
     for compiled in (1, 1, 0):
         call(dog, compiled)
-    dog.settle()
+    dog.end_first_cycle()
     call(dog, 0)
     assert dog.counts == {"train": 2} and dog.complaints == []
 
@@ -30,30 +30,30 @@ def test_two_compiles_and_none_after_the_first_cycle_are_as_it_should_be():
 )
 @pytest.mark.parametrize("late", [True, False])
 def test_one_more_is_told_with_its_cause(inputs, cause, late, caplog):
-    dog = Watchdog()
+    dog = RecompileMonitor()
     for compiled in (1,) if late else (1, 1):
         call(dog, compiled)
     if late:
-        dog.settle()
+        dog.end_first_cycle()
     call(dog, 1, inputs)
     assert len(dog.complaints) == 1 and cause in dog.complaints[0] and dog.complaints[0] in caplog.text
 
 
 def test_a_number_is_shown_where_it_stands_in_the_program():
-    dog = Watchdog()
+    dog = RecompileMonitor()
     steady = "IR {\n  %0 = f32[] device_data\n  %1 = f32[3] mul(%0)\n}"
     for _ in range(3):
         call(dog, int(not dog.counts), text=steady)
-    dog.settle()
+    dog.end_first_cycle()
     call(dog, 1, text=steady)
     call(dog, 0, text=steady.replace("device_data", "prim::Constant(), value=1"))
     assert dog.complaints[1] == "the program train now holds: f32[] prim::Constant(), value=1"
 
 
 def test_other_parts_are_other_programs():
-    dog = Watchdog()
+    dog = RecompileMonitor()
     call(dog, 2)
-    dog.settle()
+    dog.end_first_cycle()
     dog.forget()
     call(dog, 2, (BATCH[0][:8],))
     assert dog.counts == {"train": 4} and dog.complaints == []

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ml_factory.training.sampler import Order, micro_size, share_of
+from ml_factory.training.sampler import Order, micro_size, process_rows
 
 
 def test_each_epoch_is_a_permutation_and_the_remainder_opens_the_next():
@@ -25,7 +25,7 @@ def test_a_batch_is_a_function_of_the_step_alone():
 
 def test_shares_of_all_processes_and_parts_are_the_batch():
     positions = Order(40, 24, seed=1).positions(0)
-    parts = [share_of(positions, 4, rank, 3) for rank in range(3)]
+    parts = [process_rows(positions, 4, rank, 3) for rank in range(3)]
     assert {part.shape for part in parts} == {(2, 4)}
     np.testing.assert_array_equal(np.concatenate([part.ravel() for part in parts]), positions)
     assert Order(10, 24, seed=1, shares=4).batch == 8

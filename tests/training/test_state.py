@@ -13,7 +13,7 @@ from ml_factory.training.device import Device
 from ml_factory.training.loop import fit
 from ml_factory.training.optim import total_norm
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 from ml_factory.training.step import take_step
 
 CPU = Device("cpu", 1)
@@ -82,7 +82,7 @@ def test_parts_of_unequal_weight_are_one_batch(accumulate):
 def test_the_loss_is_the_weighted_mean_of_the_whole_batch():
     """Not the mean of the parts' means: with these weights they are far apart."""
     network, batch, loss = small()
-    run = Run(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
+    run = TrainingRun(network, ROWS, TrainSpec(batch=ROWS, accumulate=3, clip=1e9), CPU, IDENTITY)
     seen = []
     run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
     take_step(run, batch, loss)
@@ -103,7 +103,7 @@ def test_what_is_clipped_is_the_gradient_of_that_mean(accumulate, share):
     gradients = torch.autograd.grad(total / weight, list(network.parameters()))
     norm = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
     spec = TrainSpec(batch=ROWS, accumulate=accumulate, clip=share * norm)
-    run, seen = Run(network, ROWS, spec, CPU, IDENTITY), []
+    run, seen = TrainingRun(network, ROWS, spec, CPU, IDENTITY), []
     run.optimizer.update = lambda numbers, factor, ok: seen.extend(g * factor for g in run.optimizer.gradients())
     take_step(run, batch, loss)
     found = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
@@ -147,7 +147,7 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
     expected, _ = trained(TrainSpec(epochs=4, batch=16, accumulate=4))
     assert calls == [16] * at + [8] + [4] * (4 * (12 - (at - 1) // 3 * 3))
     assert "Out of memory: back to step" in caplog.text and "in 4 parts of 4 rows, the same batch of 16" in caplog.text
-    assert not result.exact and any(why.startswith("Out of memory at step") for why in result.inexact)
+    assert not result.exact and any(why.startswith("Out of memory at step") for why in result.nondeterminism)
     torch.testing.assert_close(flat(network), flat(expected), rtol=2e-5, atol=1e-6)
     if at == 1:
         assert torch.equal(flat(network), flat(expected))
@@ -156,10 +156,10 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_batch(at, caplog):
 def test_a_rate_that_was_halved_stays_so_when_memory_runs_out():
     """Both in one epoch: the copy that the run goes back to is from before the first turn."""
     network, _, _ = small()
-    run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run = TrainingRun(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     run.snapshot()
     run.rollback("not finite", slower=0.5)
-    assert run.shrink() and run.memory.slower == 0.5
+    assert run.halve_micro_batch() and run.memory.slower == 0.5
 
 
 def test_memory_too_small_for_one_row_is_told():
@@ -228,24 +228,24 @@ def test_the_micro_batch_travels_with_the_run():
     """Halved before the kill, halved after it: a resumed run does not try the large one again."""
     kept = Kept()
     network, batch, loss = small()
-    run = Run(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
-    assert run.shrink() and run.micro == 8
+    run = TrainingRun(network, ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    assert run.halve_micro_batch() and run.micro == 8
     take_step(run, batch, loss)
     kept.save(run.state())
-    again = Run(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    again = TrainingRun(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     again.restore(kept.load()["state"])
     assert (again.micro, again.parts) == (8, 2) and len(again.memory.inexact) == 1
-    smaller = Run(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
+    smaller = TrainingRun(small()[0], ROWS, TrainSpec(batch=16, accumulate=4), CPU, IDENTITY)
     smaller.restore(kept.load()["state"])
     assert smaller.micro == 4 and "micro-batch: began with 8, now 4" in smaller.memory.inexact
 
 
 def test_another_size_of_batch_is_another_run():
-    run = Run(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
+    run = TrainingRun(small()[0], ROWS, TrainSpec(batch=16), CPU, IDENTITY)
     with pytest.raises(CheckpointError, match="another number of rows"):
-        Run(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
+        TrainingRun(small()[0], ROWS, TrainSpec(batch=12), CPU, IDENTITY).restore(run.state())
     with pytest.raises(FactoryError, match="Fewer rows than devices"):
-        Run(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
+        TrainingRun(small()[0], 3, TrainSpec(batch=16), Device("cpu", 1, chips=4), IDENTITY)
 
 
 def test_a_save_in_mid_epoch_carries_the_last_verdict():
@@ -277,7 +277,7 @@ def test_averaged_weights_are_judged_and_kept():
     last, _ = trained(TrainSpec(epochs=3, batch=16, lr=0.1))
     weights = []
     follower, batch, loss = small()
-    run = Run(follower, ROWS, spec, CPU, IDENTITY)
+    run = TrainingRun(follower, ROWS, spec, CPU, IDENTITY)
     by_hand = flat(follower).double()
     for step in range(9):
         take_step(run, batch, loss)
@@ -302,7 +302,7 @@ def steep(net, batch):
 def test_half_precision_scales_its_loss_and_passes_over_what_overflows():
     """fp16 on the CPU: the first scale overflows these gradients, is halved until it does not, and nothing is lost."""
     network, batch, _ = small()
-    run, scale = Run(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
+    run, scale = TrainingRun(network, ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY), []
     for _ in range(40):
         scale.append(run.scale.scale.item())
         take_step(run, batch, steep)
@@ -317,7 +317,7 @@ def test_the_scale_of_half_precision_is_taken_out_of_the_gradient():
     norms = []
     for device in (CPU, HALF):
         network, batch, loss = small()
-        run = Run(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
+        run = TrainingRun(network, ROWS, TrainSpec(batch=16, clip=1e9), device, IDENTITY)
         run.optimizer.update = lambda numbers, factor, ok, run=run: norms.append(
             float(factor * total_norm(run.optimizer.gradients()))
         )
@@ -333,7 +333,7 @@ def test_the_scale_of_half_precision_goes_on_with_the_run():
         return run
 
     def fresh():
-        return Run(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
+        return TrainingRun(small()[0], ROWS, TrainSpec(batch=16, epochs=20, lr=0.01), HALF, IDENTITY)
 
     kept, whole, again = Kept(), after(14, fresh()), fresh()
     kept.save(after(7, fresh()).state())

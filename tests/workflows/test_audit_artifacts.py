@@ -11,7 +11,7 @@ from ml_factory import experiment, pipeline
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.leakage.spec import QUICK
-from ml_factory.provenance import closure, rooms_files
+from ml_factory.provenance import closure, package_files
 from ml_factory.workflows import audit as audit_module
 from ml_factory.workflows import audit_artifacts, open_run, prepare
 from ml_factory.workflows.load import load_dataset
@@ -113,7 +113,7 @@ def test_audit_with_a_scaler_of_all_rows_names_it(audit, prepared):
 
 def test_prepare_that_fits_its_scaler_on_all_rows_tells_its_proof_so(prepared, monkeypatch):
     """The stored scaler itself: what is fitted again in a proof is another one."""
-    honest, told = prepare.fitted_on, []
+    honest, told = prepare.fit_or_update_steps, []
 
     def of_all(sample, steps, before=None):
         return honest(replace(sample, rows=np.arange(len(sample.x_NF))), steps, before)
@@ -122,7 +122,7 @@ def test_prepare_that_fits_its_scaler_on_all_rows_tells_its_proof_so(prepared, m
         told.extend(leak.sentence() for leak in also)
         return ProofOutcome(None, {})
 
-    monkeypatch.setattr(prepare, "fitted_on", of_all)
+    monkeypatch.setattr(prepare, "fit_or_update_steps", of_all)
     monkeypatch.setattr(prepare, "prove_store", proof)
     pipeline.prepare(prepared, "DEMO", (7,))
     assert told and told[0].startswith("scaler h7: scaler['center']")
@@ -153,14 +153,14 @@ def test_certified_code_covers_what_preparing_training_and_judging_import():
             [*entries, "workflows/prepare.py", "workflows/predict.py", "workflows/cross_validate.py", "pipeline.py"]
         )
     )
-    covered = set(rooms_files(experiment.CERTIFIED_ROOMS))
+    covered = set(package_files(experiment.CERTIFIED_PACKAGES))
     left = {path.relative_to(experiment.closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
     assert left <= {"secrets.py", "errors.py", "progress.py"}
 
 
 def test_certified_code_changes_with_a_room_and_not_with_a_picture(monkeypatch):
     before = experiment.certified_code()
-    assert {"workflows", "ensemble", "evaluation", "training", "models"} <= set(experiment.CERTIFIED_ROOMS)
+    assert {"workflows", "ensemble", "evaluation", "training", "models"} <= set(experiment.CERTIFIED_PACKAGES)
     real = experiment.source_hash.__globals__["code_hash"]
 
     def edited(name):

@@ -24,13 +24,13 @@ def data(prepared_template):
 
 @pytest.fixture(scope="module")
 def part(data):
-    return audit_runs.small_part(data)
+    return audit_runs.subsample(data)
 
 
 @pytest.fixture(scope="module")
 def fold_values(part):
     """What each run of the fold gives, once for all tests."""
-    made, real = {}, audit_runs.fold_value
+    made, real = {}, audit_runs.fold_record
 
     def remembered(data, plan, model):
         key = (data.labels["label"].sum(), float(np.nansum(data.x_NF[:, 0], dtype=np.float64)))
@@ -84,7 +84,7 @@ def test_first_of_two_classes_doubles_until_each_fifth_holds_two():
 
 @pytest.mark.soak
 def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, monkeypatch):
-    part = audit_runs.small_part(one_class_first, 70)
+    part = audit_runs.subsample(one_class_first, 70)
     assert all(len(np.unique(part.y[rows])) > 1 for rows in part.splits.values())
     assert found_by(audit_runs.check_fold, part, MODEL, None) == []
     assert found_by(audit_runs.check_predictions, part, MODEL, None) == []
@@ -112,7 +112,7 @@ def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, 
     ],
 )
 def test_check_fold_with_a_tamper_names_the_leak(part, fold_values, monkeypatch, change, says):
-    monkeypatch.setattr(audit_runs, "fold_value", fold_values)
+    monkeypatch.setattr(audit_runs, "fold_record", fold_values)
     found = found_by(audit_runs.check_fold, part, MODEL, at("fold", change))
     assert any(says in sentence for sentence in found) if says else found == []
 
@@ -123,19 +123,21 @@ def softened(p_N3):
 
 
 def test_check_fold_of_a_scaler_fitted_on_all_rows_names_it(part, monkeypatch):
-    monkeypatch.setattr(folds, "fit_on", lambda data, rows: dataset.fit_on(data, np.arange(len(data.labels))))
+    monkeypatch.setattr(
+        folds, "fit_preprocessing", lambda data, rows: dataset.fit_preprocessing(data, np.arange(len(data.labels)))
+    )
     assert any("fold: scaler" in one for one in found_by(audit_runs.check_fold, part, MODEL, None))
 
 
 def test_check_fold_of_a_model_that_is_calibrated_on_test_labels_names_it(part, monkeypatch):
-    honest = audit_runs.judged_folds
+    honest = audit_runs.evaluate_folds
 
     def on_test(data, outcome, name):
         (judged,) = honest(data, outcome, name)
         hit = np.eye(3)[data.y[judged.rows] + 1]
         return [replace(judged, forecasts=judged.forecasts | {name: 0.99 * judged.forecasts[name] + 0.01 * hit})]
 
-    monkeypatch.setattr(audit_runs, "judged_folds", on_test)
+    monkeypatch.setattr(audit_runs, "evaluate_folds", on_test)
     assert found_by(audit_runs.check_fold, part, MODEL, None)[0].startswith("fold: calibrated")
 
 

@@ -9,7 +9,7 @@ import pytest
 from ml_factory.evaluation.baselines import BASELINES, session_clock
 from ml_factory.targets.labels import KINDS, classes_of
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.dataset import baselines, best_baseline, clock_baseline, prior_while_learning, with_baselines
+from ml_factory.workflows.dataset import baselines, best_baseline, clock_baseline, weighted_prior_loss, with_baselines
 
 LIFE = 6  # bars a neutral label lives; the others live one
 N = 900
@@ -63,7 +63,7 @@ def test_beside_a_history_the_prior_is_measured_as_the_history_is(data):
     taught, judged = training_weights(data.labels.iloc[train]), training_weights(data.labels.iloc[validation])
     share = np.array([taught[data.y[train] == side].sum() for side in (-1, 0, 1)]) / taught.sum()
     by_hand = judged @ -np.log(share[data.y[validation] + 1]) / judged.sum()
-    assert prior_while_learning(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
+    assert weighted_prior_loss(data, train, validation) == pytest.approx(by_hand, rel=1e-12)
     assert abs(with_baselines(data, train, validation, {}, "prior").loc["prior", "log_loss"] - by_hand) > 0.01
 
 

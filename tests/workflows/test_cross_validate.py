@@ -34,9 +34,9 @@ WIDE = replace(SPEC, k=(1.9, 2.5), neutral=(0.3, 1.0))  # labels that end later 
 def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch, scheme, asked):
     seen, whole = [], cross_validate.forecast_folds
     monkeypatch.setattr(cross_validate, "forecast_folds", lambda *given: seen.append(given[1:3]) or whole(*given))
-    plans, cut = [], cross_validate.searched_folds
+    plans, cut = [], cross_validate.cross_validate_nested
     monkeypatch.setattr(
-        pipeline, "searched_folds", lambda *given, **named: plans.append(given[2]) or cut(*given, **named)
+        pipeline, "cross_validate_nested", lambda *given, **named: plans.append(given[2]) or cut(*given, **named)
     )
     result = folds(prepared, asked, scheme=scheme)
     plan, store = plans[0], Store.current(prepared.processed("DEMO"))

@@ -28,10 +28,10 @@ def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
             raise KeyboardInterrupt
         return asked[-1]
 
-    weigh = folds.weights_of
+    weigh = folds.sample_weights_of
     with monkeypatch.context() as patch:
         patch.setattr(experiment, "cores", lambda: 64)
-        patch.setattr(folds, "weights_of", killed_in_the_second_fold)
+        patch.setattr(folds, "sample_weights_of", killed_in_the_second_fold)
         with pytest.raises(KeyboardInterrupt):
             pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)
     result = pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)

@@ -18,18 +18,18 @@ from ml_factory.models.tabular_data import FoldBins
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.workflows import fold_schemes, fold_scores, folds, open_run, unit_checkpoints
-from ml_factory.workflows.dataset import Dataset, best_baseline, weights_of
+from ml_factory.workflows.dataset import Dataset, best_baseline, sample_weights_of
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.fold_scores import (
+    evaluate_folds,
+    evaluated_labels,
     fold_metrics,
     gain_over_blocks,
-    judged_folds,
-    judged_labels,
     verdict_of_folds,
 )
 from ml_factory.workflows.folds import FoldOutcome
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.unit_checkpoints import fold_phase, reached_by_fit
+from ml_factory.workflows.unit_checkpoints import fit_progress, fold_phase
 
 HORIZON = 10
 SMALL = {"rounds": 10, "depth": 2, "threads": 1}
@@ -102,7 +102,7 @@ def test_quick_limits_what_each_fold_trains_on_and_nothing_else(prepared, monkey
     monkeypatch.setattr(fold_schemes, "limit_rows", lambda rows, quick: (rows[:50], {"training rows": "50 of more"}))
     for scheme in SCHEMES:
         whole, plan = plan_of(data, scheme), plan_of(data, scheme, quick=True)
-        assert plan.limited == {"rows of a fold": "50 of more"} and not whole.limited
+        assert plan.quick_limits == {"rows of a fold": "50 of more"} and not whole.quick_limits
         for (train, test), (all_train, all_test) in zip(plan.folds, whole.folds, strict=True):
             assert train.tolist() == all_train[:50].tolist() and test.tolist() == all_test.tolist()
 
@@ -111,7 +111,7 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
     data = prepared[1]
     plan = plan_of(data, "combinatorial")
     outcome = made_up(plan)
-    judged = judged_folds(data, outcome, "made_up")
+    judged = evaluate_folds(data, outcome, "made_up")
     table = fold_scores.path_metrics(data, plan, judged).set_index(["path", "name"])
     assert plan.paths.shape == (3, 4) and len(table) == 3 * (2 + len(BASELINES))
     for path, taken in enumerate(plan.paths):
@@ -132,7 +132,7 @@ def test_a_path_is_the_whole_of_the_rows_each_forecast_by_its_own_fold(prepared)
 
 def test_a_block_counts_once_however_many_folds_judged_it(prepared):
     data = prepared[1]
-    table = fold_metrics(data, judged_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
+    table = fold_metrics(data, evaluate_folds(data, made_up(plan_of(data, "combinatorial")), "made_up"))
     own = table[table["name"] == "made_up"]
     assert len(own) == 12 and own.groupby("block").size().tolist() == [3, 3, 3, 3]
     means = [own.loc[own["block"] == block, "log_loss_gain"].mean() for block in range(4)]
@@ -144,11 +144,11 @@ def test_the_best_baseline_of_a_fold_is_chosen_on_rows_it_held_out(prepared):
     """Not on the rows it judges: with their labels changed the choice and the baselines are the same."""
     data = prepared[1]
     plan = plan_of(data, "purged_kfold")
-    judged = judged_folds(data, made_up(plan), "made_up")
+    judged = evaluate_folds(data, made_up(plan), "made_up")
     train, test = plan.folds[1]
     labels = data.labels.copy()
     labels.iloc[plan.rows[test], labels.columns.get_loc("label")] = np.int8(1)
-    other = judged_folds(replace(data, labels=labels), made_up(plan), "made_up")
+    other = evaluate_folds(replace(data, labels=labels), made_up(plan), "made_up")
     assert other[1].best == judged[1].best
     np.testing.assert_array_equal(other[1].forecasts["clock"], judged[1].forecasts["clock"])
     readable = np.sort(train[plan.usable[train]])
@@ -165,7 +165,7 @@ def test_judged_folds_use_each_fold_s_own_calibration_and_none(prepared):
     outcome = made_up(plan_of(data, "purged_kfold"))
     own = [Calibration(0.5, (0.1, 0.2, -0.3)), Calibration(), Calibration(2.0), Calibration(4.0, (-0.5, 0.5, 0.0))]
     warm = replace(outcome, calibrations=own)
-    for one, calibration in zip(judged_folds(data, warm, "made_up"), own, strict=True):
+    for one, calibration in zip(evaluate_folds(data, warm, "made_up"), own, strict=True):
         raw = one.forecasts["made_up_uncalibrated"]
         powered = raw ** (1 / calibration.temperature) * np.exp(calibration.bias)
         np.testing.assert_allclose(one.forecasts["made_up"], powered / powered.sum(axis=1, keepdims=True), rtol=1e-9)
@@ -175,8 +175,8 @@ def test_judged_folds_use_each_fold_s_own_calibration_and_none(prepared):
 def test_verdict_of_folds_names_absent_classes_and_weeks_and_else_judges(prepared):
     """16 days, less than the 8 weeks of a verdict; the same rows spread over 20 weeks have one."""
     data = prepared[1]
-    judged = judged_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
-    table, labels = fold_metrics(data, judged), judged_labels(data, judged)
+    judged = evaluate_folds(data, made_up(plan_of(data, "combinatorial")), "made_up")
+    table, labels = fold_metrics(data, judged), evaluated_labels(data, judged)
     assert labels.index.is_unique and labels.index.is_monotonic_increasing
     assert data.clear[data.labels.index.get_indexer(labels.index)].all()
     short = verdict_of_folds(data, table, "made_up", labels)
@@ -254,13 +254,13 @@ def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch,
     def saved(state):
         if now[-1] == fold and state["rounds"] == 15:
             raise KeyboardInterrupt
-        return reached_by_fit(state)
+        return fit_progress(state)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
             unit_checkpoints, "fold_phase", lambda model, number: now.append(number) or fold_phase(model, number)
         )
-        patch.setattr(unit_checkpoints, "reached_by_fit", saved)
+        patch.setattr(unit_checkpoints, "fit_progress", saved)
         pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
@@ -280,7 +280,7 @@ def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
         life = data.labels["exit_bar"].iloc[row] - data.labels["entry_bar"].iloc[row]
         moved.append(abs(np.log(close.iloc[here + life] / close.iloc[here])))
     assert (data.labels["barrier"].iloc[rows] != "ambiguous").all()
-    np.testing.assert_allclose(weights_of(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
+    np.testing.assert_allclose(sample_weights_of(data, rows, spec), np.array(moved) * 3 / sum(moved), rtol=1e-9)
 
 
 @pytest.mark.soak_except("spec1")
@@ -288,7 +288,7 @@ def test_weights_by_return_read_the_bars_the_label_lived_on(prepared):
 def test_weights_are_a_setting_of_the_run_and_of_each_fold(prepared, monkeypatch, spec):
     workspace, _ = prepared
     seen = []
-    monkeypatch.setattr(folds, "weights_of", lambda *said: seen.append(weights_of(*said)) or seen[-1])
+    monkeypatch.setattr(folds, "sample_weights_of", lambda *said: seen.append(sample_weights_of(*said)) or seen[-1])
     ask = {"folds": 3, "model_settings": SMALL}
     plain = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **ask)
     seen.clear()

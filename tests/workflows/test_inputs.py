@@ -14,7 +14,7 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.workflows.dataset import Dataset, model_inputs, resolved
+from ml_factory.workflows.dataset import Dataset, model_inputs, resolve_data_settings
 from ml_factory.workflows.load import load_dataset
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
@@ -55,8 +55,8 @@ def test_frames_go_through_the_command_line_and_cross_validation(prepared, call)
 def test_what_cannot_be_read_so_is_refused(prepared):
     data = load_dataset(prepared, "DEMO", 5)
     with pytest.raises(SettingsError, match=r"Only networks .*\[frames\]"):
-        resolved(data, "xgboost", {"frames": True})
-    assert resolved(data, "xgboost", {"frames": False, "rounds": 3, "offset": "none"}) == {"rounds": 3}
+        resolve_data_settings(data, "xgboost", {"frames": True})
+    assert resolve_data_settings(data, "xgboost", {"frames": False, "rounds": 3, "offset": "none"}) == {"rounds": 3}
     with pytest.raises(SettingsError, match=r"\[lookback\]"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"lookback": 12, "frames": True})
 
@@ -72,12 +72,14 @@ def test_frames_of_columns_that_preprocessing_changes_are_refused():
     """Also where the counts agree: two components of two columns would be read at the columns' paces."""
     columns = ["rsi_14", "rsi_14@60m"]
     for scaler in ("robust", {"step": "quantile"}):
-        assert resolved(reading(columns, scaler), "lstm", {"frames": True}) == {"frames": ((1, 1), (12, 1))}
+        assert resolve_data_settings(reading(columns, scaler), "lstm", {"frames": True}) == {
+            "frames": ((1, 1), (12, 1))
+        }
     for step in sorted(set(STEPS) - set(SCALERS)):
         for frames in (True, ((1, 1), (12, 1))):
             with pytest.raises(SettingsError, match=rf"\[frames\].*{step}.*leave frames out"):
-                resolved(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
-        assert resolved(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
+                resolve_data_settings(reading(columns, {"step": step}, "robust"), "lstm", {"frames": frames})
+        assert resolve_data_settings(reading(columns, step, "robust"), "lstm", {"frames": False}) == {}
 
 
 @pytest.mark.parametrize(
@@ -95,16 +97,16 @@ def test_frames_of_columns_that_preprocessing_changes_are_refused():
     ],
 )
 def test_offset_of_the_clock_is_a_column_where_a_scaler_leaves_it_even(name, steps, given, wanted):
-    assert resolved(reading(["rsi_14", "session_progress"], *steps), name, given) == wanted
+    assert resolve_data_settings(reading(["rsi_14", "session_progress"], *steps), name, given) == wanted
 
 
 @pytest.mark.parametrize("name", ["xgboost", "lstm"])
 def test_offset_that_is_not_there_is_refused(name):
     with pytest.raises(SettingsError, match=r"\[offset\]"):
-        resolved(reading(["session_progress"], "robust"), name, {"offset": "hour"})
+        resolve_data_settings(reading(["session_progress"], "robust"), name, {"offset": "hour"})
     for columns, steps in ((["rsi_14"], ["robust"]), (["session_progress"], ["quantile"])):
         with pytest.raises(SettingsError, match=r"\[offset\].*leave offset out"):
-            resolved(reading(columns, *steps), name, {"offset": "clock"})
+            resolve_data_settings(reading(columns, *steps), name, {"offset": "clock"})
 
 
 CLOCK = ["session_progress", "session_sine", "session_cosine", "week_sine", "week_cosine"]
@@ -151,17 +153,17 @@ def test_a_tft_is_told_the_clock_ahead_by_the_names_of_its_settings(prepared):
     rows = data.splits["validation"][data.usable(6)[data.splits["validation"]]]
     fifth = clock_ahead(data.labels.index[rows], "cme", np.array([25]))
     np.testing.assert_array_equal(
-        take(rows).beside["known_BSK"][:, 4], np.stack([fifth[name][:, 0] for name in CLOCK], axis=1)
+        take(rows).covariates["known_BSK"][:, 4], np.stack([fifth[name][:, 0] for name in CLOCK], axis=1)
     )
-    for name, part in take(rows[:9]).beside.items():
-        np.testing.assert_array_equal(part, take(rows).beside[name][:9])
+    for name, part in take(rows[:9]).covariates.items():
+        np.testing.assert_array_equal(part, take(rows).covariates[name][:9])
 
 
 def test_what_is_not_known_ahead_is_refused(prepared):
     data = load_dataset(prepared, "DEMO", 5)
     for name, given in (("known", ["rsi_14"]), ("known", "session_move"), ("static", "rsi_14")):
         with pytest.raises(SettingsError, match=rf"\[{name}\]"):
-            resolved(data, "tft", {name: given})
+            resolve_data_settings(data, "tft", {name: given})
     activity = replace(FeatureSpec(), bars="volume")
     with pytest.raises(SettingsError, match="not known ahead"):
         named({"known": True}, 5, activity)

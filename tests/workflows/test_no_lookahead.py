@@ -101,7 +101,7 @@ def test_verdicts_take_their_baselines_from_training_rows_the_model_can_read(pre
     frame = data.labels.iloc[read][[]].assign(p_short=0.3, p_neutral=0.3, p_long=0.4, split=data.split_of()[read])
     monkeypatch.setattr(predict, "load_or_predict", lambda *_: frame)
     artifact = SimpleNamespace(symbol="MES", kind="model", facts={"model": "lstm", "run_id": "any"})
-    test = predict.judge(workspace, data, artifact).test_table
+    test = predict.evaluate_artifact(workspace, data, artifact).test_table
 
     def prior_loss(teachers):
         teachers, judged = teachers[data.clear[teachers]], np.intersect1d(read, data.splits["test"])

@@ -36,5 +36,5 @@ def test_what_is_shown_beside_a_run_is_its_own_though_a_newer_one_is_there(prepa
 def test_what_is_refused_is_not_told_to_begin(settings, prepared):
     heard = []
     with pytest.raises(FactoryError):
-        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, tell=heard.append)
+        pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings=settings, on_status=heard.append)
     assert not heard and not list(prepared.results.rglob("train-lstm-*"))

@@ -54,7 +54,7 @@ def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes
         whole = next(whole for one, _, whole in seen if one == name)
         usable = warm_up._usable(data, 8 if name == "lstm" else 1, "train")
         assert whole.rows <= len(usable) and all(size.rows <= whole.rows for size in sizes)
-        assert max(size.turns for size in sizes) <= 30
+        assert max(size.iterations for size in sizes) <= 30
 
 
 def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, monkeypatch):
@@ -64,15 +64,16 @@ def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, mon
     settings = {**SMALL["lstm"], "batch": 8}
     whole = warm_up.full_size(data, "lstm", settings, 0, True)
     warm_up.warm_up(data, "lstm", settings, 0, whole)
-    assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.turns
+    assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.iterations
     seen.clear()
-    warm_up.warm_up(data, "lstm", settings, 0, warm_up.Size(whole.rows, 1000))
+    warm_up.warm_up(data, "lstm", settings, 0, warm_up.WorkSize(whole.rows, 1000))
     assert seen == [96, 96, 384]
 
 
 def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
     weighed = []
-    monkeypatch.setattr(warm_up._Scale, "save", lambda self, state, metrics=None, force=False: weighed.append(
+    recorder = warm_up._CheckpointSizeRecorder
+    monkeypatch.setattr(recorder, "save", lambda self, state, metrics=None, force=False: weighed.append(
         warm_up.plan_layout(state).size))  # fmt: skip
     size = warm_up.full_size(data, "lstm", SMALL["lstm"], 0, False)
     warm_up.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)

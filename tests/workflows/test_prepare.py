@@ -24,7 +24,7 @@ from ml_factory.storage import atomic_files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
 from ml_factory.workflows import inspect, prepare, prove
-from ml_factory.workflows.dataset import fit_on
+from ml_factory.workflows.dataset import fit_preprocessing
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +239,7 @@ def test_the_steps_up_to_the_scaler_are_a_setting(place):
     pipeline.prepare(place, "MES", (5,), settings=DataSpec(preprocess=steps))
     data = pipeline.load_dataset(place, "MES", 5)
     assert [step.kind for step in data.scaler.steps] == ["two_state_hmm", "variance", "clusters", "standard"]
-    assert fit_on(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
+    assert fit_preprocessing(data, data.splits["train"]).to_dict() == data.scaler.to_dict()
     trained = pipeline.train(place, "MES", 5, "lightgbm", model_settings={"rounds": 5}, mirror="off")
     said = pipeline.load_predictions(place, "MES", 5, "lightgbm")
     new = pipeline.predict(place, "MES", 5, "lightgbm", all_rows=True).frame

@@ -21,7 +21,7 @@ def forecasts(count: int) -> dict[str, np.ndarray]:
     return {f"model{number}": random.dirichlet((2, 2, 2), ROWS) for number in range(count)}
 
 
-def judged(count: int, beaten: dict | None = None) -> report.TestPredictions:
+def evaluated(count: int, reference_gains: dict | None = None) -> report.TestPredictions:
     """`count` models of random forecasts beside a flat prior, 60 days of rows five minutes apart."""
     said, y = forecasts(count), np.arange(ROWS) % 3 - 1
     flat = {name: np.full((ROWS, 3), 1 / 3) for name in BASELINES}
@@ -31,7 +31,7 @@ def judged(count: int, beaten: dict | None = None) -> report.TestPredictions:
         name: model_verdict(name, row_gains(y, p, flat, horizon=1, times_N=times), "clock", rows=ROWS, effective_rows=9)
         for name, p in said.items()
     }
-    return report.TestPredictions(np.arange(ROWS), said, table, found, "model0", beaten or {})
+    return report.TestPredictions(np.arange(ROWS), said, table, found, "model0", reference_gains or {})
 
 
 def data_of(on_test: report.TestPredictions, ret=None) -> SimpleNamespace:
@@ -45,23 +45,23 @@ def data_of(on_test: report.TestPredictions, ret=None) -> SimpleNamespace:
 
 
 def verdict(count: int, of: int = ROWS) -> str:
-    return report.verdict(judged(count), of).text
+    return report.verdict(evaluated(count), of).text
 
 
 def test_verdict_section_has_each_models_sentence_and_numbers_first():
-    on_test = judged(2)
+    on_test = evaluated(2)
     text = report.verdict(on_test, ROWS).text
     for number, one in enumerate(on_test.verdicts.values()):
         paragraph = text.split("\n\n")[number]
         assert paragraph.startswith(one.sentence) and f"{one.gain_best:+.4f} ({one.gain_best_low:+.4f}" in paragraph
     names = [name for _, table in report.verdict(on_test, ROWS).tables for name in table]
     assert names[:3] == ["gain_best", "gain_best_low", "gain_best_high"] and len(set(names)) == len(names)
-    unsided = [name for _, table in report.verdict(on_test, ROWS, sided=False).tables for name in table]
+    unsided = [name for _, table in report.verdict(on_test, ROWS, two_sided=False).tables for name in table]
     assert set(names) - set(unsided) == {"direction_gain", "direction_low"}
 
 
 def test_tiles_are_those_of_the_chosen_model_with_intervals():
-    on_test = judged(2)
+    on_test = evaluated(2)
     summary_cards, one = report.summary_cards(on_test), on_test.verdicts["model0"]
     assert summary_cards["best on validation rows"] == ("model0", one.status)
     assert summary_cards["gain over clock"] == (
@@ -72,18 +72,18 @@ def test_tiles_are_those_of_the_chosen_model_with_intervals():
         ROWS,
         "9 effective",
     )
-    assert "directional gain" not in report.summary_cards(on_test, sided=False) and "model" in report.summary_cards(
-        judged(1)
+    assert "directional gain" not in report.summary_cards(on_test, two_sided=False) and "model" in report.summary_cards(
+        evaluated(1)
     )
 
 
 def test_period_names_first_and_last_test_day_and_both_row_counts():
-    words = report.period(data_of(judged(1)), judged(1))
+    words = report.period(data_of(evaluated(1)), evaluated(1))
     assert "2024-01-02 to 2024-03-02" in words and "600 rows" in words and "9 without overlap" in words
 
 
 def test_returns_of_the_chosen_model_by_decile():
-    on_test = judged(2)
+    on_test = evaluated(2)
     forecast = on_test.forecasts["model0"] @ [-1, 0, 1]
     section = report.returns(data_of(on_test, 1e-4 * forecast), on_test)
     assert "Information coefficient of model0: +1.0000" in section.text
@@ -98,10 +98,10 @@ def test_returns_of_the_chosen_model_by_decile():
     [(0.01, 0.03, "beats"), (-0.03, -0.01, "is worse than"), (-0.01, 0.03, "does not differ measurably from")],
 )
 def test_a_stack_is_told_beside_the_plain_mean_of_its_models(low, high, words):
-    told = report.verdict(judged(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
+    told = report.verdict(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
     assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in told
     assert ("Nothing speaks for the learnt weights" in told) == (low <= 0)
-    assert "equal_pool" not in report.verdict(judged(1), ROWS).text
+    assert "equal_pool" not in report.verdict(evaluated(1), ROWS).text
 
 
 def test_the_gain_over_another_is_that_of_the_clear_rows():
@@ -119,8 +119,8 @@ def test_the_gain_over_another_is_that_of_the_clear_rows():
 
 
 def test_the_made_up_market_is_called_so_and_no_other():
-    assert "made-up market" in report.made_up_notice("DEMO")
-    assert report.made_up_notice("MES") == ""
+    assert "made-up market" in report.synthetic_notice("DEMO")
+    assert report.synthetic_notice("MES") == ""
 
 
 def test_what_quick_limited_is_told():
@@ -140,12 +140,12 @@ def test_rows_that_are_not_judged_are_told():
 
 @pytest.mark.parametrize(("count", "figures"), [(1, 1), (2, 1), (3, 3)])
 def test_many_forecasts_get_a_reliability_plot_each(count, figures):
-    on_test = judged(count)
+    on_test = evaluated(count)
     assert len(report.calibration(data_of(on_test), on_test).figures) == figures
 
 
 def test_calibration_shows_predicted_and_observed_by_class_of_clear_rows_and_the_debiased_error():
-    on_test = judged(2)
+    on_test = evaluated(2)
     data = data_of(on_test)
     data.clear[:300] = False
     section = report.calibration(data, on_test)

@@ -84,9 +84,9 @@ def left_by(result) -> list:
     ("verb", "death", "reached"),
     [
         (train, None, "unfinished at round 15"),
-        (cross_validate, (folds, "weights_of", 2), "unfinished at fold 2 of 3"),
+        (cross_validate, (folds, "sample_weights_of", 2), "unfinished at fold 2 of 3"),
         (nested, (barrier_search._View, "judge", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
-        (stack, (folds, "weights_of", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
+        (stack, (folds, "sample_weights_of", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
         (search, (barrier_search._View, "judge", 2), "2"),
     ],
 )
@@ -119,7 +119,7 @@ def test_what_was_finished_elsewhere_is_found_finished(verb, places, tmp_path, m
     first = verb(places[0])
     assert all(done())
     with monkeypatch.context() as patch:
-        patch.setattr(folds, "weights_of", None)  # nothing is fitted
+        patch.setattr(folds, "sample_weights_of", None)  # nothing is fitted
         again = verb(places[1])
     assert left_by(again) == left_by(first)
     assert all(done())

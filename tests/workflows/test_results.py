@@ -8,7 +8,7 @@ import pytest
 
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.evaluation.verdict import ModelVerdict, model_verdict, row_gains
-from ml_factory.workflows.result_summaries import verdict_lines, wrapped
+from ml_factory.workflows.result_summaries import verdict_lines, wrap_line
 from ml_factory.workflows.results import EvaluateResult, TrainResult
 
 RNG = np.random.default_rng(1)
@@ -78,7 +78,7 @@ def test_printed_result_fits_80_columns_but_for_paths():
 
 @pytest.mark.parametrize("indent", ["", "  "])
 def test_wrapped_line_continues_under_its_indent_and_cuts_no_word(indent):
-    lines = wrapped(indent + "word " * 30 + "a-hyphenated-word" * 6).splitlines()
+    lines = wrap_line(indent + "word " * 30 + "a-hyphenated-word" * 6).splitlines()
     assert max(map(len, lines[:-1])) <= 80 and lines[-1].strip() == "a-hyphenated-word" * 6
     assert all(line.startswith(f"{indent}  ") for line in lines[1:]) and lines[0].startswith(f"{indent}word")
 

@@ -222,7 +222,7 @@ def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(s
     for seed, end in enumerate(range(3000, 5000, 170)):
         bars = gappy(seed % 3, 0.25).iloc[:end]
         base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
-        train, judging = search_barriers.rows_to_search(base, spec, market, splits, first=50)
+        train, judging = search_barriers.search_rows(base, spec, market, splits, first=50)
         for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
             tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
             labels = triple_barrier(base, fine, tried, market)

@@ -50,7 +50,7 @@ elif verb == "search_barriers":
     stop_before(barrier_search._View, "judge", 1)
     given = [SearchSpec(**given[0])]
 else:
-    stop_before(folds, "weights_of", 3 if verb == "stack" else 1)
+    stop_before(folds, "sample_weights_of", 3 if verb == "stack" else 1)
 getattr(pipeline, verb)(sys.argv[1], "MES", 5, *given, **named)
 """
 
@@ -82,7 +82,7 @@ def test_the_second_is_refused_and_the_first_finishes(verb, market, tmp_path, mo
             assert first.stdout.readline() == "working\n"
             before = content(workspace.results) | content(tmp_path / "cache")
             heard = []
-            heeded = {} if verb == "search_barriers" else {"tell": heard.append}
+            heeded = {} if verb == "search_barriers" else {"on_status": heard.append}
             with pytest.raises(CheckpointError, match="Another process is working"):
                 getattr(pipeline, verb)(workspace, "MES", 5, *given, **named, **heeded)
             # That it is locked comes first; a stack's run is known once its finished base models are found.

@@ -12,7 +12,7 @@ from numba.core import caching
 from ml_factory import progress
 from ml_factory.storage.worker_process import WorkerUnavailable
 from ml_factory.workflows import warm_kernels
-from ml_factory.workflows.warm_kernels import TARGETS, compile_ahead
+from ml_factory.workflows.warm_kernels import TARGETS, compile_kernels
 
 FAMILIES = ("fractional",)
 AGAIN = """
@@ -61,7 +61,7 @@ class Children:
 @pytest.mark.soak
 def test_another_process_finds_everything_compiled(fresh):
     with progress.record() as phases:
-        compile_ahead(FAMILIES)
+        compile_kernels(FAMILIES)
     assert [(one.name, one.done, one.of) for one in phases] == [("kernels", 2, "kinds")]
     assert len(list(fresh.glob("*.whole"))) == 2
     for share in (*FAMILIES, TARGETS):
@@ -72,12 +72,12 @@ def test_another_process_finds_everything_compiled(fresh):
 def test_it_is_done_once(fresh, monkeypatch):
     children = Children()
     monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
-    compile_ahead(("calendar", "volatility"))
+    compile_kernels(("calendar", "volatility"))
     assert sorted(children.requested) == ["calendar", TARGETS, "volatility"] and children.started == 2
     assert children.requested.index("volatility") < children.requested.index("calendar"), (
         "the longest is to begin first"
     )
-    compile_ahead(("calendar", "volatility"))
+    compile_kernels(("calendar", "volatility"))
     assert len(children.requested) == 3
 
 
@@ -91,14 +91,14 @@ def test_who_waited_for_another_process_finds_nothing_left(fresh, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     monkeypatch.setattr(warm_kernels, "file_lock", waited)
     with progress.record() as phases:
-        compile_ahead(FAMILIES)
+        compile_kernels(FAMILIES)
     assert not warm_kernels.WorkerProcess.started and not phases
 
 
 def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatch, caplog):
     children = Children(fails="calendar")
     monkeypatch.setattr(warm_kernels, "WorkerProcess", children)
-    compile_ahead(("calendar", "volatility"))
+    compile_kernels(("calendar", "volatility"))
     assert "calendar could not be compiled ahead" in caplog.text and "died" in caplog.text
     assert sorted(path.name.split("-")[0] for path in fresh.glob("*.whole")) == [TARGETS, "volatility"]
 
@@ -107,15 +107,15 @@ def test_a_share_that_fails_is_said_and_left_to_the_first_call(fresh, monkeypatc
 def test_nothing_is_started_where_nothing_is_to_be_gained(cores, families, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
     monkeypatch.setattr(warm_kernels, "cores", lambda: cores)
-    compile_ahead(families)
+    compile_kernels(families)
     assert not warm_kernels.WorkerProcess.started
 
 
 def test_a_mark_is_of_one_numba_and_one_processor(fresh, monkeypatch):
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children())
-    compile_ahead(("calendar",))
+    compile_kernels(("calendar",))
     monkeypatch.setattr(warm_kernels, "get_host_cpu_name", lambda: "another")
-    compile_ahead(("calendar",))
+    compile_kernels(("calendar",))
     assert len(warm_kernels.WorkerProcess.requested) == 4
 
 
@@ -126,7 +126,7 @@ def test_who_stops_it_does_not_wait_for_what_is_left(monkeypatch):
 
     monkeypatch.setattr(warm_kernels, "WorkerProcess", Children(seconds=0.05))
     with pytest.raises(KeyboardInterrupt), progress.watch(stop):
-        compile_ahead(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
+        compile_kernels(("momentum", "volatility", "volume", "regime", "calendar", "entropy"))
     assert (
         len(warm_kernels.WorkerProcess.requested) <= 4
     )  # two had begun when the first was done, and may have taken one more

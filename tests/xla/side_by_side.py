@@ -29,16 +29,16 @@ class Rows:
 
     def __post_init__(self):
         draw = torch.Generator().manual_seed(1)
-        self.inputs = {name: self.device.place(x) for name, x in self.case.inputs(self.rows).items()}
+        self.inputs = {name: self.device.to_device(x) for name, x in self.case.inputs(self.rows).items()}
         task = self.case.task
         shape = (self.rows, task.steps, task.count(6)) if isinstance(task, Forecast) else (self.rows,)
         target = torch.randn(shape, generator=draw)
         if not isinstance(task, Forecast):
             target = torch.randint(0, 3, shape, generator=draw)
-        self.target, self.weight = map(self.device.place, (target, torch.rand(self.rows, generator=draw)))
+        self.target, self.weight = map(self.device.to_device, (target, torch.rand(self.rows, generator=draw)))
 
     def __call__(self, positions) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        at = self.device.place(torch.from_numpy(positions))
+        at = self.device.to_device(torch.from_numpy(positions))
         inputs = {name: x.index_select(0, at) for name, x in self.inputs.items()}
         return inputs, self.target.index_select(0, at), self.weight.index_select(0, at)
 

@@ -43,14 +43,14 @@ def instructions(*outputs: torch.Tensor) -> int:
 @pytest.fixture
 def counted(monkeypatch) -> dict[str, list[int]]:
     """Program -> its instructions at each hand-over."""
-    counts, flush = {}, Xla.flush
+    counts, flush = {}, Xla.mark_step
 
     def counting(device, program, inputs=(), outputs=()):
         if outputs:
             counts.setdefault(program, []).append(instructions(*outputs))
         flush(device, program, inputs, outputs)
 
-    monkeypatch.setattr(Xla, "flush", counting)
+    monkeypatch.setattr(Xla, "mark_step", counting)
     return counts
 
 
@@ -58,7 +58,7 @@ def rows_of(device) -> tuple[torch.Tensor, ...]:
     """x_BTF, classes and weights of one batch, on the device."""
     rng = np.random.default_rng(0)
     x, y = torch.from_numpy(rng.normal(size=(BATCH, LOOKBACK, CHANNELS)).astype("f")), torch.arange(BATCH) % 3
-    return tuple(map(device.place, (x, y, torch.ones(BATCH))))
+    return tuple(map(device.to_device, (x, y, torch.ones(BATCH))))
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_the_bound_would_see_an_lstm_that_is_written_out_step_by_step():
     """Traced, forward and backward, and never compiled: that takes minutes."""
     device, sizes = device_of("xla"), {}
     for kind in (LSTM, Unrolled):
-        network, batch = device.place(kind(CHANNELS, LOOKBACK, 3, LSTM.Spec())), rows_of(device)
+        network, batch = device.to_device(kind(CHANNELS, LOOKBACK, 3, LSTM.Spec())), rows_of(device)
         _loss(network, batch)[0].backward()
         sizes[kind] = instructions(*(parameter.grad for parameter in network.parameters()))
     assert sizes[LSTM] < MOST["lstm"] < sizes[Unrolled] / 5

@@ -15,12 +15,12 @@ ROWS = 16
 def gradients(case, kind: str):
     """Loss of 16 rows and each parameter's gradient, without dropout."""
     device = device_of(kind)
-    network, rows = device.place(case.build(dropout=0.0)), Rows(case, device, ROWS)
+    network, rows = device.to_device(case.build(dropout=0.0)), Rows(case, device, ROWS)
     network.train()
     total, weight = rows.loss(network, rows(np.arange(ROWS)))
     loss = total / weight
     loss.backward()
-    device.flush("train")
+    device.mark_step("train")
     return loss.item(), {name: p.grad.cpu() for name, p in network.named_parameters()}
 
 

@@ -28,7 +28,7 @@ def trained(name: str, kind: str, accumulate: int = 1) -> dict:
     def spread(positions):
         inputs, target, weight = rows(positions)
         names, parts = zip(*inputs.items(), strict=True)
-        *parts, target, weight = device.spread((*parts, target, weight))
+        *parts, target, weight = device.shard((*parts, target, weight))
         return dict(zip(names, parts, strict=True)), target, weight
 
     spec = TrainSpec(epochs=3, batch=16, accumulate=accumulate, lr=1e-3)
@@ -38,7 +38,7 @@ def trained(name: str, kind: str, accumulate: int = 1) -> dict:
         "losses": [row["train_loss"] for row in result.history],
         "weights": torch.cat([p.detach().cpu().flatten() for p in network.parameters()]).tolist(),
         "compiles": result.compiles,
-        "complaints": device.watchdog.complaints,
+        "complaints": device.recompiles.complaints,
     }
 
 

@@ -13,13 +13,13 @@ from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.storage.state import decode_state, encode_state
-from ml_factory.training.batches import Feed
+from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.evaluate import mean_loss
 from ml_factory.training.loop import fit
 from ml_factory.training.losses import weighted_mse
 from ml_factory.training.spec import TrainSpec
-from ml_factory.training.state import Run
+from ml_factory.training.state import TrainingRun
 from ml_factory.training.step import take_step
 from tests.models.cases import SMALL
 from tests.training.test_state import Kept, flat, small, weighted
@@ -65,7 +65,7 @@ def trained(kind: str, spec: dict, loss=weighted, dropout: float = 0.0, **more):
     network, batch, _ = small(dropout)
 
     def there(positions):
-        return tuple(device.place(part) for part in batch(positions))
+        return tuple(device.to_device(part) for part in batch(positions))
 
     chosen = TrainSpec(**{"epochs": 6, "batch": 16, "threads": 1, **spec})
     result = fit(network, 48, there, loss, chosen, device, identity=IDENTITY, **more)
@@ -75,7 +75,7 @@ def trained(kind: str, spec: dict, loss=weighted, dropout: float = 0.0, **more):
 def test_a_whole_schedule_from_warm_up_to_zero_is_two_programs():
     """150 steps to a rate of almost 0, with averaged weights; numbers that become 0 or 1 make no program."""
     weights, result, device = trained("xla", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
-    assert result.compiles["train"] <= 2 and device.watchdog.complaints == []
+    assert result.compiles["train"] <= 2 and device.recompiles.complaints == []
     expected, _, _ = trained("cpu", {"epochs": 50, "warmup": 0.5, "ema": 0.99})
     assert (weights - expected).norm() <= 1e-4 * expected.norm()
 
@@ -85,14 +85,14 @@ def test_the_step_counter_crosses_36300_without_a_program(first):
     """The square's correction becomes 1 at step 15,935 in float32, at 36,301 to 36,314 in a double, by its formula."""
     device = device_of("xla")
     network, batch, _ = small()
-    run = Run(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
+    run = TrainingRun(network.to("xla"), 48, TrainSpec(batch=16, epochs=20_000), device, IDENTITY)
     run.step = first
     run.clear_totals()
     for step in range(25):
-        take_step(run, lambda rows: tuple(map(device.place, batch(rows))), weighted)
+        take_step(run, lambda rows: tuple(map(device.to_device, batch(rows))), weighted)
         if step == 2:
-            device.watchdog.settle()  # from here on each program too many is told
-    assert device.watchdog.counts["train"] <= 2 and not device.watchdog.complaints
+            device.recompiles.end_first_cycle()  # from here on each program too many is told
+    assert device.recompiles.counts["train"] <= 2 and not device.recompiles.complaints
     assert run.step == first + 25 == int(run.flag[1])
 
 
@@ -112,7 +112,7 @@ def test_a_fold_of_another_length_is_the_same_program():
 
 def test_parts_are_one_program_more():
     weights, result, device = trained("xla", {"accumulate": 4})
-    assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.watchdog.complaints
+    assert result.compiles["accumulate"] <= 2 and result.compiles["train"] <= 2 and not device.recompiles.complaints
     expected, _, _ = trained("cpu", {})
     assert (weights - expected).norm() <= 1e-5 * expected.norm()
 
@@ -122,8 +122,8 @@ def test_dropout_keeps_the_right_share_and_follows_the_seed():
     with pinned(device):
         for seed in (7, 7, 8):
             device.seed_step(seed)
-            kept = layer(device.place(torch.ones(200, 200)))
-            device.flush("train")
+            kept = layer(device.to_device(torch.ones(200, 200)))
+            device.mark_step("train")
             drawn.append(kept.cpu())
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
     share = (drawn[0] > 0).float().mean().item()
@@ -169,7 +169,7 @@ def test_a_run_goes_on_on_another_device(first, second):
         trained(first, {"save_seconds": 0.0}, killing, checkpoints=kept)
     before = kept.load()["state"]
     device = device_of(second)
-    run = Run(device.place(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
+    run = TrainingRun(device.to_device(small()[0]), 48, TrainSpec(epochs=6, batch=16), device, IDENTITY)
     run.restore(before)
     after = decode_state(encode_state(run.state()))
     for part in ("network", "optimizer", "totals", "step", "micro"):
@@ -177,7 +177,7 @@ def test_a_run_goes_on_on_another_device(first, second):
     weights, result, _ = trained(second, {}, checkpoints=kept)
     expected, whole, _ = trained("cpu", {})
     assert result.resumed_step == 8 and not result.exact
-    assert any(why.startswith("device: began with") for why in result.inexact)
+    assert any(why.startswith("device: began with") for why in result.nondeterminism)
     assert (weights - expected).norm() <= 1e-5 * expected.norm()
     assert result.history[-1]["train_loss"] == pytest.approx(whole.history[-1]["train_loss"], rel=1e-5)
 
@@ -190,11 +190,11 @@ def test_the_watchdog_names_a_shape_that_changed(caplog):
     def there(positions):
         sizes.append(1)
         parts = batch(positions[:9] if len(sizes) == 15 else positions)
-        return tuple(map(device.place, parts))
+        return tuple(map(device.to_device, parts))
 
     fit(network, 48, there, weighted, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
-    assert len(device.watchdog.complaints) == 1
-    assert "float32[16, 3] became float32[9, 3]" in device.watchdog.complaints[0]
+    assert len(device.recompiles.complaints) == 1
+    assert "float32[16, 3] became float32[9, 3]" in device.recompiles.complaints[0]
     assert "Compiled in mid-run: train was compiled again" in caplog.text
 
 
@@ -209,10 +209,10 @@ def test_the_watchdog_shows_a_number_that_became_part_of_the_program():
         return total * (0.5 if len(calls) < 10 else 1.0), weight
 
     def there(positions):
-        return tuple(map(device.place, batch(positions)))
+        return tuple(map(device.to_device, batch(positions)))
 
     fit(network, 48, there, scaled, TrainSpec(epochs=6, batch=16), device, identity=IDENTITY)
-    first, *rest = device.watchdog.complaints
+    first, *rest = device.recompiles.complaints
     assert "no shape changed, so a Python number is part of the program" in first
     assert rest and "the program train now holds:" in rest[0]
 
@@ -250,7 +250,7 @@ def test_windows_are_gathered_on_the_device():
     rng = np.random.default_rng(0)
     x_NF = rng.normal(size=(40, F)).astype(np.float32)
     windows = Windows(x_NF, np.arange(4, 40), 5)
-    feed, at = Feed(device, [windows, np.arange(36.0, dtype=np.float32)]), np.array([35, 0, 7])
+    feed, at = BatchLoader(device, [windows, np.arange(36.0, dtype=np.float32)]), np.array([35, 0, 7])
     x_BTF, column_B = feed(at)
     assert feed.resident and x_BTF.device.type == "xla"
     np.testing.assert_array_equal(x_BTF.cpu(), windows[at])
@@ -267,9 +267,9 @@ def test_padded_and_masked_evaluation_is_the_mean_over_all_rows():
 
     with torch.no_grad():
         error = (network(torch.from_numpy(x)).numpy()[:, 0] - y[:, 0, 0]) ** 2
-    found = mean_loss(network, Feed(device, [x, y, np.abs(w)]), loss, device, 4)
+    found = mean_loss(network, BatchLoader(device, [x, y, np.abs(w)]), loss, device, 4)
     assert found == pytest.approx(np.average(error, weights=np.abs(w)), rel=1e-6)
-    assert device.watchdog.counts["evaluate"] <= 2
+    assert device.recompiles.counts["evaluate"] <= 2
 
 
 def test_a_cpu_training_first_does_not_break_xla():
