@@ -40,8 +40,8 @@ from benchmarks.twins import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.datasets.scaling import IQR_OF_NORMAL, RobustScaler
-from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features, column_names
+from ml_factory.settings import DataSpec
 
 SIDES = ("prepare", "polars", "pandas")
 PARTS = ("compare", "every", "peak", "growth")

@@ -18,11 +18,11 @@ from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import plots
 from ml_factory.evaluation.metrics_table import MetricsTable
-from ml_factory.experiment import run_spec
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
+from ml_factory.settings import run_spec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
 from ml_factory.storage.locks import process_rank
@@ -70,8 +70,8 @@ from ml_factory.workflows.open_run import (
     find_or_open_run,
     load_certified,
     open_training,
-    training_setup,
     settings_of_each,
+    training_setup,
     weight_settings,
 )
 from ml_factory.workflows.plan import PlanResult, plan_models

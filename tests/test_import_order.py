@@ -55,7 +55,7 @@ evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics 
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.report
 ensemble.out_of_fold ensemble.stacking
-provenance experiment
+provenance settings run_folder
 inference.bundle inference.predict
 workflows.dataset workflows.split_times workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect workflows.load

@@ -19,7 +19,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import CURRENT
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError, WorkspaceError
 from ml_factory.evaluation.baselines import BASELINES
-from ml_factory.experiment import DataSpec, QuickLimits
+from ml_factory.settings import DataSpec, QuickLimits
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec

@@ -13,7 +13,7 @@ import pytest
 
 from ml_factory import pipeline, provenance
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.storage.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -212,11 +212,11 @@ def test_the_same_machine_is_not_marked(prepared, tmp_path):
 
 
 def test_another_library_is_named(often, monkeypatch):
-    from ml_factory import experiment
+    from ml_factory import run_folder
 
-    version = experiment._version
+    version = run_folder._version
     train(often, 2)
-    monkeypatch.setattr(experiment, "_version", lambda name: "9.9" if name == "numpy" else version(name))
+    monkeypatch.setattr(run_folder, "_version", lambda name: "9.9" if name == "numpy" else version(name))
     result, (line,) = train(often)
     assert result.inexact_because == [f"numpy: began with {version('numpy')}, now 9.9"] and not result.exact
     assert "numpy: began with" in line

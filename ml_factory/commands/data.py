@@ -32,7 +32,7 @@ from ml_factory.lazy_module import LazyModule
 pipeline = LazyModule("ml_factory.pipeline")
 bars_of, contracts = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
 features_of, labels_of = LazyModule("ml_factory.features.build"), LazyModule("ml_factory.targets.labels")
-experiment = LazyModule("ml_factory.experiment")
+settings_of_data = LazyModule("ml_factory.settings")
 
 
 def prepare(
@@ -80,7 +80,7 @@ def prepare(
         features = features_of.FeatureSpec(bars=by, bar_size=bar_size, spans=span)
         bets = {"primary": primary, "primary_least": primary_least, "against": against}
         labels = labels_of.LabelSpec(kind=target, session_end="span" if span else "session", **bets)
-        settings = experiment.DataSpec(bars=bars, features=features, calendar=calendar, tick=tick, labels=labels)
+        settings = settings_of_data.DataSpec(bars=bars, features=features, calendar=calendar, tick=tick, labels=labels)
         rolled = roll_of(roll, adjust, roll_at, roll_first, roll_months, expiry)
         result = pipeline.prepare(
             place, symbol, horizons, data=data, settings=settings, roll=rolled, searched=searched or ()

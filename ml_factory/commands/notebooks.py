@@ -33,7 +33,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.suite import find_notebook, run_notebook, run_suite
 
 pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
-experiment = LazyModule("ml_factory.experiment")
+settings_of_data = LazyModule("ml_factory.settings")
 
 
 def run(
@@ -80,7 +80,7 @@ def suite(
                 minutes=minutes, stamp=stamp.value, zone=zone, decimal=decimal, strict=strict, skip_bad=skip_bad,
                 columns=columns_of(columns),
             )  # fmt: skip
-            settings = experiment.DataSpec(bars=spec)
+            settings = settings_of_data.DataSpec(bars=spec)
             pipeline.prepare(place, symbol, (horizon,), data=data, settings=settings)
     given = {"SYMBOL": symbol, "HORIZON": str(horizon), "SEED": str(seed), "QUICK": str(quick), "FRESH": str(fresh)}
     seconds = {}

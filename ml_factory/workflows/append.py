@@ -19,12 +19,12 @@ from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import NotPreparedError
-from ml_factory.experiment import DATA_PACKAGES, DataSpec
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
 from ml_factory.provenance import source_hash
+from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 

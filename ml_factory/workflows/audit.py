@@ -15,7 +15,6 @@ from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation import data_plots
-from ml_factory.experiment import RunSpec, open_run, run_spec
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import place_of, trainings_of
 from ml_factory.leakage.fitted import leaks_of_fitted
@@ -28,6 +27,8 @@ from ml_factory.models.base import environment
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
 from ml_factory.provenance import closure, source_hash, source_hashes
+from ml_factory.run_folder import open_run
+from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import (

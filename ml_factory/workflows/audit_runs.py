@@ -20,7 +20,6 @@ from ml_factory.ensemble.out_of_fold import inner_validation
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import ClockBaseline, session_clock
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.experiment import RunSpec, open_checkpoints, open_run, run_spec
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
     difference,
@@ -34,6 +33,8 @@ from ml_factory.leakage.fitted import rows_that_break_the_rule
 from ml_factory.leakage.pipeline_under_test import Split
 from ml_factory.leakage.reference_baselines import among_classes, last_move_shares, mean_log_loss, prior_shares
 from ml_factory.leakage.tables import Leak
+from ml_factory.run_folder import open_checkpoints, open_run
+from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.splits import SplitSpec, holdout

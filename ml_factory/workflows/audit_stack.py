@@ -8,9 +8,10 @@ import pandas as pd
 
 from ml_factory.data.io import write_bars
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.experiment import open_run, run_spec
 from ml_factory.leakage.artifact_comparison import difference, differences_of_frame, differences_of_state
 from ml_factory.leakage.tables import ROWS, Leak
+from ml_factory.run_folder import open_run
+from ml_factory.settings import run_spec
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.audit_runs import (
     BLIND,

@@ -14,7 +14,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import WorkspaceError
-from ml_factory.experiment import machine_with
+from ml_factory.run_folder import machine_with
 from ml_factory.storage.atomic_files import is_file, read_json, write_json
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search import search_barriers

@@ -17,8 +17,9 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.seeding import derive_seed
+from ml_factory.settings import RunSpec
 from ml_factory.storage.atomic_files import write_bytes_atomic
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchSpec

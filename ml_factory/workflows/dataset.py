@@ -35,12 +35,12 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.evaluation.verdict import ModelVerdict, missing_classes, model_verdict, row_gains
-from ml_factory.experiment import QuickLimits
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.base import Estimator
 from ml_factory.models.clock_offset import TIMES
 from ml_factory.models.registry import spec_of
 from ml_factory.models.tabular_data import BinnedData
+from ml_factory.settings import QuickLimits
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.labels import classes_of, expected_classes, kind_asked
 from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights

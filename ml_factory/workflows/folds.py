@@ -11,11 +11,12 @@ from ml_factory.datasets.preprocessing import Fitted
 from ml_factory.ensemble.out_of_fold import FoldFit, fold_forecasts, merge_forecasts
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.experiment import RunSpec, machine
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular_data import BinnedData
+from ml_factory.run_folder import machine
 from ml_factory.seeding import derive_seed
+from ml_factory.settings import RunSpec
 from ml_factory.storage.atomic_files import is_file
 from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.state import load_state, save_state

@@ -11,7 +11,7 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import DataSpec
+from ml_factory.settings import DataSpec
 from ml_factory.storage.atomic_files import is_file, names_in, read_file
 from ml_factory.targets.barrier_search import fingerprint_of_bars
 from ml_factory.targets.barrier_search_spec import SearchedLabels

@@ -12,11 +12,11 @@ from ml_factory.data.resample import asof_rows
 from ml_factory.data.sessions import MarketSpec, sessions_of
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_plots
-from ml_factory.experiment import certified_code
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.certificate import Certificate, required
+from ml_factory.settings import certified_code
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.append import STREAM_BARS
 from ml_factory.workflows.prove import settings_of

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import Run, RunSpec, open_run, run_spec
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import own_settings, spec_of
+from ml_factory.run_folder import Run, open_run
+from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec

@@ -15,8 +15,9 @@ from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.session import hours_expected
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.errors import SettingsError, did_you_mean
-from ml_factory.experiment import QuickLimits, Run, open_checkpoints, open_run, run_spec
 from ml_factory.models.registry import build_model, spec_of
+from ml_factory.run_folder import Run, open_checkpoints, open_run
+from ml_factory.settings import QuickLimits, run_spec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import cache_folder, fingerprint
 from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes

@@ -18,12 +18,12 @@ from ml_factory.errors import CheckpointError, FactoryError, NotPreparedError, S
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict
-from ml_factory.experiment import DATA_PACKAGES
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.provenance import source_hash
+from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
 from ml_factory.storage.file_access import UnresponsiveMountError

@@ -22,11 +22,11 @@ from ml_factory.datasets.store import Store
 from ml_factory.datasets.store_writer import StoreWriter
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
-from ml_factory.experiment import DATA_PACKAGES, DataSpec
 from ml_factory.features.build import FeatureSpec, build_features, column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
 from ml_factory.provenance import source_hash
+from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars

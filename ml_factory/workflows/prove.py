@@ -11,7 +11,6 @@ import pandas as pd
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
-from ml_factory.experiment import DataSpec, certified_code
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
@@ -33,6 +32,7 @@ from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
 from ml_factory.provenance import source_hash
+from ml_factory.settings import DataSpec, certified_code
 from ml_factory.storage.atomic_files import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec

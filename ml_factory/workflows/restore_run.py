@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import NotPreparedError
-from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.settings import RunSpec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.tracking.log_upload import is_log_complete

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.experiment import DATA_PACKAGES, Run, RunSpec, machine, open_checkpoints
 from ml_factory.models.base import differences
 from ml_factory.provenance import changed
+from ml_factory.run_folder import Run, machine, open_checkpoints
+from ml_factory.settings import DATA_PACKAGES, RunSpec
 from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json
 from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace

@@ -9,10 +9,11 @@ from ml_factory.argument_checks import check_seed
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
-from ml_factory.experiment import QuickLimits, Run, RunSpec, open_checkpoints
 from ml_factory.inference.bundle import library_versions
 from ml_factory.models.base import union
 from ml_factory.models.registry import build_model, spec_of
+from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.settings import QuickLimits, RunSpec
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace

@@ -11,12 +11,13 @@ from ml_factory.checkpoints.manager import PhaseCheckpoints
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics, restrict_classes
-from ml_factory.experiment import QuickLimits, Run, RunSpec, machine, open_checkpoints
 from ml_factory.inference.bundle import Bundle, library_versions
 from ml_factory.models.base import Estimator, FitResult, union
 from ml_factory.models.importances import importance_table
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
+from ml_factory.run_folder import Run, machine, open_checkpoints
+from ml_factory.settings import QuickLimits, RunSpec
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec

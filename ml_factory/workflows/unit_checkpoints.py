@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager, PhaseCheckpoints
-from ml_factory.experiment import Run
 from ml_factory.models.base import FitResult, differences, union
+from ml_factory.run_folder import Run
 
 PROVENANCE_KEY = "carried"
 FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts of a run leave in its folder
@@ -15,7 +15,7 @@ FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts o
 class UnitCheckpoints:
     """A phase of checkpoints for one unit: the same `due`, `load` and `save`, and a mark that travels.
 
-    here : this machine, as `experiment.machine` tells it.  reached : state -> how far it is, in words.
+    here : this machine, as `run_folder.machine` tells it.  reached : state -> how far it is, in words.
     elsewhere : how machines that did a part of the unit differ from one another; once continued elsewhere, always so.
     metrics : those of the checkpoint that was found, {} before `load` and where there was none.
     trained_on : what the model is for, as of `Estimator.trained_on`, for whoever finds the checkpoint alone.

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ml_factory import doctor, experiment
+from ml_factory import doctor, run_folder
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.experiment import Run, RunSpec, open_run
+from ml_factory.run_folder import Run, open_run
+from ml_factory.settings import RunSpec
 from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.file_access import UnresponsiveMountError
@@ -27,7 +28,7 @@ def silent(mount, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 2.0)
     monkeypatch.setattr(file_access, "AGAIN", 0.5)
-    monkeypatch.setattr(experiment, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
+    monkeypatch.setattr(run_folder, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("ML_FACTORY_WANDB", raising=False)
     drive = mount()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.storage import compile_cache, file_access
 from ml_factory.storage.mount_table import mount_of
 

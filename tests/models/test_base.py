@@ -48,4 +48,4 @@ def test_each_difference_of_machines_is_a_sentence():
     here = base.environment(threads=1, torch="2.13")
     assert base.differences(here, dict(here)) == ()
     assert base.differences({**here, "threads": 2}, here) == ("threads: began with 2, now 1",)
-    assert base.merged(["a"], ["b", "a"]) == ["a", "b"]
+    assert base.union(["a"], ["b", "a"]) == ["a", "b"]

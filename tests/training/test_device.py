@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import Run, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.storage import compile_cache
 from ml_factory.training.device import Cuda, Device, Xla, pick, pinned
 from ml_factory.training.spec import TrainSpec

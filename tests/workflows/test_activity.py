@@ -11,8 +11,8 @@ from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
-from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureSpec
+from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 

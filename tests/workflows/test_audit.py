@@ -14,7 +14,6 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError, SettingsError
-from ml_factory.experiment import DataSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
@@ -22,10 +21,11 @@ from ml_factory.leakage.certificate import place_of, read_certificate
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak
+from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.prove import words_of
+from ml_factory.workflows.prove import certificate_words
 
 SMALL = {"rounds": 5, "depth": 2, "threads": 1}
 
@@ -98,7 +98,7 @@ def test_the_full_form_is_found_again_and_drawn(prepared):
     assert len(found.plot().axes[0].lines) == 51
     again = pipeline.audit(prepared, "DEMO")
     assert again.reused and again.form == found.form
-    assert words_of(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
+    assert certificate_words(Store.current(prepared.processed("DEMO")), 5) == "full, 50 cuts"
 
 
 def test_appended_bars_need_only_their_part_proved(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory import experiment, pipeline
+from ml_factory import pipeline, settings
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.leakage.spec import QUICK
@@ -147,28 +147,28 @@ def test_check_artefacts_of_stored_labels_of_other_bars_names_them(prepared, mon
 
 
 def test_certified_code_covers_what_preparing_training_and_judging_import():
-    entries = [name for names in experiment.TASKS.values() for name in names]
+    entries = [name for names in settings.TASKS.values() for name in names]
     used = set(
         closure(
             [*entries, "workflows/prepare.py", "workflows/predict.py", "workflows/cross_validate.py", "pipeline.py"]
         )
     )
-    covered = set(package_files(experiment.CERTIFIED_PACKAGES))
-    left = {path.relative_to(experiment.closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
+    covered = set(package_files(settings.CERTIFIED_PACKAGES))
+    left = {path.relative_to(settings.closure.__globals__["PACKAGE"]).as_posix() for path in used - covered}
     assert left <= {"secrets.py", "errors.py", "progress.py"}
 
 
 def test_certified_code_changes_with_a_room_and_not_with_a_picture(monkeypatch):
-    before = experiment.certified_code()
-    assert {"workflows", "ensemble", "evaluation", "training", "models"} <= set(experiment.CERTIFIED_PACKAGES)
-    real = experiment.source_hash.__globals__["code_hash"]
+    before = settings.certified_code()
+    assert {"workflows", "ensemble", "evaluation", "training", "models"} <= set(settings.CERTIFIED_PACKAGES)
+    real = settings.source_hash.__globals__["code_hash"]
 
     def edited(name):
         def hashed(path):
             return "other" if path.as_posix().endswith(name) else real(path)
 
-        monkeypatch.setitem(experiment.source_hash.__globals__, "code_hash", hashed)
-        return experiment.certified_code()
+        monkeypatch.setitem(settings.source_hash.__globals__, "code_hash", hashed)
+        return settings.certified_code()
 
     assert edited("evaluation/plots.py") == before
     for name in ("workflows/train.py", "ensemble/stacking.py", "evaluation/baselines.py", "leakage/proof.py"):

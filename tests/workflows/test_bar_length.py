@@ -17,12 +17,12 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, FactoryError, SettingsError
-from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.notebook_parameters import check_parameters, notebook_parameters
+from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 

@@ -3,7 +3,8 @@
 import pytest
 
 from ml_factory.checkpoints.slot_pool import Pool
-from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.settings import RunSpec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import restore_run

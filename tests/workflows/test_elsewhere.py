@@ -2,7 +2,7 @@
 
 import pytest
 
-from ml_factory import experiment, pipeline
+from ml_factory import pipeline, run_folder
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.storage.workspace import Workspace
@@ -30,7 +30,7 @@ def test_folds_continued_with_other_threads_are_marked(workspace, monkeypatch):
 
     weigh = folds.sample_weights_of
     with monkeypatch.context() as patch:
-        patch.setattr(experiment, "cores", lambda: 64)
+        patch.setattr(run_folder, "cores", lambda: 64)
         patch.setattr(folds, "sample_weights_of", killed_in_the_second_fold)
         with pytest.raises(KeyboardInterrupt):
             pipeline.cross_validate(workspace, "MES", 10, "xgboost", folds=2, model_settings=SMALL)

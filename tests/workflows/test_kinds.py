@@ -11,7 +11,7 @@ from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import DataSpec
+from ml_factory.settings import DataSpec
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.fixed_horizon import direction
 from ml_factory.targets.labels import KINDS, LabelSpec

@@ -13,10 +13,10 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.metrics import restrict_classes
-from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import ProofSpec, prove
+from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import make_labels, primary_rule
 from ml_factory.targets.labels import LabelSpec, classes_of

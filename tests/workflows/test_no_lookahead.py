@@ -13,8 +13,9 @@ from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.calibration import Calibration
-from ml_factory.experiment import open_run, run_spec
 from ml_factory.models.registry import build_model
+from ml_factory.run_folder import open_run
+from ml_factory.settings import run_spec
 from ml_factory.storage.state import encode_state
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import dataset, fold_schemes, folds, predict, stack

@@ -5,7 +5,8 @@ import pytest
 from ml_factory import pipeline
 from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import open_checkpoints, open_run, run_spec
+from ml_factory.run_folder import open_checkpoints, open_run
+from ml_factory.settings import run_spec
 from ml_factory.workflows import plan as plan_module
 from ml_factory.workflows import warm_up
 from ml_factory.workflows.load import load_dataset

@@ -18,8 +18,8 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets import incremental_quantiles, memmap
 from ml_factory.datasets.store import Store
 from ml_factory.errors import BarsError, WorkspaceError
-from ml_factory.experiment import DataSpec
 from ml_factory.leakage.progress_file import ProofProgress
+from ml_factory.settings import DataSpec
 from ml_factory.storage import atomic_files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module

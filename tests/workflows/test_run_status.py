@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import experiment, provenance
-from ml_factory.experiment import Run, RunSpec, open_checkpoints
+from ml_factory import provenance, run_folder
+from ml_factory.run_folder import Run, open_checkpoints
+from ml_factory.settings import RunSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.run_status import format_run_status
 
@@ -111,7 +112,7 @@ def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
             assert f"{before.run_id} was begun with other code ({source} changed)" in said
             assert f"git checkout {version - 1:012}" in said and "Starts anew beside it" in said
             assert ("prepare there first" in said) == source.startswith("features")
-        monkeypatch.setattr(experiment, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
+        monkeypatch.setattr(run_folder, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
         before = run_of(workspace, now)
         before.begin(now)
 

@@ -18,8 +18,8 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import DataSpec
 from ml_factory.features.build import FeatureSpec
+from ml_factory.settings import DataSpec
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets import barrier_search

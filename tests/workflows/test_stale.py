@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory import experiment, pipeline, provenance
+from ml_factory import pipeline, provenance, settings
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import QuickLimits, RunSpec, run_spec
 from ml_factory.provenance import changed
+from ml_factory.settings import QuickLimits, RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
 
 SPEC = RunSpec("MES", 10, "lightgbm", "train", 0, False, "0" * 64, (("rounds", 20),))
@@ -94,7 +94,7 @@ def test_a_comment_or_a_docstring_is_not(copied):
 def test_other_limits_are_another_quick_run(monkeypatch):
     quick = replace(SPEC, quick=True)
     full_id, quick_id = SPEC.run_id, quick.run_id
-    monkeypatch.setattr(experiment, "QuickLimits", lambda: replace(QuickLimits(), train_rows=17))
+    monkeypatch.setattr(settings, "QuickLimits", lambda: replace(QuickLimits(), train_rows=17))
     assert quick.run_id != quick_id and SPEC.run_id == full_id
 
 

@@ -10,18 +10,10 @@ from ml_factory import provenance
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
 from ml_factory.data.validation import BarSpec
 from ml_factory.errors import SettingsError
-from ml_factory.experiment import (
-    DataSpec,
-    QuickLimits,
-    RunSpec,
-    machine,
-    open_checkpoints,
-    open_run,
-    run_spec,
-    save_minutes_from_environment,
-)
 from ml_factory.features.build import FeatureSpec
 from ml_factory.provenance import source_hash
+from ml_factory.run_folder import machine, open_checkpoints, open_run, save_minutes_from_environment
+from ml_factory.settings import DataSpec, QuickLimits, RunSpec, run_spec
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec

@@ -1,0 +1,140 @@
+"""The folder of a run under results/SYMBOL: its record, its attempts and its checkpoints."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.checkpoints.session import Session
+from ml_factory.cpu_count import cores
+from ml_factory.errors import SettingsError
+from ml_factory.models.base import environment
+from ml_factory.models.registry import spec_of
+from ml_factory.provenance import commit
+from ml_factory.settings import RunSpec
+from ml_factory.storage.atomic_files import is_file, is_folder, write_json
+from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache
+from ml_factory.storage.workspace import push_checkpoints
+
+LIBRARIES = ("numpy", "pandas", "scipy")
+
+
+def machine(spec: RunSpec) -> dict:
+    """What the bits of this run depend on besides data, settings and code: where they differ, they may differ."""
+    networks = [name for name in spec.models if spec_of(name).windowed]
+    used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
+    settings = dict(spec.settings)
+    graphics = {"gpu": _graphics()} if any(spec_of(name).on_graphics(settings) for name in spec.models) else {}
+    return machine_with(used, settings.get("threads") or cores()) | graphics
+
+
+def machine_with(libraries: Iterable[str], threads: int) -> dict:
+    """The processor, threads, Python, and the versions of numpy, pandas, scipy and of those libraries that are here."""
+    versions = {name: _version(name) for name in sorted({*LIBRARIES, *libraries})}
+    there = {name: version for name, version in versions.items() if version}
+    return environment(threads=threads, python=platform.python_version(), **there)
+
+
+def _graphics() -> str:
+    """The names of NVIDIA's cards here, as the driver tells them; "none"."""
+    texts = [
+        path.read_text(errors="replace") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    ]
+    names = [line.split(":", 1)[1].strip() for text in texts for line in text.splitlines() if line.startswith("Model:")]
+    return ", ".join(names) or "none"
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def save_minutes_from_environment(usual: float = 30.0) -> float:
+    """Minutes between two checkpoints: `usual`, unless ML_FACTORY_SAVE_MINUTES says otherwise.
+
+    0 saves after every epoch or booster block: for a machine that may vanish at any moment, and for tests.
+    """
+    text = os.environ.get("ML_FACTORY_SAVE_MINUTES", "").strip()
+    try:
+        minutes = float(text) if text else usual
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < float("inf"):
+        raise SettingsError(
+            "The time between checkpoints cannot be used", where="ML_FACTORY_SAVE_MINUTES", got=repr(text),
+            wanted="minutes, 0 or more", next_step="set it to for example 10, or unset it",
+        )  # fmt: skip
+    return minutes
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt at a run: its id and its folder under results/{SYMBOL}."""
+
+    run_id: str
+    folder: Path
+
+    def begin(self, spec: RunSpec) -> None:
+        """Make the folder and write down the settings, this machine, the moment, the sources and their commit: only
+        when the settings have proved usable, and only the first time."""
+        record = self.folder / "run.json"
+        if not is_file(record):
+            begun = datetime.now(UTC).isoformat(timespec="microseconds")
+            made = {"run_id": self.run_id, "begun_at": begun, "environment": machine(spec)}
+            write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
+
+    def end(self) -> None:
+        """Mark it as finished, for whoever looks at the runs beside it."""
+        if not self.ended:
+            write_json(self.folder / "done.json", {"run_id": self.run_id})
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was reached before."""
+        return is_file(self.folder / "done.json")
+
+
+def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
+    """The newest attempt at this run, or with `fresh` a new one beside it; nothing is written before `begin`.
+
+    named : the very attempt, checked before.
+    """
+    parent = results / symbol
+    return Run(named, parent / named) if named else newest_attempt(parent, spec.run_id, fresh)
+
+
+def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
+    """The newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one beside it."""
+    attempt = 1
+    while is_folder(parent / _attempt(base, attempt + 1)):
+        attempt += 1
+    if fresh and is_folder(parent / _attempt(base, attempt)):
+        attempt += 1
+    return Run(_attempt(base, attempt), parent / _attempt(base, attempt))
+
+
+def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
+    """The checkpoints of this run, saved as often as the environment asks, and before this session ends."""
+    session = Session(folder.parent / "results" / "sessions")
+    # Where training/device.py keeps what a GPU's or TPU's compiler has made; only a network there asks for it.
+    os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
+
+    def saved() -> None:
+        session.record_alive()
+        upload_compile_cache(folder.parent)
+        push_checkpoints(folder.parent)
+
+    return CheckpointManager(
+        folder, auto_save_minutes=save_minutes_from_environment(), run=run.run_id, ending=session.ending,
+        mean_life_seconds=session.mean_life, on_saved=saved,
+    )  # fmt: skip
+
+
+def _attempt(base: str, attempt: int) -> str:
+    return base if attempt == 1 else f"{base}-{attempt}"
