@@ -25,8 +25,8 @@ checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.late
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
 tracking.wandb_sync tracking.tracker tracking.restore
 argument_checks
-data.holidays data.sessions data.report data.prefix_hash data.timestamp_parsing data.number_parsing
-data.market_scale data.gaps data.time_zone_check data.level_shifts data.spikes data.stale_prices data.tick_grid
+data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers
+data.gaps data.time_zone_check data.level_shifts
 data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append data.io data.synthetic
 data.bar_kernels data.resample data.bar_stream data.activity_bars
 features.vector_log features.rolling features.ewm features.rolling_moments features.engine features.momentum

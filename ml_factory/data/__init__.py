@@ -1,1 +1,1 @@
-"""What the market said."""
+"""Raw bars: reading, checking, calendars, futures rolls, resampling and synthetic markets."""

@@ -1,11 +1,11 @@
-"""Bars by activity instead of by the clock: volume, dollar and tick-imbalance bars (López de Prado 2018, chapter 2.3).
+"""Activity bars: volume, dollar and tick-imbalance bars (information-driven bars, López de Prado 2018, chapter 2.3).
 
-Made of one-minute bars, so a bar ends with the minute that reaches its threshold, is known when that minute is
-complete, and holds a little more than the threshold. What goes over is not carried on. Every session, hole and roll
-starts a new bar, and the one unfinished there is never emitted: no bar spans a night.
+They are made of one-minute bars. A bar ends with the minute that reaches its threshold, is known when that minute is
+complete, and holds a little more than the threshold; the excess is not carried over. Every session, hole and roll
+starts a new bar, and the unfinished bar there is never emitted: no bar spans a night.
 
 The size of a bar is a fact of the market (`MarketSpec.bar_size`): given, or estimated from the first 20 sessions alone.
-Then bars begin with the session after these, so that rows up to a moment are the same bits whatever comes after it.
+Bars then begin with the session after these, so that rows up to a moment are the same bits whatever comes after it.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,13 @@ from numba import njit
 from ml_factory.argument_checks import ACTIVITY_BARS
 from ml_factory.data.bar_stream import BarFeed, FrameStream
 from ml_factory.data.resample import Frame, base_frame, frames_of
-from ml_factory.data.sessions import INFER_SESSIONS, MarketSpec, first_sessions, sessions_of
+from ml_factory.data.sessions import INFER_SESSIONS, MarketSpec, count_first_session_rows, sessions_of
 from ml_factory.errors import BarsError, SettingsError
 
 KINDS = ACTIVITY_BARS
 PER_SESSION = 50  # bars a session where the threshold is estimated (the book's 1/50 of the daily volume)
 
-# The unfinished bar, what flowed since it began, and what is expected of the next one; `count` its minutes.
+# The unfinished bar, the flow since it began, and the expectations for the next one; `count`: minutes in the bar.
 ACTIVITY = np.dtype(
     [(name, "i8") for name in ("start", "count")]
     + [(name, "f8") for name in ("open", "high", "low", "volume", "chain")]
@@ -37,10 +37,10 @@ ACTIVITY = np.dtype(
 class ImbalanceSpec:
     """Settings of tick-imbalance bars.
 
-    expected_minutes : E[T] before the first bar.
-    span : bars over which both expectations are averaged, exponentially: E[T] by the bar, E[b v] by the minute.
-    bound : the threshold stays within this factor of the first one. The book leaves it free; then it runs away, down
-        to bars of one minute where the flow is balanced, or up to none at all.
+    expected_minutes : E[T] before the first bar
+    span : bars over which both expectations are averaged, exponentially: E[T] by the bar, E[b v] by the minute
+    bound : the threshold stays within this factor of the first one. The book leaves it free; then it diverges, down to
+        bars of one minute where the flow is balanced, or up to no bar at all
     """
 
     expected_minutes: float = 30.0
@@ -57,33 +57,41 @@ class ImbalanceSpec:
 def activity_bars(
     bars: pd.DataFrame, market: MarketSpec, kind: str, size: float | None = None, spec: ImbalanceSpec | None = None
 ) -> Frame:
-    """Bars of `kind`, one of KINDS, from checked one-minute bars. Returns a Frame of `minutes` 0.
+    """Aggregate checked one-minute bars to bars of one activity kind.
 
-    volume : a bar as soon as `size` has been traded since the last one.
-    dollar : as soon as close * volume since the last one reaches `size`, in prices of the series: without a contract's
+    Parameters
+    ----------
+    bars : checked one-minute bars
+    market : the market; its `bar_size` takes precedence over `size`
+    kind : "volume": a bar ends once `size` has been traded.
+        "dollar": once the sum of close * volume reaches `size`, in prices of the series: without the contract's
         multiplier, and adjusted where the series is.
-    tick_imbalance : as soon as the signed volume since the last one is larger than expected,
-        |sum b v| >= E[T] |E[b v]|, which is `size` for the first one. There are no ticks in one-minute bars, so the
-        tick rule is applied to closes and weighted by the minute's volume (by 1 where the market has none): b is the
-        sign of close - previous close, of close - open in the first minute after a session's open, a hole or a roll,
-        and the last b where that is 0. E[T] and E[b v] are averages over the bars before.
+        "tick_imbalance": once the signed volume exceeds its expectation, |sum b v| >= E[T] |E[b v]|, which is `size`
+        for the first bar. One-minute bars hold no ticks, so the tick rule is applied to closes and weighted by the
+        minute's volume (by 1 where the market has none): b is the sign of close - previous close, of close - open in
+        the first minute after a session's open, a hole or a roll, and the last b where that is 0. E[T] and E[b v] are
+        averages over the bars before.
+    size : as in `with_bar_size`
+    spec : settings of tick-imbalance bars
 
-    size : as of `sized`; not looked at where the market has one.
+    Returns
+    -------
+    Frame, with `minutes` 0
     """
-    return ActivityStream(sized(market, kind, size, bars, spec), kind, spec).push(bars)
+    return ActivityStream(with_bar_size(market, kind, size, bars, spec), kind, spec).push(bars)
 
 
 class ActivityStream(BarFeed):
-    """Bars of one kind from a feed, each emitted with the minute that ends it: the bits of `activity_bars`.
+    """Bars of one activity kind from a feed, each emitted with the minute that ends it: the bits of `activity_bars`.
 
-    market : with its `bar_size`, which `sized` gives it.
+    market : with its `bar_size`, as `with_bar_size` returns it
     """
 
     def __init__(self, market: MarketSpec, kind: str, spec: ImbalanceSpec | None = None):
         _check_kind(market, kind)
         if market.bar_size is None:
             raise SettingsError(
-                "Nobody knows how large a bar is", where="bar_size", got="None", wanted="a number above 0",
+                "The size of a bar is unknown", where="bar_size", got="None", wanted="a number above 0",
                 next_step="give FeatureSpec(bar_size=…), or the market of prepared data, which has one",
             )  # fmt: skip
         self.kind, self.spec, size = kind, spec or ImbalanceSpec(), market.bar_size
@@ -102,11 +110,11 @@ class ActivityStream(BarFeed):
         return {**own, **vars(self.spec), **super()._settings()}
 
     def _emit(self, start: np.ndarray, columns: tuple, runs: np.ndarray) -> Frame:
-        room = int((runs["last"] - runs["first"]).sum())  # pages never touched cost nothing
-        times, prices, marks = np.empty((2, room), np.int64), np.empty((6, room)), np.empty((2, room), np.int32)
+        most = int((runs["last"] - runs["first"]).sum())  # untouched memory pages cost nothing
+        times, prices, marks = np.empty((2, most), np.int64), np.empty((6, most)), np.empty((2, most), np.int32)
         rolled = len(columns[5]) > 0 or (self._bucket["count"][0] > 0 and self._bucket["chain"][0] != 1.0)
         amount = np.empty(len(start))
-        flow_of(columns[0], columns[3], columns[4], runs, KINDS.index(self.kind), self._bucket, amount)
+        fill_flow(columns[0], columns[3], columns[4], runs, KINDS.index(self.kind), self._bucket, amount)
         done = fill_bars(
             start, columns, amount, runs, *self._weights, *self._bounds, self.market.bars_since, self._bar_ns,
             self._bucket, times, prices, marks,
@@ -116,27 +124,31 @@ class ActivityStream(BarFeed):
         return Frame(0, *times, *prices[:4], volume, *marks, chain)
 
 
-# ---- how large a bar is ----------------------------------------------------------------------------------------------
+# ---- bar size --------------------------------------------------------------------------------------------------------
 
 
-def sized(
+def with_bar_size(
     market: MarketSpec, kind: str, size: float | None = None, bars: pd.DataFrame | None = None,
     spec: ImbalanceSpec | None = None,
 ) -> MarketSpec:  # fmt: skip
-    """The market with the size of its bars of `kind`: its own, else `size`, else estimated from `bars`.
+    """Return the market with the size of its bars of `kind`: its own, else `size`, else estimated from `bars`.
 
-    From the first 20 sessions come 50 bars a session by volume or money, or as far as a balanced flow wanders in
-    `spec.expected_minutes`; then bars begin with the session after these (`MarketSpec.bars_since`).
-    Raises SettingsError, and BarsError where there is no volume or too little to estimate from.
+    The estimate gives 50 bars a session by volume or money over the first 20 sessions, or the distance that a balanced
+    flow covers in `spec.expected_minutes`. Bars then begin with the next session (`MarketSpec.bars_since`).
+
+    Raises
+    ------
+    SettingsError : a size that is no positive number
+    BarsError : no volume, or too little of it for an estimate
     """
     _check_kind(market, kind)
     if size is not None and not (np.isfinite(size) and size > 0):
-        raise SettingsError("A bar holds something", where="bar_size", got=size, wanted="> 0 and finite")
+        raise SettingsError("The size of a bar must be positive", where="bar_size", got=size, wanted="> 0 and finite")
     if market.bar_size is not None or (size is None and bars is None):
         return market
     since, how = 0, "given"
     if size is None:
-        how, (size, since) = "inferred", _estimated(market, kind, bars, spec or ImbalanceSpec())
+        how, (size, since) = "inferred", _estimate_size(market, kind, bars, spec or ImbalanceSpec())
     source = tuple(sorted({**dict(market.source), "bar_size": how}.items()))
     return replace(market, bar_size=float(size), bars_since=since, source=source)
 
@@ -149,17 +161,17 @@ def _check_kind(market: MarketSpec, kind: str) -> None:
         raise BarsError("Bars by activity are made of 1-minute bars", where="bars", got=got, next_step=step)
     if kind != "tick_imbalance" and not market.has_volume:
         got, step = f"{kind} bars of {market.symbol}", "use bars of time or tick_imbalance, or give a file with volume"
-        raise BarsError("Without volume nobody knows when such a bar is full", where="bars", got=got, next_step=step)
+        raise BarsError("These bars need volume", where="bars", got=got, next_step=step)
 
 
-def _estimated(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: ImbalanceSpec) -> tuple[float, int]:
-    """(size, the session after the first 20): the mean of these alone."""
+def _estimate_size(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: ImbalanceSpec) -> tuple[float, int]:
+    """Return (size, the session after the first 20), estimated from the first 20 sessions."""
     start = bars.index.as_unit("ns").asi8
-    rows = first_sessions(start, market.calendar) if len(start) else 0
+    rows = count_first_session_rows(start, market.calendar) if len(start) else 0
     if rows == len(start):
         wanted, step = f"more than {INFER_SESSIONS} sessions", "give the size of a bar: bar_size=, prepare --bar-size"
         raise BarsError("Too little to estimate a bar from", where=market.symbol, wanted=wanted, next_step=step)
-    flow = _flow_of_head(bars.iloc[:rows], market, kind)
+    flow = _initial_flow(bars.iloc[:rows], market, kind)
     if kind == "tick_imbalance":
         size = float(np.sqrt(np.mean(flow**2) * spec.expected_minutes)) if len(flow) else 0.0
     else:
@@ -170,45 +182,45 @@ def _estimated(market: MarketSpec, kind: str, bars: pd.DataFrame, spec: Imbalanc
     return size, int(sessions_of(start[rows : rows + 1], market.calendar).id[0])
 
 
-def _flow_of_head(bars: pd.DataFrame, market: MarketSpec, kind: str) -> np.ndarray:
-    """What each minute inside a session adds to a bar: float64[n]."""
+def _initial_flow(bars: pd.DataFrame, market: MarketSpec, kind: str) -> np.ndarray:
+    """Return the flow of each minute inside a session, float64[n]."""
     feed = ActivityStream(replace(market, bar_size=1.0, bars_since=0), kind)
-    start, columns, runs = feed.parted(bars)
+    start, columns, runs = feed.split_into_runs(bars)
     amount = np.full(len(start), np.nan)
-    flow_of(columns[0], columns[3], columns[4], runs, KINDS.index(kind), feed._bucket, amount)
+    fill_flow(columns[0], columns[3], columns[4], runs, KINDS.index(kind), feed._bucket, amount)
     return amount[~np.isnan(amount)]
 
 
-# ---- doors that know both ways ---------------------------------------------------------------------------------------
+# ---- bars by time or by activity -------------------------------------------------------------------------------------
 
 
 def base_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame:
-    """The bars that rows stand on: `base` minutes long, or of that kind of activity."""
+    """Return the bars that rows are built on: `base` minutes long, or of that activity kind."""
     return base_frame(bars, market, base) if isinstance(base, int) else activity_bars(bars, market, base)
 
 
-def base_and_fine(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> tuple[Frame, Frame | None]:
-    """The base bars and the raw bars inside them, which labels are resolved with; None where they are these."""
-    return base_bars(bars, market, base), fine_bars(bars, market, base)
+def base_and_minute_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> tuple[Frame, Frame | None]:
+    """Return the base bars, and the raw bars as in `minute_bars_for`."""
+    return base_bars(bars, market, base), minute_bars_for(bars, market, base)
 
 
-def fine_bars(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame | None:
-    """The raw bars inside the base bars, which labels are resolved with; None where the base bars are the raw ones."""
+def minute_bars_for(bars: pd.DataFrame, market: MarketSpec, base: int | str) -> Frame | None:
+    """Return the raw bars inside the base bars, which labels are resolved with; None where both are equal."""
     return None if base == market.bar_minutes else base_frame(bars, market, market.bar_minutes)
 
 
 def base_and_frames(
     bars: pd.DataFrame, market: MarketSpec, base: int | str, minutes: Iterable[int], *, threads: int = 1
 ) -> tuple[Frame, dict[int, Frame]]:
-    """The base bars, and frames of these lengths (`frames_of`)."""
+    """Return the base bars, and frames of these lengths (`frames_of`)."""
     if isinstance(base, int):
         made = frames_of(bars, market, (base, *minutes), threads=threads)
         return made.pop(base), made
     return activity_bars(bars, market, base), frames_of(bars, market, minutes, threads=threads)
 
 
-def stream_of(market: MarketSpec, base: int | str) -> BarFeed:
-    """The same bars from a feed."""
+def make_bar_stream(market: MarketSpec, base: int | str) -> BarFeed:
+    """Return the stream that makes the bars of `base_bars` from a feed."""
     return FrameStream(market, base) if isinstance(base, int) else ActivityStream(market, base)
 
 
@@ -216,11 +228,11 @@ def stream_of(market: MarketSpec, base: int | str) -> BarFeed:
 
 
 @njit(cache=True, nogil=True)
-def flow_of(opens, close, volume, runs, kind, state, amount):
-    """amount[row] of every row inside the runs: volume, close * volume, or b * volume by the tick rule."""
+def fill_flow(opens, close, volume, runs, kind, state, amount):
+    """Fill amount[row] of every row inside the runs: volume, close * volume, or b * volume by the tick rule."""
     now = state[0]
     for r in range(len(runs)):
-        fresh = runs[r].segment != now.segment
+        first = runs[r].segment != now.segment
         for row in range(runs[r].first, runs[r].last):
             traded = volume[row] if len(volume) > 0 else 1.0
             if kind == 0:
@@ -228,21 +240,21 @@ def flow_of(opens, close, volume, runs, kind, state, amount):
             elif kind == 1:
                 amount[row] = traded * close[row]
             else:
-                step = close[row] - (opens[row] if fresh else now.previous)
+                step = close[row] - (opens[row] if first else now.previous)
                 if step != 0.0:
                     now.sign = 1.0 if step > 0.0 else -1.0
                 amount[row] = now.sign * traded
-            now.previous, fresh = close[row], False
+            now.previous, first = close[row], False
 
 
 @njit(cache=True, nogil=True)
 def fill_bars(
     start, bars, amount, runs, by_bar, by_minute, least, most, since, bar_ns, state, times, prices, marks
 ):  # fmt: skip
-    """How many bars came to their end; they fill the columns of times, prices and marks from 0 on, as `fill_buckets`.
+    """Fill the columns of times, prices and marks from 0 on, as `fill_buckets`; return the number of finished bars.
 
-    The threshold is minutes * |mean|, between least and most. Both are moved on with every finished bar, by the weights
-    by_bar and by_minute (0: they stay); minutes of a bar that is never finished teach nothing.
+    The threshold is minutes * |mean|, between `least` and `most`. Both averages are updated with every finished bar, by
+    the weights `by_bar` and `by_minute` (0: constant); minutes of a bar that is never finished are ignored.
     """
     opens, highs, lows, closes, volumes, chain = bars
     now, done = state[0], 0

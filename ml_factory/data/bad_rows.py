@@ -1,7 +1,7 @@
-"""All bad rows of a table at once, and of a CSV the lines of the file that they stand on.
+"""List all bad rows of a table at once, for a CSV with their line numbers in the file.
 
-`check_bars` refuses at the first fault it meets, as nothing after it can be relied on. This module looks at every row
-for itself, so that a user sees all that must be mended, or lets it be skipped (`BarSpec.skip_bad`).
+`check_bars` refuses at the first fault, since nothing after it can be relied on. This module checks every row on its
+own, so that a user sees all rows that must be corrected, or skips them (`BarSpec.skip_bad`).
 """
 
 import gzip
@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.number_parsing import GROUPED, WORDS, decimal_mark, plain_text
-from ml_factory.data.report import Finding, count_of
-from ml_factory.data.timestamp_parsing import TEXT_FORMATS
+from ml_factory.data.parsing import GROUPED, NUMBER_WORDS, TEXT_FORMATS, clean_text, decimal_mark
+from ml_factory.data.report import Finding, count_noun
 from ml_factory.data.validation import PRICES, BarSpec, find_columns
 from ml_factory.errors import BarsError
 from ml_factory.storage.atomic_files import local_copy
@@ -26,8 +25,13 @@ _EPOCH = re.compile(r"\d{9,19}(\.\d+)?")
 
 @dataclass(frozen=True)
 class BadRow:
-    """row : its position in the table, from 0; -1 of a line that is no row.  line : in the file, from 1; 0 where the
-    file has no lines.  text : the line, or the row's values.  reason : what is wrong with it."""
+    """One row that cannot be a bar.
+
+    row : its position in the table, from 0; -1 for a line that is no row
+    line : its line in the file, from 1; 0 where the file has no lines
+    text : the line, or the row's values
+    reason : the fault
+    """
 
     row: int
     line: int
@@ -40,19 +44,26 @@ class BadRow:
 
 
 def bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> list[BadRow]:
-    """Rows that cannot be bars, in order, each with the first reason: time, numbers, impossible prices or volume.
+    """List the rows that cannot be bars, each with its first fault: time, numbers, impossible prices or volume.
 
-    raw : as `read_table` gives it.  source : the file it comes from on this machine, None where there is none.
-    Raises BarsError where a whole column is lacking.
+    Parameters
+    ----------
+    raw : table as `read_table` returns it
+    spec : spelling of the bars
+    source : local file of the table, None where there is none
+
+    Raises
+    ------
+    BarsError : a whole column is absent
     """
     columns, _ = find_columns(raw, source, spec.columns)
     reasons: dict[int, str] = {}
-    for rows, reason in (*_of_stamps(columns.pop("timestamp")), *_of_values(columns, spec.decimal)):
+    for rows, reason in (*_bad_timestamps(columns.pop("timestamp")), *_bad_values(columns, spec.decimal)):
         for row in rows.tolist():
             reasons.setdefault(row, reason)
     rows = sorted(reasons)
     left_out = {number for number, _ in raw.attrs.get("skipped", ())}
-    lines = _lines_of(source, rows, left_out) if source else None
+    lines = _source_lines(source, rows, left_out) if source else None
     found = []
     for k, row in enumerate(rows):
         line, text = lines[k] if lines else (0, ", ".join(map(str, raw.iloc[row])))
@@ -61,41 +72,41 @@ def bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> list[BadR
 
 
 def without_bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None) -> tuple[pd.DataFrame, list[BadRow]]:
-    """The table without its bad rows, and these; lines that `read_table` left out already are among them."""
+    """Return the table without its bad rows, and the bad rows, including lines that `read_table` left out."""
     bad = bad_rows(raw, spec, source)
     kept = raw.drop(index=raw.index[[one.row for one in bad]]).reset_index(drop=True) if bad else raw
     if not len(kept):
         raise BarsError("Every row is bad", where=source, got=str(bad[0]), next_step="check zone, decimals and columns")
-    if bad:  # what was text for the sake of single cells is numbers again
+    if bad:  # columns that were text only because of bad cells become numbers
         kept = kept.apply(lambda column: _as_numbers(column) if column.dtype == object else column)
     return kept, _with_ragged(bad, raw)
 
 
 def _with_ragged(bad: Sequence[BadRow], raw: pd.DataFrame) -> list[BadRow]:
-    """Bad rows, and the lines that `read_table` left out, in the file's order."""
+    """Return the bad rows and the lines that `read_table` left out, in the file's order."""
     ragged = [BadRow(-1, number, text, "another number of fields") for number, text in raw.attrs.get("skipped", ())]
     return sorted([*bad, *ragged], key=lambda one: (one.line, one.row))
 
 
 def refuse_bad_rows(raw: pd.DataFrame, spec: BarSpec, source: Path | None, cause: BarsError) -> None:
-    """Raise one BarsError with all bad rows, in addition to `cause`, which named the first; nothing where none is."""
+    """Raise one BarsError that adds all bad rows to `cause`, which named the first; return if there is none."""
     try:
         bad = _with_ragged(bad_rows(raw, spec, source), raw)
     except BarsError:
-        return  # a fault of the whole file: `cause` says it
+        return  # a fault of the whole file: `cause` names it
     if not bad:
         return
     shown = "; ".join(map(str, bad[:SHOWN])) + (f"; and {len(bad) - SHOWN:,} more" if len(bad) > SHOWN else "")
-    step = "mend them, or leave them out and have them listed: --skip-bad"
+    step = "correct them, or leave them out and have them listed: --skip-bad"
     step = f"{cause.next_step}; {step}" if cause.next_step else step
-    what = f"{cause.what}. {count_of(len(bad), 'bad row')} in all: {shown}"
+    what = f"{cause.what}. {count_noun(len(bad), 'bad row')} in all: {shown}"
     error = BarsError(what, where=cause.where, got=cause.got, wanted=cause.wanted, next_step=step)
     error.findings = getattr(cause, "findings", ())
     raise error from cause
 
 
-def shown_lines(lines: Sequence[tuple[int, str]]) -> str:
-    """'line 7: 'text'; line 9: ...' of (number, text); "" of none."""
+def format_lines(lines: Sequence[tuple[int, str]]) -> str:
+    """Format (number, text) of lines as "line 7: 'text'; line 9: ..."; "" for none."""
     shown = "; ".join(f"line {number}: {text[:80]!r}" for number, text in lines[:SHOWN])
     return shown + (f"; and {len(lines) - SHOWN:,} more" if len(lines) > SHOWN else "")
 
@@ -106,44 +117,44 @@ def _as_numbers(column: pd.Series) -> pd.Series:
 
 
 def skipped_finding(bad: Sequence[BadRow], rows: int) -> Finding:
-    """What the report says of rows that were left out; `rows` is how many there were in all."""
+    """Return the finding on skipped rows; `rows` is the number of rows in all."""
     shown = "; ".join(map(str, bad[:3])) + ("; ..." if len(bad) > 3 else "")
-    message = f"{count_of(len(bad), 'bad row')} of {rows:,} skipped: {shown}"
+    message = f"{count_noun(len(bad), 'bad row')} of {rows:,} skipped: {shown}"
     return Finding("skipped_rows", "mapped", np.array([one.row for one in bad if one.row >= 0], np.int64), message)
 
 
 def skipped_table(bad: Sequence[BadRow]) -> pd.DataFrame:
-    """line, reason and text of every skipped row."""
+    """Return a table with line, row, reason and text of every skipped row."""
     columns = ["line", "row", "reason", "text"]
     return pd.DataFrame([(one.line, one.row, one.reason, one.text) for one in bad], columns=columns)
 
 
-def text_lines(path: Path) -> list[tuple[int, str]]:
-    """(number from 1, text) of the lines of a CSV (also .gz) that are not blank, the header first; none of others."""
-    with local_copy(path) as here:
-        with open(here, "rb") as file:
+def read_text_lines(path: Path) -> list[tuple[int, str]]:
+    """Read (number from 1, text) of the lines of a CSV (also .gz) that are not blank; [] for other files."""
+    with local_copy(path) as local:
+        with open(local, "rb") as file:
             head = file.read(4)
         if head == b"PAR1":
             return []
-        with gzip.open(here) if head[:2] == b"\x1f\x8b" else open(here, "rb") as file:
+        with gzip.open(local) if head[:2] == b"\x1f\x8b" else open(local, "rb") as file:
             content = file.read()
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     lines = content.decode(encoding, errors="replace").splitlines()
     return [(number, text) for number, text in enumerate(lines, start=1) if text.strip()]
 
 
-def _lines_of(source: Path, rows: Sequence[int], left_out: set[int]) -> list[tuple[int, str]] | None:
-    """(number, text) of the lines of these rows; None where the file has no lines, or a row spans several."""
+def _source_lines(source: Path, rows: Sequence[int], left_out: set[int]) -> list[tuple[int, str]] | None:
+    """Return (number, text) of the lines of these rows; None where the file has no lines, or a row spans several."""
     if not rows:
         return None
-    lines = [line for line in text_lines(source) if line[0] not in left_out]
+    lines = [line for line in read_text_lines(source) if line[0] not in left_out]
     if rows[-1] + 1 >= len(lines):
         return None
     return [lines[row + 1] for row in rows]
 
 
-def _of_stamps(stamps: pd.Series) -> list[tuple[np.ndarray, str]]:
-    """Rows whose time is empty or cannot be read in the format that most rows have."""
+def _bad_timestamps(stamps: pd.Series) -> list[tuple[np.ndarray, str]]:
+    """Find rows whose time is empty or cannot be read in the format of most rows."""
     found = [(np.flatnonzero(stamps.isna()), "timestamp is empty")]
     if pd.api.types.is_datetime64_any_dtype(stamps.dtype) or pd.api.types.is_numeric_dtype(stamps.dtype):
         return found
@@ -161,17 +172,17 @@ def _of_stamps(stamps: pd.Series) -> list[tuple[np.ndarray, str]]:
     return [*found, (np.flatnonzero(least), "timestamp cannot be read")]
 
 
-def _of_values(columns: dict[str, pd.Series], decimal: str | None) -> list[tuple[np.ndarray, str]]:
-    """Rows with text for a number, with prices that cannot be, or with a negative volume."""
+def _bad_values(columns: dict[str, pd.Series], decimal: str | None) -> list[tuple[np.ndarray, str]]:
+    """Find rows with text for a number, with impossible prices, or with a negative volume."""
     found, values = [], {}
-    text = {name: plain_text(column) for name, column in columns.items() if not pd.api.types.is_numeric_dtype(column)}
+    text = {name: clean_text(column) for name, column in columns.items() if not pd.api.types.is_numeric_dtype(column)}
     numbers = {name: column[column.str.fullmatch(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")] for name, column in text.items()}
     mark = (decimal or decimal_mark(numbers, None, "bars")) if text else "."
     for name, column in columns.items():
         if name not in text:
             values[name] = column.to_numpy(np.float64, na_value=np.nan)
             continue
-        word = text[name].str.lower().isin(WORDS).to_numpy()
+        word = text[name].str.lower().isin(NUMBER_WORDS).to_numpy()
         good = text[name].str.fullmatch(GROUPED[mark]).to_numpy(bool) & ~word
         found.append((np.flatnonzero(~word & ~good), f"{name} is not a number"))
         thousands = "," if mark == "." else "."

@@ -1,8 +1,8 @@
-"""The compiled pass from bars to finished buckets, the same for a whole file and for one bar at a time.
+"""Compiled resampling of bars to buckets, the same for a whole file and for one bar at a time.
 
-Two steps, each with its state in a record of plain numbers, so that cutting the bars anywhere changes no bit:
-`split_runs` cuts bars into runs that lie inside one stretch of trading, one contract and no hole; `fill_buckets`
-turns runs into buckets of one length. Sums go bar by bar, never in blocks.
+Two steps, each with its state in a record of plain numbers, so that splitting the bars anywhere changes no bit:
+`split_runs` splits bars into runs inside one trading interval, one contract and no hole; `fill_buckets` aggregates runs
+to buckets of one length. Sums are taken bar by bar, never in blocks.
 """
 
 import numpy as np
@@ -10,15 +10,15 @@ from numba import njit
 
 from ml_factory.data.sessions import DAY_NS, sessions_of
 
-# Trading without a break, [begin, close): a session, or what trades on after its scheduled early close.
+# Trading without a break, [begin, close): a session, or the trading after its scheduled early close.
 STRETCH = np.dtype([("open", "i8"), ("begin", "i8"), ("close", "i8"), ("session", "i4")])
 
 # Rows [first, last) of one stretch, contract and segment. `rolled`: the run before it was of another contract.
-# `final`: nothing trades on at its stretch's close, so a bar that reaches over the close is complete there.
+# `final`: nothing trades after its stretch's close, so a bar that reaches over the close is complete there.
 RUN = np.dtype([("first", "i8"), ("last", "i8"), *STRETCH.descr, ("segment", "i4"), ("rolled", "i1"), ("final", "i1")])
 
-# Where the bars stand: `clock` is the end of the last bar, `previous` the start of the last bar inside a session.
-PLACE = np.dtype([("clock", "i8"), ("previous", "i8"), ("close", "i8"), ("contract", "i8"), ("segment", "i4")])
+# Position in the feed: `clock` is the end of the last bar, `previous` the start of the last bar inside a session.
+FEED_POSITION = np.dtype([("clock", "i8"), ("previous", "i8"), ("close", "i8"), ("contract", "i8"), ("segment", "i4")])
 
 # The unfinished bucket: takes bars that start before `until`, is complete at `known_at`.
 BUCKET = np.dtype(
@@ -28,38 +28,38 @@ BUCKET = np.dtype(
 )
 
 SESSIONS_AT_ONCE = 8  # about 500 kB of bars: the second-level cache
-SKIP = np.uint64(16)  # rows that a join leaps over where the last of them is still too early
+SKIP = np.uint64(16)  # rows that a join skips at once where the last of them is still too early
 BEFORE_ALL = np.iinfo(np.int64).min
 
 
-def first_place() -> np.ndarray:
-    """PLACE[1] before any bar."""
-    return np.array([(BEFORE_ALL, BEFORE_ALL, BEFORE_ALL, -1, -1)], PLACE)
+def initial_position() -> np.ndarray:
+    """Return FEED_POSITION[1] before any bar."""
+    return np.array([(BEFORE_ALL, BEFORE_ALL, BEFORE_ALL, -1, -1)], FEED_POSITION)
 
 
-def stretches_of(days: np.ndarray, calendar: str) -> np.ndarray:
-    """STRETCH[K], rising: every stretch of trading that touches the given UTC days, and neighbours of theirs.
+def trading_stretches(days: np.ndarray, calendar: str) -> np.ndarray:
+    """Return STRETCH[K], increasing: every trading interval that touches the given UTC days, and adjacent ones.
 
-    days : int64, days since 1970-01-01. Noon UTC lies well inside one exchange day in every calendar we know, so the
-    noons around a day find its sessions; `sessions_of` says the rest, asked a few times whatever the number of bars.
+    days : int64, days since 1970-01-01. Noon UTC lies inside one exchange day in every calendar, so the noons around a
+        day identify its sessions; `sessions_of` is called a few times whatever the number of bars
     """
     noons = np.unique(np.asarray(days, np.int64)[:, None] + np.array([-1, 0, 1])) * DAY_NS + DAY_NS // 2
     opened = begin = np.unique(sessions_of(noons, calendar).open_ns)
     found = []
     while len(begin):
         at = sessions_of(begin, calendar)
-        here = at.inside & (at.open_ns == opened)
-        part = np.empty(int(here.sum()), STRETCH)
-        part["open"], part["begin"] = opened[here], begin[here]
-        part["close"], part["session"] = at.close_ns[here], at.id[here]
+        trading = at.inside & (at.open_ns == opened)
+        part = np.empty(int(trading.sum()), STRETCH)
+        part["open"], part["begin"] = opened[trading], begin[trading]
+        part["close"], part["session"] = at.close_ns[trading], at.id[trading]
         found.append(part)
-        opened, begin = part["open"], part["close"]  # does the same session trade on after this close?
+        opened, begin = part["open"], part["close"]  # the same session may continue after this close
     table = np.concatenate(found) if found else np.empty(0, STRETCH)
     return table[np.argsort(table["begin"])]
 
 
-def days_of(start: np.ndarray) -> np.ndarray:
-    """The UTC days on which bars start; `start` int64 ns, increasing."""
+def utc_days(start: np.ndarray) -> np.ndarray:
+    """Return the UTC days on which bars start; `start` is int64 ns, increasing."""
     if not len(start):
         return np.empty(0, np.int64)
     days = np.arange(start[0] // DAY_NS, start[-1] // DAY_NS + 1)
@@ -67,23 +67,33 @@ def days_of(start: np.ndarray) -> np.ndarray:
     return days[np.diff(first) > 0]
 
 
-def runs_of(
-    start: np.ndarray, contract: np.ndarray, stretches: np.ndarray, bar_ns: int, silence_ns: int, place: np.ndarray
+def trading_runs(
+    start: np.ndarray, contract: np.ndarray, stretches: np.ndarray, bar_ns: int, silence_ns: int, position: np.ndarray
 ) -> tuple[np.ndarray, int]:
-    """(RUN[R], row): the runs in these bars, and the first row that starts before the bar before it ends, or -1.
+    """Split bars into runs inside one trading interval, one contract and no hole.
 
-    start : int64[N] ns.  contract : int64[N] codes, or empty.  silence_ns : a longer step between two starts is a
-    hole.  place : PLACE[1], carried from one chunk to the next and moved on here.
+    Parameters
+    ----------
+    start : int64[N] ns
+    contract : int64[N] codes, or empty
+    stretches : of `trading_stretches`
+    bar_ns : length of a bar
+    silence_ns : a longer step between two starts is a hole
+    position : FEED_POSITION[1], updated; pass it on to the next chunk
+
+    Returns
+    -------
+    (RUN[R], row) : the runs, and the first row that starts before the end of the previous bar, or -1
     """
-    runs = np.empty(len(start), RUN)  # pages never touched cost nothing
-    count, wrong = split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs)
+    runs = np.empty(len(start), RUN)  # untouched memory pages cost nothing
+    count, wrong = split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs)
     return runs[:count].copy(), wrong
 
 
 @njit(cache=True, nogil=True)
-def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
-    """The compiled pass of `runs_of`: fills `runs` from the front; (how many, the first row out of order or -1)."""
-    now, count, k, row = place[0], 0, 0, 0
+def split_runs(start, contract, stretches, bar_ns, silence_ns, position, runs):
+    """Fill `runs` from the front, compiled; return (how many, the first row out of order or -1). See `trading_runs`."""
+    now, count, k, row = position[0], 0, 0, 0
     clock, previous, close, has_contract = now.clock, now.previous, now.close, len(contract) > 0
     while row < len(start):
         t = start[row]
@@ -113,8 +123,8 @@ def split_runs(start, contract, stretches, bar_ns, silence_ns, place, runs):
 
 @njit(cache=True, nogil=True)
 def run_end(start, contract, first, bar_ns, silence_ns, close):
-    """The first row after `first` that begins another run, or that overlaps the row before it."""
-    row, previous = np.uint64(first + 1), start[first]  # numba asks of no unsigned position whether it is negative
+    """Return the first row after `first` that begins another run, or that overlaps the row before it."""
+    row, previous = np.uint64(first + 1), start[first]  # unsigned: numba omits the check for negative indices
     while row < np.uint64(len(start)):
         step = start[row] - previous
         if step < bar_ns or step > silence_ns or start[row] >= close:
@@ -126,8 +136,8 @@ def run_end(start, contract, first, bar_ns, silence_ns, close):
     return np.int64(row)
 
 
-def most_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
-    """No more buckets than this can come out of these runs: what to allocate."""
+def max_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
+    """Return an upper bound of the buckets that these runs give, for allocation."""
     if not len(runs):
         return 1
     first, last = (start[rows] - runs["open"] for rows in (runs["first"], runs["last"] - 1))
@@ -136,9 +146,9 @@ def most_buckets(start: np.ndarray, runs: np.ndarray, width_ns: int) -> int:
 
 @njit(cache=True, nogil=True)
 def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, prices, marks):
-    """`fill_buckets` for F lengths; frame f fills the columns from begins[f] on. Gives int64[F], where each ends.
+    """Fill F frames as `fill_buckets` does, frame f from column begins[f] on; return int64[F], where each ends.
 
-    Some sessions at a time for all lengths: bars then come from memory once, not once a frame.
+    Some sessions at a time for all lengths: bars are then read from memory once, not once a frame.
     """
     ends = begins.copy()
     for first in range(0, len(runs), SESSIONS_AT_ONCE):
@@ -153,11 +163,18 @@ def fill_frames(start, bars, runs, widths_ns, bar_ns, buckets, begins, times, pr
 
 @njit(cache=True, nogil=True)
 def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, marks):
-    """How many buckets came to their end; they fill the columns of times, prices and marks from 0 on.
+    """Fill the columns of times, prices and marks from 0 on; return the number of finished buckets.
 
-    start : int64[N].  bars : open, high, low, close, volume, chain, each float64[N] (the last two may be empty).
-    bucket : BUCKET[1], the unfinished one, carried on.
-    times : int64[2, M] start, known_at.  prices : float64[6, M], as bars.  marks : int32[2, M] session, segment.
+    Parameters
+    ----------
+    start : int64[N] ns
+    bars : open, high, low, close, volume, chain, each float64[N] (the last two may be empty)
+    runs : RUN[R]
+    width_ns, bar_ns : length of a bucket and of a bar
+    bucket : BUCKET[1], the unfinished bucket, updated
+    times : int64[2, M] start, known_at
+    prices : float64[6, M], as bars
+    marks : int32[2, M] session, segment
     """
     opens, highs, lows, closes, volumes, chain = bars
     now, done = bucket[0], 0
@@ -172,10 +189,10 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
                     grid += (t - grid) // width_ns * width_ns
                 until = min(grid + width_ns, run.close)
                 if inside:
-                    now.known_at = t + bar_ns  # the other contract's first bar, once complete, proves it is over
+                    now.known_at = t + bar_ns  # the new contract's first bar, once complete, shows that it is over
                 if now.live == 1 and not (inside and until <= now.known_at):
                     now.high, now.low, now.volume = high, low, volume
-                    done = put_bucket(bucket, times, prices, marks, done)
+                    done = write_bucket(bucket, times, prices, marks, done)
                 now.start = t if inside else max(grid, run.begin)
                 now.known_at, now.live, now.open = until, 1, opens[row]
                 now.session, now.segment = run.session, run.segment
@@ -184,7 +201,7 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
                 grid += width_ns
             row, high, low, volume = add_bars(start, highs, lows, volumes, row, run.last, until, high, low, volume)
             now.close = closes[row - 1]
-            if run.final == 0:  # a bar that reaches over the close holds what traded after it
+            if run.final == 0:  # a bar that reaches over the close contains trades after it
                 now.known_at = max(now.known_at, start[row - 1] + bar_ns)
     now.until, now.high, now.low, now.volume = until, high, low, volume
     return done
@@ -192,10 +209,10 @@ def fill_buckets(start, bars, runs, width_ns, bar_ns, bucket, times, prices, mar
 
 @njit(cache=True, nogil=True)
 def add_bars(start, highs, lows, volumes, first, last, until, high, low, volume):
-    """The rows from `first` on, before `last`, that start before `until`: the row after them, and their extremes."""
+    """Aggregate the rows from `first` to `last` that start before `until`; return the next row, and their extremes."""
     row = np.uint64(first)
     while row < np.uint64(last) and start[row] < until:
-        top, bottom = highs[row], lows[row]  # read first: then a comparison is no branch to guess
+        top, bottom = highs[row], lows[row]  # read first, so that the comparisons compile without branches
         high = top if top > high else high
         low = bottom if bottom < low else low
         if len(volumes) > 0:
@@ -205,13 +222,13 @@ def add_bars(start, highs, lows, volumes, first, last, until, high, low, volume)
 
 
 @njit(cache=True, nogil=True)
-def put_bucket(bucket, times, prices, marks, at):
-    """Write the unfinished bucket as column `at`, finished; gives at + 1."""
+def write_bucket(bucket, times, prices, marks, at):
+    """Write the unfinished bucket as column `at`, finished; return at + 1."""
     now = bucket[0]
     times[0, at], times[1, at] = now.start, now.known_at
     prices[0, at], prices[1, at], prices[2, at] = now.open, now.high, now.low
     prices[3, at], prices[4, at] = now.close, now.volume
-    if now.chain != 1.0:  # where no contract changes its pages are never touched
+    if now.chain != 1.0:  # without rolls its memory pages stay untouched
         prices[5, at] = now.chain
     marks[0, at], marks[1, at] = now.session, now.segment
     now.live = 0
@@ -219,8 +236,8 @@ def put_bucket(bucket, times, prices, marks, at):
 
 
 @njit(cache=True, nogil=True)
-def own_bars(start, runs, bar_ns, known_at, session, segment):
-    """Whether every bar is its own bucket, on the grid of its session; fills known_at, session, segment [N]."""
+def fill_own_bars(start, runs, bar_ns, known_at, session, segment):
+    """Fill known_at, session, segment [N] and return True where every bar is its own bucket on its session's grid."""
     for r in range(len(runs)):
         run = runs[r]
         previous = run.open
@@ -240,7 +257,7 @@ def own_bars(start, runs, bar_ns, known_at, session, segment):
 
 
 @njit(cache=True, nogil=True)
-def freshest(known_at_base, known_at_coarse, rows):
+def fill_asof_rows(known_at_base, known_at_coarse, rows):
     """Fill rows int64[N]: the last coarse position with known_at <= the base row's, -1 where none; one pass."""
     j = 0
     for i in range(len(known_at_base)):
@@ -250,8 +267,8 @@ def freshest(known_at_base, known_at_coarse, rows):
 
 
 @njit(cache=True, nogil=True)
-def spread(known_at_base, known_at_coarse, columns, out):
-    """Fill out[K, N] with columns[K, M] as each base row saw them, NaN where none was known yet; one pass."""
+def fill_asof_columns(known_at_base, known_at_coarse, columns, out):
+    """Fill out[K, N] with columns[K, M] as known at each base row, NaN where none was; one pass."""
     i, rows = np.uint64(0), np.uint64(len(known_at_base))
     for j in range(-1, len(known_at_coarse)):
         begin = i

@@ -1,4 +1,4 @@
-"""What a futures contract's code says: root, delivery month, and the last day on which it is held."""
+"""Futures contract codes: root, delivery month, and the last day to hold the contract."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,10 @@ _CODE = re.compile(
 class Contract:
     """One futures contract.
 
-    name : the exchange's code.  year, month : of delivery.  expiry : last day, where it was given or is in the code.
+    name : the exchange's code
+    root : its market, such as "ES"
+    year, month : of delivery
+    expiry : last day, where it was given or is in the code
     """
 
     name: str
@@ -39,19 +42,19 @@ class Contract:
 
     @property
     def number(self) -> int:
-        """201312, or 20131220 where the day is known."""
+        """Contract as a number: 201312, or 20131220 where the day is known."""
         return int(f"{self.expiry:%Y%m%d}") if self.expiry else 100 * self.year + self.month
 
     @property
     def order(self) -> date:
-        """The last day where it is known, else the first of the delivery month."""
+        """Sort key: the last day where it is known, else the first of the delivery month."""
         return self.expiry or date(self.year, self.month, 1)
 
     def last_day(self) -> date:
-        """The last day to hold it: index futures settle on the third Friday of their month; a metal is left by the
-        last weekday of the month before, when delivery notices begin (CME rulebooks; holidays are not looked at).
+        """Return the last day to hold the contract (CME rulebooks; holidays are ignored).
 
-        Raises BarsError for other markets, where the days must be given.
+        Index futures settle on the third Friday of their month. A metal is left by the last weekday of the month
+        before, when delivery notices begin. Raises BarsError for other markets, whose days must be given.
         """
         if self.expiry:
             return self.expiry
@@ -65,10 +68,13 @@ class Contract:
 
 
 def read_contract(name: str, first_bar: pd.Timestamp, expiry: str | None = None) -> Contract:
-    """A Contract from its code: ESZ3, ESZ13, ESZ2013, ES201312, ES-2013-12, 20131220 (a last day).
+    """Parse a contract's code: ESZ3, ESZ13, ESZ2013, ES201312, ES-2013-12, 20131220 (a last day).
 
-    first_bar : settles a year of one digit: the next such year in which the contract can still be delivered.
-    expiry : the last day, which then needs no readable code.
+    Parameters
+    ----------
+    name : the code
+    first_bar : resolves a year of one digit: the next such year in which the contract can still be delivered
+    expiry : the last day; the code then need not be readable
     """
     match = _CODE.match(name.strip().upper())
     try:
@@ -79,7 +85,7 @@ def read_contract(name: str, first_bar: pd.Timestamp, expiry: str | None = None)
             return Contract(name, match["root"], day.year, day.month, last or (day if len(stamp) == 8 else None))
     except ValueError as error:
         got = expiry or name
-        raise BarsError("This is no date of a contract", where=name, got=got, next_step="write 2013-12-20") from error
+        raise BarsError("Not a date of a contract", where=name, got=got, next_step="write 2013-12-20") from error
     if match:
         month = MONTH_LETTERS.index(match["letter"]) + 1
         period = 10 ** len(match["digits"])

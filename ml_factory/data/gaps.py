@@ -1,8 +1,8 @@
-"""Every gap of a file, and the one reason for each.
+"""Gaps between bars, each with its single reason.
 
-A gap is a place where the next bar does not begin when the last one ends; it is named by the row after it. The
-calendar says which of its minutes the market was open; the market's own habit says how many of these may pass
-without a trade. Nothing but the report reads this.
+A gap is a place where the next bar does not begin when the last one ends; it is named by the row after it. The calendar
+gives the minutes in which the market was open; the market's own frequency of silences decides how many of these may
+pass without a trade. Only the report uses the result.
 """
 
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.market_scale import surprise
-from ml_factory.data.report import Finding, count_of
-from ml_factory.data.sessions import CLOCKS, DAY_NS, MINUTE_NS, Sessions, pauses, session_days, sessions_of
+from ml_factory.data.outliers import run_surprisal
+from ml_factory.data.report import Finding, count_noun
+from ml_factory.data.sessions import DAY_NS, MINUTE_NS, TRADING_HOURS, Sessions, pauses, session_days, sessions_of
 
 LEGAL = ("session", "weekend", "holiday", "early_close", "no_trade")
 KINDS = (*LEGAL, "missing", "download_hole")
-MISSING_NATS = 60.0  # a silence less likely than exp(-60) by this market's habit is not one of its own
-LARGE_SHARE = 0.5  # of a session's open minutes: no trading pause, a part of the file is absent
-PAGES = 4  # this many holes of one length at one distance are pages of a download
+MISSING_NATS = 60.0  # a silence less likely than exp(-60) given this market's silences is missing data
+LARGE_SHARE = 0.5  # of a session's open minutes: not a trading pause, a part of the file is absent
+PAGES = 4  # this many holes of equal length and distance are pages of a download
 PAGE_TOLERANCE = 0.05
 HALT_SHARE, HALT_DAYS = 0.5, 10  # a pause at one time of day on most days, and on ten at least, is a halt
 SPARSE_SHARE = 0.25  # more absent minutes than this, holes apart
-_NONE = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 _WORDS = {
     "session": "over the daily close or a scheduled pause",
     "weekend": "over a weekend",
@@ -36,9 +36,12 @@ _WORDS = {
 class Gaps:
     """The G gaps of a file.
 
-    row : int64[G], the bar after each.  length, open : int64[G], its minutes, and those the calendar calls open.
-    score : float64[G], nats by which the open ones surprise (`surprise`).  kind : str[G], one of KINDS.
-    paged : bool[G], part of a series of holes of one length at one distance.
+    row : int64[G], the bar after each gap
+    length : int64[G], minutes
+    open : int64[G], minutes of the gap in which the market is open by the calendar
+    score : float64[G], surprisal of the open minutes in nats (`run_surprisal`)
+    kind : str[G], one of KINDS
+    paged : bool[G], part of a series of holes of equal length and distance
     """
 
     row: np.ndarray
@@ -50,27 +53,27 @@ class Gaps:
 
 
 def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> Gaps:
-    """Every gap of the bars (int64 ns, increasing) with its kind."""
+    """Find every gap of the bars (int64 ns, increasing) and its kind."""
     row = np.flatnonzero(np.diff(start_ns) > minutes * MINUTE_NS) + 1
     begin, end = start_ns[row - 1] + minutes * MINUTE_NS, start_ns[row]
-    hours = _hours(calendar, sessions, start_ns, minutes)
+    hours = _calendar_spans(calendar, sessions, start_ns, minutes)
     opened, weekend, holiday, early = (_overlap(*spans, begin, end) for spans in hours)
     opened = opened - _overlap(*pauses(calendar, int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1), begin, end)
     at = _overlap(*hours[0], np.full(len(row), start_ns[0]), begin)  # open minutes since the file's first bar
     length = (end - begin) // MINUTE_NS
     silent = opened > 0
 
-    def surprises(strange: np.ndarray) -> np.ndarray:
+    def surprisals(excluded: np.ndarray) -> np.ndarray:
         found = np.zeros(len(row))
-        found[silent] = surprise(row[silent], opened[silent] // minutes, len(start_ns), strange[silent])
+        found[silent] = run_surprisal(row[silent], opened[silent] // minutes, len(start_ns), excluded[silent])
         return found
 
     halt = _daily_halts(begin, row, opened == length, sessions)
     usual = np.median(session_days(calendar, int(sessions.id[0]) - 7, int(sessions.id[-1]) + 7)[1])
     paged = np.zeros(len(row), bool)
-    absent = (surprises(paged) > MISSING_NATS) & ~halt
+    absent = (surprisals(paged) > MISSING_NATS) & ~halt
     paged[absent] = _paged(at[absent], opened[absent])
-    score = surprises(paged)  # what a download left out is no habit of the market: it excuses no silence beside it
+    score = surprisals(paged)  # holes of a download are no silences of the market and excuse no other gap
     absent = (score > MISSING_NATS) & ~halt
     kind = np.select(
         [absent & (paged | (opened >= LARGE_SHARE * usual)), absent, holiday > 0, early > 0, weekend > 0, halt],
@@ -81,50 +84,50 @@ def find_gaps(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: 
 
 
 def gap_findings(gaps: Gaps, start_ns: np.ndarray, minutes: int) -> list[Finding]:
-    """One finding a kind: the legal ones as "info", what is absent as "reported"."""
+    """Return one finding for each kind: expected gaps as "info", absent data as "reported"."""
     findings = []
     for kind in KINDS:
-        mine = gaps.kind == kind
-        if not mine.any():
+        of_kind = gaps.kind == kind
+        if not of_kind.any():
             continue
         if kind in LEGAL:
-            minutes_open = f"{int(gaps.open[mine].sum()):,}"
-            message = f"{count_of(int(mine.sum()), 'gap')} {_WORDS[kind].format(open=minutes_open)}"
-            findings.append(Finding(kind, "info", gaps.row[mine], message))
+            minutes_open = f"{int(gaps.open[of_kind].sum()):,}"
+            message = f"{count_noun(int(of_kind.sum()), 'gap')} {_WORDS[kind].format(open=minutes_open)}"
+            findings.append(Finding(kind, "info", gaps.row[of_kind], message))
         else:
-            findings.append(Finding(kind, "reported", gaps.row[mine], _absence(gaps, mine, kind, start_ns)))
+            findings.append(Finding(kind, "reported", gaps.row[of_kind], _absence(gaps, of_kind, kind, start_ns)))
     thin = np.isin(gaps.kind, ("no_trade", "missing"))
     silent = int(gaps.open[thin].sum())
     share = silent / (silent + len(start_ns) * minutes)
     if share > SPARSE_SHARE:
         message = f"{share:.0%} of the market's open minutes have no bar, holes apart"
-        findings.append(Finding("sparse", "reported", _NONE, message))
+        findings.append(Finding("sparse", "reported", _NO_ROWS, message))
     return findings
 
 
-def _absence(gaps: Gaps, mine: np.ndarray, kind: str, start_ns: np.ndarray) -> str:
-    rows, opened = gaps.row[mine], gaps.open[mine]
+def _absence(gaps: Gaps, of_kind: np.ndarray, kind: str, start_ns: np.ndarray) -> str:
+    rows, opened = gaps.row[of_kind], gaps.open[of_kind]
     worst = int(np.argmax(opened))
     at = pd.Timestamp(start_ns[rows[worst]], tz="UTC")
     many = len(rows) > 1
-    what = count_of(len(rows), "hole" if kind == "download_hole" else "silence")
+    what = count_noun(len(rows), "hole" if kind == "download_hole" else "silence")
     message = what + (" in the file" if kind == "download_hole" else " longer than this market's own")
     message += f", {int(opened.sum()):,} min of trading" + (" in all" if many else "")
     message += f"; the longest, of {int(opened[worst]):,} min, ends at {at}" if many else f", until {at}"
-    paged = gaps.paged & mine
+    paged = gaps.paged & of_kind
     if paged.any():
         message += f"; {int(paged.sum())} of them have one length ({int(np.median(gaps.open[paged])):,} min) and one "
         message += "distance: a download kept only a part of each page"
     return message
 
 
-def _hours(
+def _calendar_spans(
     calendar: str, sessions: Sessions, start_ns: np.ndarray, minutes: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
+    """Return spans (begin, end; int64 ns, increasing): open, weekend, full holiday, and after an early close.
 
-    A day the calendar calls closed on which the market traded all the same (a Good Friday with a short session, a
-    day of mourning) was open from its first bar to its last.
+    A closed day on which the market traded all the same (a Good Friday with a short session, a day of mourning) counts
+    as open from its first bar to its last.
     """
     first, last = int(sessions.id[0]) - 1, int(sessions.id[-1]) + 1
     days = np.arange(first, last + 1)
@@ -132,31 +135,31 @@ def _hours(
     held_days, open_minutes = session_days(calendar, first, last)
     held = np.isin(days, held_days)
     closes = day.open_ns[held] + open_minutes * MINUTE_NS
-    _, open_minute, close_minute = CLOCKS[calendar]
+    _, open_minute, close_minute = TRADING_HOURS[calendar]
     regular = np.maximum(closes, day.open_ns[held] + (close_minute - open_minute) * MINUTE_NS)
     short = regular > closes
     weekday = (days + 3) % 7 < 5  # day 0 was a Thursday
     off = ~held & weekday
-    began, ended = day.open_ns.copy(), day.open_ns.copy()  # of the trading on days called closed
+    began, ended = day.open_ns.copy(), day.open_ns.copy()  # of the trading on days closed by the calendar
     inside = np.flatnonzero(sessions.inside)
     traded, at, count = np.unique(sessions.id[inside], return_index=True, return_counts=True)
     began[traded - first] = start_ns[inside[at]]
     ended[traded - first] = start_ns[inside[at + count - 1]] + minutes * MINUTE_NS
     return (
-        _in_order(day.open_ns[held], closes, began[off], ended[off]),
+        _merge_spans(day.open_ns[held], closes, began[off], ended[off]),
         (day.open_ns[~held & ~weekday], day.close_ns[~held & ~weekday]),
-        _in_order(day.open_ns[off], began[off], ended[off], day.close_ns[off]),
+        _merge_spans(day.open_ns[off], began[off], ended[off], day.close_ns[off]),
         (closes[short], regular[short]),
     )
 
 
-def _in_order(begin: np.ndarray, end: np.ndarray, more_begin: np.ndarray, more_end: np.ndarray):
+def _merge_spans(begin: np.ndarray, end: np.ndarray, more_begin: np.ndarray, more_end: np.ndarray):
     order = np.argsort(np.concatenate([begin, more_begin]), kind="stable")
     return np.concatenate([begin, more_begin])[order], np.concatenate([end, more_end])[order]
 
 
 def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.ndarray) -> np.ndarray:
-    """int64[G]: minutes of [since, until) within the spans, which increase and do not touch."""
+    """Return int64[G]: minutes of [since, until) within the spans, which increase and do not touch."""
     if not len(begin):
         return np.zeros(len(since), np.int64)
     before = np.concatenate([[0], np.cumsum(end - begin)])
@@ -170,29 +173,30 @@ def _overlap(begin: np.ndarray, end: np.ndarray, since: np.ndarray, until: np.nd
 
 
 def _daily_halts(begin: np.ndarray, row: np.ndarray, within: np.ndarray, sessions: Sessions) -> np.ndarray:
-    """bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
+    """Return bool[G]: gaps that begin at the same minute of most sessions between their first and last time."""
     day = sessions.id[row - 1]
     minute = np.where(within, (begin - sessions.open_ns[row - 1]) // MINUTE_NS, -1)
     halt = np.zeros(len(row), bool)
     present = np.unique(sessions.id)
     offsets, times = np.unique(minute[within], return_counts=True)
     for offset in offsets[times >= HALT_DAYS].tolist():
-        mine = np.flatnonzero(minute == offset)
-        since, until = np.searchsorted(present, (day[mine[0]], day[mine[-1]] + 1))
-        halt[mine] = len(mine) >= HALT_SHARE * (until - since)
+        of_kind = np.flatnonzero(minute == offset)
+        since, until = np.searchsorted(present, (day[of_kind[0]], day[of_kind[-1]] + 1))
+        halt[of_kind] = len(of_kind) >= HALT_SHARE * (until - since)
     return halt
 
 
 def _paged(at: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """bool: holes that belong to at least PAGES in a row with one length and one distance.
+    """Return bool: holes that belong to at least PAGES consecutive ones of equal length and distance.
 
-    at : int64, open minutes before each hole, increasing.  length : its open minutes.
+    at : int64, open minutes before each hole, increasing
+    length : int64, open minutes of each hole
     """
     distance = np.diff(at)
     paged = np.zeros(len(at), bool)
-    alike = np.abs(np.diff(length)) <= PAGE_TOLERANCE * length[1:]
+    similar = np.abs(np.diff(length)) <= PAGE_TOLERANCE * length[1:]
     even = np.zeros(len(at), bool)  # hole k stands as far from k-1 as k+1 stands from it, and all three are as long
-    even[1:-1] = alike[1:] & alike[:-1] & (np.abs(np.diff(distance)) <= PAGE_TOLERANCE * distance[1:])
+    even[1:-1] = similar[1:] & similar[:-1] & (np.abs(np.diff(distance)) <= PAGE_TOLERANCE * distance[1:])
     edge = np.flatnonzero(np.diff(np.concatenate([[False], even, [False]]).astype(np.int8)))
     for first, after in zip(edge[::2].tolist(), edge[1::2].tolist(), strict=True):
         if after - first + 2 >= PAGES:

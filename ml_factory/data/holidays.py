@@ -81,15 +81,16 @@ _SINGLE_DAYS = {
 
 
 @lru_cache(maxsize=2)
-def _book(name: str) -> exchange_calendars.ExchangeCalendar:
+def _exchange_calendar(name: str) -> exchange_calendars.ExchangeCalendar:
+    """Load the calendar from `exchange_calendars`."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # its own use of pandas, harmless here
+        warnings.simplefilter("ignore", DeprecationWarning)  # raised by the package's own use of pandas
         return exchange_calendars.get_calendar(name, start=YEARS[0], end=YEARS[1])
 
 
 def open_days(calendar: str) -> np.ndarray:
-    """int64: the days since 1970-01-01 on which the exchange trades, increasing. `calendar` is one of EXCHANGE."""
-    held = _book(EXCHANGE[calendar]).sessions.as_unit("ns").asi8 // DAY_NS
+    """Return the days since 1970-01-01 (int64, increasing) on which the exchange trades."""
+    held = _exchange_calendar(EXCHANGE[calendar]).sessions.as_unit("ns").asi8 // DAY_NS
     if calendar not in _SHORT_DAYS:
         return held
     more = [_day(text) for text, groups in _SINGLE_DAYS.items() if calendar in groups]
@@ -97,24 +98,24 @@ def open_days(calendar: str) -> np.ndarray:
 
 
 def short_days(calendar: str) -> tuple[np.ndarray, np.ndarray]:
-    """(days since 1970-01-01, increasing; minute of each day, on the exchange's clock, at which it closes early)."""
-    book = _book(EXCHANGE[calendar])
+    """Return (days since 1970-01-01, increasing; minute on the exchange's clock of each early close)."""
+    calendar_table = _exchange_calendar(EXCHANGE[calendar])
     if calendar not in _SHORT_DAYS:
-        closes = pd.DatetimeIndex(book.closes[book.early_closes]).tz_convert(book.tz)
+        closes = pd.DatetimeIndex(calendar_table.closes[calendar_table.early_closes]).tz_convert(calendar_table.tz)
         minutes = (closes.hour * 60 + closes.minute).to_numpy(np.int64)
-        return book.early_closes.as_unit("ns").asi8 // DAY_NS, minutes
+        return calendar_table.early_closes.as_unit("ns").asi8 // DAY_NS, minutes
     found = {}
-    for day, kind in _kinds_of_short_days(book).items():
+    for day, kind in _kinds_of_short_days(calendar_table).items():
         found[day] = _minute(_SHORT_DAYS[calendar].get(kind, ()), day)
     found |= {_day(text): groups[calendar] for text, groups in _SINGLE_DAYS.items() if calendar in groups}
     found = {day: minute for day, minute in sorted(found.items()) if minute is not None}
     return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
 
 
-def _kinds_of_short_days(book: exchange_calendars.ExchangeCalendar) -> dict[int, str]:
-    """Day since 1970-01-01 -> the kind of each short day at CME."""
+def _kinds_of_short_days(calendar_table: exchange_calendars.ExchangeCalendar) -> dict[int, str]:
+    """Return the kind of each short day at CME by day since 1970-01-01."""
     kinds = {}
-    for stamp in book.early_closes:
+    for stamp in calendar_table.early_closes:
         eve = stamp.month == 12
         friday = stamp.month == 11 and stamp.day_of_week == 4
         kinds[stamp.value // DAY_NS] = "christmas eve" if eve else "thanksgiving friday" if friday else "holiday"
@@ -128,13 +129,13 @@ def _kinds_of_short_days(book: exchange_calendars.ExchangeCalendar) -> dict[int,
 
 
 def _minute(hours: tuple[tuple[int, int | None], ...], day: int) -> int | None:
-    """The minute that holds in the day's year; None for the regular close."""
+    """Return the closing minute that is valid in the day's year; None for the regular close."""
     year = int(str(np.datetime64(day, "D"))[:4])
     return next((minute for since, minute in reversed(hours) if year >= since), _REGULAR)
 
 
 def _observed(day: int) -> int:
-    """The weekday on which a holiday is kept: Friday for a Saturday, Monday for a Sunday."""
+    """Return the weekday on which a holiday is observed: Friday for a Saturday, Monday for a Sunday."""
     weekday = (day + 3) % 7
     return day - (weekday == 5) + (weekday == 6)
 

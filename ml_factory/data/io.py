@@ -1,4 +1,4 @@
-"""Bars from files: Parquet and CSV in, the workspace's raw Parquet out."""
+"""Read bars from Parquet and CSV files, and write the workspace's raw Parquet."""
 
 import csv
 import gzip
@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow
 
 from ml_factory.argument_checks import check_file
-from ml_factory.data.bad_rows import refuse_bad_rows, shown_lines, skipped_finding, skipped_table, without_bad_rows
+from ml_factory.data.bad_rows import format_lines, refuse_bad_rows, skipped_finding, skipped_table, without_bad_rows
 from ml_factory.data.report import BarReport, Finding, refuse
 from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MarketSpec, market_for
@@ -35,40 +35,47 @@ DELIMITERS = (",", ";", "\t", "|")
 CONTRACT_COLUMNS = ("contract", "expiry", "instrument", "symbol")  # the first found wins
 _TEXT_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
 _HEAD_BYTES = 65_536
-# Until 3.1 pandas reads decimals a last bit off unless told otherwise; since then it warns when told.
+# Before 3.1 pandas parses decimals inexactly in the last bit without this option; since then the option is deprecated.
 _EXACT = {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 
 
 def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_bad: bool = False) -> pd.DataFrame:
-    """The table in a Parquet or CSV file (also .gz), whatever its columns; notes about it in `.attrs["notes"]`.
+    """Read the table in a Parquet or CSV file (also .gz), whatever its columns.
 
-    path : also gs://bucket/folder/file, which is copied to this machine once.
-    delimiter : of a CSV; found from its first lines if None (comma, semicolon, tab or bar).
-    skip_bad : lines of a CSV with another number of fields are left out; `.attrs["skipped"]` has their (number, text).
-    Raises BarsError for a file that is absent, empty, cut short or neither.
+    Notes about the table are in `.attrs["notes"]`.
+
+    Parameters
+    ----------
+    path : also gs://bucket/folder/file, which is downloaded once
+    delimiter : of a CSV; None: inferred from its first lines (comma, semicolon, tab or bar)
+    skip_bad : leave out lines of a CSV with another number of fields; `.attrs["skipped"]` has their (number, text)
+
+    Raises
+    ------
+    BarsError : the file is absent, empty, truncated or of another format
     """
-    path = local_file(path)
+    path = local_path_of(path)
     check_file(path)
-    with local_copy(path) as here:
-        return _read(path, here, delimiter, skip_bad)
+    with local_copy(path) as local:
+        return _read(path, local, delimiter, skip_bad)
 
 
-def local_file(source: str | os.PathLike) -> Path:
-    """Where a file of the user lies on this machine or a mount; one in a bucket is copied here."""
+def local_path_of(source: str | os.PathLike) -> Path:
+    """Return the local path of the user's file; a file in a bucket is downloaded."""
     if "://" in os.fspath(source):
         return importlib.import_module("ml_factory.storage.buckets").file_at(os.fspath(source))
     return Path(source).expanduser()
 
 
-def _read(path: Path, here: Path, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
-    """path : what the user calls it.  here : where it is read."""
-    head = _first_bytes(path, here)
+def _read(path: Path, local: Path, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
+    """Read `local`, naming it `path` in messages."""
+    head = _first_bytes(path, local)
     if head[:4] == b"PK\x03\x04":
         step = "save the sheet or the archive's table as CSV or Parquet"
         raise BarsError("This is a workbook or an archive", where=path, wanted="Parquet or CSV", next_step=step)
     if head[:4] == b"PAR1" or path.suffix.lower() in (".parquet", ".pq"):
-        return _read_parquet(path, here)
-    return _read_csv(path, here, head, delimiter, skip_bad)
+        return _read_parquet(path, local)
+    return _read_csv(path, local, head, delimiter, skip_bad)
 
 
 def import_bars(
@@ -82,23 +89,28 @@ def import_bars(
     roll: RollSpec | None = None,
     calendar: str | None = None,
 ) -> BarReport:
-    """Check bars and put them at data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
+    """Check bars and write them to data/raw/{SYMBOL}_1m.parquet in one step; nothing is written if they are refused.
 
     Bars of 5 minutes go to {SYMBOL}_5m.parquet, and so on. A symbol has bars of one length: others are refused.
+    Previous bars with other content are kept once, as {SYMBOL}_1m.previous.parquet. With `spec.skip_bad` the skipped
+    rows are listed in {SYMBOL}_skipped.csv in the same folder.
 
-    source : a file (also gs://bucket/folder/file), or a table already read. With `spec.skip_bad` the rows that were
-    left out are listed in {SYMBOL}_skipped.csv in the same folder. Bars of other content that were there are kept once
-    more, as {SYMBOL}_1m.previous.parquet.
-    roll : joins bars of several contracts to one series (`contracts.continuous`); the file then also has `contract`,
-    `chain` (for features), `factor` and `shift`, which give the contracts' own prices back.  calendar : whose
-    sessions the rolls follow, if
-    it is not to be looked up by symbol.
+    Parameters
+    ----------
+    source : a file (also gs://bucket/folder/file), or a table
+    workspace, symbol : the destination
+    spec : spelling of the bars
+    market : calendar, tick and length of bars; None: looked up or inferred
+    delimiter : of a CSV
+    roll : joins bars of several contracts to one series (`rolls.continuous`); the file then also has `contract`,
+        `chain` (for features), and `factor` and `shift`, which restore the contracts' own prices
+    calendar : calendar for the rolls, if it is not to be looked up by symbol
     """
     spec, path = spec or BarSpec(), workspace.raw_bars(symbol)
     if market is not None and spec.minutes is None:
         spec = replace(spec, minutes=market.bar_minutes)
     where = "bars" if isinstance(source, pd.DataFrame) else source
-    file = None if isinstance(source, pd.DataFrame) else local_file(source)
+    file = None if isinstance(source, pd.DataFrame) else local_path_of(source)
     raw = source if isinstance(source, pd.DataFrame) else _read_to_import(source, file, delimiter, spec)
     rows, skipped = len(raw) + len(raw.attrs.get("skipped", ())), []
     if spec.skip_bad:
@@ -112,31 +124,31 @@ def import_bars(
         refuse_bad_rows(raw, spec, file, error)
         raise
     if is_file(path):
-        _same_length(path, report.minutes)
+        _check_bar_length(path, report.minutes)
     path = workspace.raw_bars(symbol, report.minutes)
     if skipped:
         report = replace(report, findings=(skipped_finding(skipped, rows), *report.findings))
         listed = skipped_table(skipped).to_csv(index=False)
         write_bytes_atomic(path.with_name(f"{symbol}_skipped.csv"), listed.encode())
     if is_file(path):
-        if file is not None and _is_at(file, path):
+        if file is not None and _same_file(file, path):
             return report
-        if _holds(path, bars):
-            return report  # the same bars once more: what was there before them stays the previous
-        _keep_previous(path)
+        if _has_equal_bars(path, bars):
+            return report  # equal bars: the backup of the previous ones stays
+        _back_up_previous(path)
     write_bars(path, bars)
     return report
 
 
 def _read_to_import(source: str | os.PathLike, file: Path, delimiter: str | None, spec: BarSpec) -> pd.DataFrame:
-    """The table; where lines of a CSV have another number of fields, the error lists all other bad rows too."""
+    """Read the table; where lines of a CSV have another number of fields, the error lists all bad rows."""
     try:
         return read_table(source, delimiter=delimiter, skip_bad=spec.skip_bad)
     except BarsError as error:
         try:
             others = None if spec.skip_bad else read_table(source, delimiter=delimiter, skip_bad=True)
         except BarsError:
-            others = None  # nothing can be read of this file
+            others = None  # the file cannot be read at all
         if others is not None and "skipped" in others.attrs:
             refuse_bad_rows(others, spec, file, error)
         raise
@@ -151,7 +163,7 @@ def _join_contracts(
     symbol: str,
     calendar: str | None,
 ) -> tuple[pd.DataFrame, BarReport]:
-    """Checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
+    """Return checked bars of one series, with `contract`, `factor` and `shift`, and their report."""
     plain = {str(name).strip().lower(): name for name in raw.columns}
     named = next((plain[name] for name in CONTRACT_COLUMNS if name in plain), None)
     if named is None:
@@ -169,19 +181,19 @@ def _join_contracts(
     joined, rolls = continuous(table, roll, market or market_for(symbol, table, bar_minutes=minutes))
     if not len(joined):
         step = "give bars of more days, or name the contract to begin with: RollSpec(first=...)"
-        raise BarsError("The first session decides the first contract, and no other came", where=where, next_step=step)
+        raise BarsError("No bars after the session that decides the first contract", where=where, next_step=step)
     own = [name for name in joined.columns if name not in ("factor", "shift")]
-    # joined bars are in the contract's form: nothing is to be shifted or translated again
+    # joined bars are in canonical form: no zone, stamp or spelling is to be mapped again
     bars, report = check_bars(
         joined[own].reset_index(), BarSpec(minutes, strict=spec.strict), where=where, market=market, symbol=symbol
     )
-    told = [finding for finding in findings if finding.severity != "refused"] + _told_rolls(rolls, table, joined)
-    report = replace(report, findings=(*told, *report.findings))
+    findings = [finding for finding in findings if finding.severity != "refused"] + _roll_findings(rolls, table, joined)
+    report = replace(report, findings=(*findings, *report.findings))
     return bars.join(joined[["factor", "shift"]]), report
 
 
 def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
-    """bool[N]: rows that say again, in every number, what the row before them said."""
+    """Return bool[N]: rows that repeat the previous row in every number."""
     again = np.zeros(len(keys), bool)
     again[1:] = (keys[1:] == keys[:-1]).all(1)
     for column in values.values():
@@ -189,51 +201,51 @@ def _repeated(keys: np.ndarray, values: dict[str, np.ndarray]) -> np.ndarray:
     return again
 
 
-def _told_rolls(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
-    """What was joined to what, and where two contracts never traded in one minute."""
+def _roll_findings(rolls: pd.DataFrame, table: pd.DataFrame, joined: pd.DataFrame) -> list[Finding]:
+    """Return findings on the joined contracts, and on pairs without a common minute."""
     count = table["contract"].nunique()
-    message = f"{len(table):,} bars of {count} contracts joined into {len(joined):,}; rows of what follows count these"
-    told = [Finding("contracts", "mapped", np.empty(0, np.int64), message)]
+    message = f"{len(table):,} bars of {count} contracts joined into {len(joined):,}; later row numbers count these"
+    findings = [Finding("contracts", "mapped", np.empty(0, np.int64), message)]
     for one in rolls.itertuples():
         row = np.array([joined.index.searchsorted(one.at)], np.int64)
         begin = f"{one.contract} from {one.at:%Y-%m-%d %H:%M} UTC ({one.why})"
-        told.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
+        findings.append(Finding("rolled", "mapped", row, f"{begin}: times {one.factor:.6g}, plus {one.shift:.6g}"))
         if one.why == "floor":
             message = f"differences would carry {one.contract} to under half of its own price, and then to zero: from "
             message += (
                 f"{one.at:%Y-%m-%d %H:%M} UTC on the series, features and labels go by the contracts' own returns"
             )
-            told.append(Finding("floor", "reported", row, message))
+            findings.append(Finding("floor", "reported", row, message))
         elif one.previous and pd.isna(one.common):
             message = f"{one.previous} and {one.contract} never traded in one minute before {one.at}: prices jump there"
-            told.append(Finding("unjoined_roll", "reported", row, message))
-    return told
+            findings.append(Finding("unjoined_roll", "reported", row, message))
+    return findings
 
 
-def raw_minutes(workspace: Workspace, symbol: str, given: int | None = None) -> int:
-    """Minutes of the symbol's raw bars, as the file's name has them; SettingsError where others are given."""
-    return _same_length(require_raw_bars(workspace, symbol), given)
+def raw_bar_minutes(workspace: Workspace, symbol: str, given: int | None = None) -> int:
+    """Return the minutes of the symbol's raw bars, by the file's name; raise SettingsError for others."""
+    return _check_bar_length(require_raw_bars(workspace, symbol), given)
 
 
-def _same_length(path: Path, given: int | None) -> int:
-    there = parse_raw_name(path.name)[1]
-    if given not in (None, there):
+def _check_bar_length(path: Path, given: int | None) -> int:
+    existing = parse_raw_name(path.name)[1]
+    if given not in (None, existing):
         raise SettingsError(
-            "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{there} min",
+            "A symbol has raw bars of one length", where=path, got=f"bars of {given} min", wanted=f"{existing} min",
             next_step=f"move {path.name} away first, or use another workspace (--workspace)",
         )  # fmt: skip
-    return there
+    return existing
 
 
 def load_bars(
     workspace: Workspace, symbol: str, spec: BarSpec | None = None, *, market: MarketSpec | None = None
 ) -> tuple[pd.DataFrame, BarReport]:
-    """Checked bars of the workspace's raw file, and their report.
+    """Read and check the bars of the workspace's raw file; return them with their report.
 
-    Raises NotPreparedError when there is no such file, BarsError when it cannot be read or breaks the contract.
+    Raises NotPreparedError when there is no such file, BarsError when it cannot be read or its bars are refused.
     """
     path = require_raw_bars(workspace, symbol)
-    spec = replace(spec or BarSpec(), minutes=raw_minutes(workspace, symbol, spec and spec.minutes))
+    spec = replace(spec or BarSpec(), minutes=raw_bar_minutes(workspace, symbol, spec and spec.minutes))
     with phase("reading") as done:
         table = read_table(path)
         done(len(table))
@@ -242,64 +254,64 @@ def load_bars(
 
 
 def write_bars(path: str | os.PathLike, bars: pd.DataFrame) -> None:
-    """Checked bars as Parquet, in one step: a column `timestamp` (UTC, start) and then the others."""
+    """Write checked bars as Parquet in one step: a column `timestamp` (UTC, start) and then the others."""
     table = bars.reset_index()
-    replace_file(path, lambda aside: table.to_parquet(aside, index=False, compression="zstd"))
+    replace_file(path, lambda temporary: table.to_parquet(temporary, index=False, compression="zstd"))
 
 
-def _is_at(source: Path, path: Path) -> bool:
-    """Whether the source is that very file; on two mounts, or on one alone, it is not."""
+def _same_file(source: Path, path: Path) -> bool:
+    """Return whether the source is that very file; files on different mounts are not compared."""
     if mount_table.mount_of(source) != mount_table.mount_of(path):
         return False
     with disk_errors(path):
         return file_access.same_file(path, os.path.abspath(source))
 
 
-def _holds(path: Path, bars: pd.DataFrame) -> bool:
-    with local_copy(path) as here:
+def _has_equal_bars(path: Path, bars: pd.DataFrame) -> bool:
+    with local_copy(path) as local:
         try:
-            return pd.read_parquet(here).equals(bars.reset_index())
+            return pd.read_parquet(local).equals(bars.reset_index())
         except (pyarrow.ArrowException, OSError, ValueError):
             return False
 
 
-def _keep_previous(path: Path) -> None:
+def _back_up_previous(path: Path) -> None:
     previous = path.with_name(path.stem + ".previous.parquet")
     content = read_file(path)
     if not is_file(previous) or read_file(previous) != content:
         write_bytes_atomic(previous, content)
 
 
-def _first_bytes(path: Path, here: Path) -> bytes:
+def _first_bytes(path: Path, local: Path) -> bytes:
     try:
-        with open(here, "rb") as file:
+        with open(local, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise BarsError("This file cannot be read", where=path, got=error.strerror) from error
     if not head.strip():
         raise BarsError(
-            "The file is empty", where=path, got=f"{here.stat().st_size} bytes", next_step="export it again"
+            "The file is empty", where=path, got=f"{local.stat().st_size} bytes", next_step="export it again"
         )
     return head
 
 
-def _read_parquet(path: Path, here: Path) -> pd.DataFrame:
+def _read_parquet(path: Path, local: Path) -> pd.DataFrame:
     try:
-        return pd.read_parquet(here)
+        return pd.read_parquet(local)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        with open(here, "rb") as file:
+        with open(local, "rb") as file:
             begin = file.read(4)
-            file.seek(max(0, here.stat().st_size - 4))
+            file.seek(max(0, local.stat().st_size - 4))
             whole = begin == b"PAR1" and file.read(4) == b"PAR1"
         got = str(error).splitlines()[0] if whole else "a Parquet file that is cut short, or another format"
         step = "download or export the file again"
         raise BarsError("This Parquet file cannot be read", where=path, got=got, next_step=step) from error
 
 
-def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
+def _read_csv(path: Path, local: Path, head: bytes, delimiter: str | None, skip_bad: bool) -> pd.DataFrame:
     encoding = next((name for mark, name in _TEXT_MARKS.items() if head.startswith(mark)), "utf-8")
     try:
-        with gzip.open(here) if head[:2] == b"\x1f\x8b" else open(here, "rb") as file:
+        with gzip.open(local) if head[:2] == b"\x1f\x8b" else open(local, "rb") as file:
             text = file.read().decode(encoding)
     except UnicodeDecodeError as error:
         got = f"byte {error.start} is not {encoding} text"
@@ -313,8 +325,8 @@ def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None, skip_b
         table = pd.read_csv(io.StringIO(text), sep=delimiter, skipinitialspace=True, low_memory=False, **_EXACT)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         ragged = _without_ragged(text, delimiter)[1]
-        got = shown_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
-        step = f"every line needs {width} fields like the first; mend these lines, or leave them out (--skip-bad)"
+        got = format_lines(ragged) or str(error).removeprefix("Error tokenizing data. C error: ").strip()
+        step = f"every line needs {width} fields like the first; correct these lines, or leave them out (--skip-bad)"
         raise BarsError("This CSV cannot be read", where=path, got=got, next_step=step) from error
     if not len(table):
         raise BarsError("No bars", where=path, got="a header and no rows", next_step="export the file again")
@@ -326,7 +338,7 @@ def _read_csv(path: Path, here: Path, head: bytes, delimiter: str | None, skip_b
 
 
 def _without_ragged(text: str, delimiter: str | None) -> tuple[str, list[tuple[int, str]]]:
-    """The text without lines that have another number of fields than the first, and these as (number from 1, line)."""
+    """Remove lines whose number of fields differs from the first; return the text and (number from 1, line)."""
     lines = text.splitlines()
     first = next((line for line in lines if line.strip()), "")
     delimiter = delimiter or max(DELIMITERS, key=first.count)
@@ -343,7 +355,7 @@ def _without_ragged(text: str, delimiter: str | None) -> tuple[str, list[tuple[i
 
 
 def _check_layout(path: Path, text: str, delimiter: str | None) -> tuple[int, str]:
-    """Fields of the header, and the delimiter; refuses what would be read as something else without a word."""
+    """Return the number of fields and the delimiter; refuse text that pandas would silently misread."""
     lines = [line for line in text[:_HEAD_BYTES].splitlines() if line.strip()]
     lines = lines[:50] if len(lines) > 50 or len(text) <= _HEAD_BYTES else lines[:-1]
     delimiter = delimiter or max(DELIMITERS, key=lambda mark: lines[0].count(mark))

@@ -1,7 +1,7 @@
-"""Bars by their prefix: a hash of the first so many, made once and gone on with.
+"""Incremental hashes of bar prefixes.
 
-Chained over blocks of 65,536 bars: the hash at a block's edge goes on into the next one, so that any number of
-prefixes of the same bars costs one pass over them, and bars that were appended leave the hashes before them.
+Chained over blocks of 65,536 bars: the hash at a block's edge continues into the next block, so that any number of
+prefixes of the same bars costs one pass over them, and appended bars leave the earlier hashes unchanged.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ BLOCK_ROWS = 65_536
 class PrefixHasher:
     """SHA-256 (hex) of the first bars: times, columns and every value's bits; file format and metadata do not matter.
 
-    bars : checked bars, which do not change while this is used.
+    bars : checked bars, which must not change while the hasher is used
     """
 
     def __init__(self, bars: pd.DataFrame):
@@ -28,30 +28,30 @@ class PrefixHasher:
     def __len__(self) -> int:
         return len(self.bars)
 
-    def of(self, end: int) -> str:
-        """The hash of the first `end` bars."""
+    def hash_of(self, end: int) -> str:
+        """Return the hash of the first `end` bars."""
         if end not in self._found:
-            self._found[end] = self._made(end)
+            self._found[end] = self._compute(end)
         return self._found[end]
 
     @property
-    def whole(self) -> str:
-        """The hash of all bars."""
-        return self.of(len(self))
+    def total_hash(self) -> str:
+        """Hash of all bars."""
+        return self.hash_of(len(self))
 
-    def at_edges(self, rows: int) -> list[str]:
-        """The hash at each `block_edges` of the first `rows` bars."""
-        return [self.of(edge) for edge in block_edges(rows)]
+    def at_block_edges(self, rows: int) -> list[str]:
+        """Return the hash at each `block_edges` of the first `rows` bars."""
+        return [self.hash_of(edge) for edge in block_edges(rows)]
 
-    def _made(self, end: int) -> str:
+    def _compute(self, end: int) -> str:
         whole = end // BLOCK_ROWS
         while len(self._at_edge) <= whole:
             edge = (len(self._at_edge) - 1) * BLOCK_ROWS
-            self._at_edge.append(self._chained(self._at_edge[-1], edge, edge + BLOCK_ROWS))
+            self._at_edge.append(self._continue_hash(self._at_edge[-1], edge, edge + BLOCK_ROWS))
         edge = whole * BLOCK_ROWS
-        return (self._chained(self._at_edge[whole], edge, end) if end > edge else self._at_edge[whole]).hex()
+        return (self._continue_hash(self._at_edge[whole], edge, end) if end > edge else self._at_edge[whole]).hex()
 
-    def _chained(self, before: bytes, low: int, high: int) -> bytes:
+    def _continue_hash(self, before: bytes, low: int, high: int) -> bytes:
         digest = hashlib.sha256(before)
         for column in self._columns:
             digest.update(np.ascontiguousarray(column[low:high]))
@@ -59,5 +59,5 @@ class PrefixHasher:
 
 
 def block_edges(rows: int) -> list[int]:
-    """How many bars are before the end of each whole block."""
+    """Return the number of bars before the end of each whole block."""
     return list(range(BLOCK_ROWS, rows + 1, BLOCK_ROWS))

@@ -1,30 +1,28 @@
-"""What is strange about bars that keep the contract: reported, never repaired.
+"""Data-quality checks of bars that are valid: reported, never repaired.
 
-Every detector compares bars with their own market's habit (its calendar, tick, usual move, usual silence), so none
-knows a symbol or a file. Real markets do most of these things sometimes; the report says how often and where.
+Every detector compares bars with their own market (its calendar, tick, typical move, typical silence); none holds a
+constant of one symbol or file. Real markets do most of these things sometimes; the report lists how often and where.
 
-The report may look at the whole file, also ahead of a bar: it is made to be read by people. Nothing downstream
-reads it, so no feature or label can learn from it.
+The checks may use the whole file, also bars after a row: the report is made for people. Nothing downstream reads it, so
+no feature or label can learn from it.
 
-What one detector finds is put right for those that look after it (the clock, then the unit, then the level), so
-that one fault is told once. The bars themselves stay as they are.
+A fault that one detector finds is corrected for the next ones (first the time zone, then the unit, then the level), so
+that it is reported once. The bars themselves are not changed.
 """
 
 import numpy as np
 
 from ml_factory.data.gaps import LEGAL, Gaps, find_gaps, gap_findings
-from ml_factory.data.level_shifts import find_levels, level_findings
+from ml_factory.data.level_shifts import find_level_shifts, level_findings
+from ml_factory.data.outliers import find_off_tick, find_spikes, find_stale_prices
 from ml_factory.data.report import Finding
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
-from ml_factory.data.spikes import find_spikes
-from ml_factory.data.stale_prices import find_repeats
-from ml_factory.data.tick_grid import find_off_tick
 from ml_factory.data.time_zone_check import clock_findings, clock_shifts
 
-BESIDE_BARS = 5  # bars at most this far apart are neighbours
+ADJACENT_BARS = 5  # bars at most this far apart are neighbours
 
 
-def find_blemishes(
+def find_quality_issues(
     start_ns: np.ndarray,
     prices: dict[str, np.ndarray],
     volume: np.ndarray | None,
@@ -32,30 +30,40 @@ def find_blemishes(
     minutes: int,
     stamp: str,
 ) -> tuple[list[Finding], dict]:
-    """Findings (rows are positions in `start_ns`) and figures about the whole.
+    """Run every detector on checked bars.
 
-    start_ns : int64[N], increasing. prices : open, high, low, close, float64[N], checked.
-    volume : float64[N] with NaN where unknown, or None.
+    Parameters
+    ----------
+    start_ns : int64[N], increasing
+    prices : open, high, low, close -> float64[N], checked
+    volume : float64[N], NaN where unknown; None without volume
+    market : calendar and tick
+    minutes : length of a bar
+    stamp : "start" or "end", as the file was read
+
+    Returns
+    -------
+    (findings, figures) : rows are positions in `start_ns`; figures about the whole file
     """
     if not len(start_ns):
         return [], {}
     shift = clock_shifts(start_ns, sessions_of(start_ns, market.calendar), market.calendar, minutes)
-    mended = start_ns + shift * MINUTE_NS
-    sessions = sessions_of(mended, market.calendar)
-    gaps = find_gaps(mended, sessions, market.calendar, minutes)
+    corrected = start_ns + shift * MINUTE_NS
+    sessions = sessions_of(corrected, market.calendar)
+    gaps = find_gaps(corrected, sessions, market.calendar, minutes)
     edge = sessions.edges()
-    beside = follow_closely(mended, edge, minutes)
+    adjacent = follows_previous_bar(corrected, edge, minutes)
     log = {name: np.log(values) for name, values in prices.items()}
-    levels = find_levels(log, beside, edge)
+    levels = find_level_shifts(log, adjacent, edge)
     findings = [
-        *gap_findings(gaps, mended, minutes),
+        *gap_findings(gaps, corrected, minutes),
         *clock_findings(start_ns, shift, sessions, market, minutes, stamp),
         *level_findings(levels, log),
     ]
     if levels.unit.any():
         log = {name: values - levels.unit * np.log(10.0) for name, values in log.items()}
-    repeats = list(find_repeats(prices, volume, beside))
-    joined = beside.copy()
+    repeats = list(find_stale_prices(prices, volume, adjacent))
+    joined = adjacent.copy()
     joined[levels.roll] = joined[levels.adjustment] = False
     for stale in (found.rows for found in repeats if found.kind == "stale_run"):
         joined[stale] = joined[np.minimum(stale + 1, len(joined) - 1)] = False  # the price catches up after it
@@ -67,16 +75,16 @@ def find_blemishes(
     return merge_kinds(findings), _facts(gaps, sessions.inside, sessions.id, minutes)
 
 
-def follow_closely(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
-    """bool[N]: the bar comes a few bars' time after its predecessor, in the same session."""
+def follows_previous_bar(start_ns: np.ndarray, edge: np.ndarray, minutes: int) -> np.ndarray:
+    """Return bool[N]: the bar follows its predecessor within a few bars' time, in the same session."""
     step = np.diff(start_ns) // (minutes * MINUTE_NS)
-    beside = np.zeros(len(start_ns), bool)
-    beside[1:] = (step <= BESIDE_BARS) & (~edge[1:] | (step == 1))  # midnight parts no 24-hour market
-    return beside
+    adjacent = np.zeros(len(start_ns), bool)
+    adjacent[1:] = (step <= ADJACENT_BARS) & (~edge[1:] | (step == 1))  # midnight is no break in a 24-hour market
+    return adjacent
 
 
 def merge_kinds(findings: list[Finding]) -> list[Finding]:
-    """One finding a kind: a change of adjustment may show in the level and in the tick."""
+    """Merge findings of one kind: a change of adjustment may show in the level and in the tick."""
     merged: dict[str, Finding] = {}
     for found in findings:
         other = merged.get(found.kind)
@@ -88,8 +96,8 @@ def merge_kinds(findings: list[Finding]) -> list[Finding]:
 
 
 def _facts(gaps: Gaps, inside: np.ndarray, day: np.ndarray, minutes: int) -> dict:
-    """Sessions with bars, minutes the calendar calls open and those of them that have no bar, and gaps by kind."""
-    halts = (gaps.kind == "session") & (gaps.open == gaps.length)  # open by the calendar, closed by habit
+    """Return figures: sessions with bars, open minutes, open minutes without a bar, and gaps by kind."""
+    halts = (gaps.kind == "session") & (gaps.open == gaps.length)  # open by the calendar, closed on most days
     absent = int(gaps.open[~halts].sum())
     total = absent + int(inside.sum()) * minutes
     return {

@@ -1,7 +1,7 @@
-"""Coarse bars, each with the moment it became known.
+"""Resample bars to coarser ones, each with the moment it became known.
 
-A left-labelled 5-minute bar stamped 23:00 is known only at 23:05, so every bar carries `known_at` and everything
-downstream is joined on that and never on the label.
+A left-labelled 5-minute bar stamped 23:00 is known only at 23:05, so every bar carries `known_at`, and downstream joins
+use `known_at` and never the label.
 """
 
 from collections.abc import Iterable
@@ -23,12 +23,14 @@ PRICES = ("open", "high", "low", "close")
 class Frame:
     """Bars of one length as columns; every array has N entries in time order.
 
-    start, known_at : int64 nanoseconds, UTC, both rising. `known_at` is when the bar is complete.
-    open, high, low, close : float64. volume : float64, or None where the market has none.
-    session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start).
+    minutes : length of a bar; 0 for activity bars
+    start, known_at : int64 ns UTC, both increasing; `known_at` is when the bar is complete
+    open, high, low, close : float64
+    volume : float64, or None where the market has none
+    session : int32, the exchange day as days since 1970-01-01 (never a count from the file's start)
     segment : int32, changes at each session edge, hole and roll; labels and windows stay inside one, unless they are
-        asked to span sessions: then `stretches_between_rolls` bounds them.
-    chain : float64, or None: prices times it do not jump where the contract changes (`chained`).
+        asked to span sessions: then `stretches_between_rolls` bounds them
+    chain : float64, or None: prices times it do not jump where the contract changes (`roll_adjusted`)
     """
 
     minutes: int
@@ -48,17 +50,22 @@ class Frame:
 
 
 def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minutes: int | None = None) -> Frame:
-    """Bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
+    """Resample to bars of `minutes`, anchored at each session's open; 1440 is the exchange day, whatever its length.
 
-    bars : checked bars, index = UTC starts, increasing; bars outside the calendar's sessions (the halt, weekends, after
-        hours) are left out. An optional column `contract` names each bar's contract, and `chain` is as of `Frame`.
-    bar_minutes : length of the bars; None: the market's.
     A bucket is known at its nominal end, or at the session's close for the last short one; minutes without trades
-    neither delay it nor move it. A bucket without any bar does not exist. The bucket in which the feed stops is
-    emitted only if the feed's last bar reaches its `known_at`, so more bars never change a row already there.
-    A bucket never mixes two contracts. At a roll inside it the old contract's part is known when the new contract's
-    first bar is complete, which proves it is over; the new part starts at that bar. Where the new part is complete
-    at that same moment, the old part is left out: one row a moment, and the freshest.
+    neither delay nor move it. A bucket without any bar does not exist. The bucket in which the feed stops is emitted
+    only if the feed's last bar reaches its `known_at`, so more bars never change an existing row. A bucket never mixes
+    two contracts. At a roll inside a bucket the old contract's part is known when the new contract's first bar is
+    complete; the new part starts at that bar. Where both parts are complete at the same moment, the old part is left
+    out: one row a moment, and the most recent.
+
+    Parameters
+    ----------
+    bars : checked bars, index = UTC starts, increasing; bars outside the calendar's sessions (the halt, weekends, after
+        hours) are left out. The optional column `contract` names each bar's contract; `chain` is as in `Frame`
+    market : the market
+    minutes : length of the new bars
+    bar_minutes : length of the bars; None: the market's
     """
     return frames_of(bars, market, (minutes,), bar_minutes=bar_minutes)[minutes]
 
@@ -66,25 +73,31 @@ def base_frame(bars: pd.DataFrame, market: MarketSpec, minutes: int, *, bar_minu
 def frames_of(
     bars: pd.DataFrame, market: MarketSpec, minutes: Iterable[int], *, bar_minutes: int | None = None, threads: int = 1
 ) -> dict[int, Frame]:
-    """`base_frame` for several lengths at once: sessions, holes and rolls are looked up once for all.
+    """Resample to several lengths at once as `base_frame`: sessions, holes and rolls are looked up once for all.
 
     Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
-    (read-only where pandas says so). threads : frames made side by side; the bits do not depend on it.
+    (read-only where pandas says so).
+
+    threads : frames made in parallel; the bits do not depend on it
     """
     lengths, bar_minutes = tuple(minutes), bar_minutes or market.bar_minutes
     for length in lengths:
         check_length(length, bar_minutes)
-    start, columns, names = chunk = chunk_of(bars, market)
+    start, columns, names = chunk = to_chunk(bars, market)
     contract = contract_codes(names, [])
-    table = bar_kernels.stretches_of(bar_kernels.days_of(start), market.calendar)
+    table = bar_kernels.trading_stretches(bar_kernels.utc_days(start), market.calendar)
     bar_ns, silence_ns = bar_minutes * MINUTE_NS, (market.hole_minutes + bar_minutes) * MINUTE_NS
-    runs, wrong = bar_kernels.runs_of(start, contract, table, bar_ns, silence_ns, bar_kernels.first_place())
+    runs, wrong = bar_kernels.trading_runs(start, contract, table, bar_ns, silence_ns, bar_kernels.initial_position())
     refuse_overlap(chunk, wrong, bar_minutes)
 
     feed_end = int(start[-1]) + bar_ns if len(start) else 0
 
     def make(some: tuple[int, ...]) -> list[Frame]:
-        own = _bars_themselves(start, columns, runs, bar_minutes, market.has_volume) if some == (bar_minutes,) else None
+        own = (
+            _frame_without_copy(start, columns, runs, bar_minutes, market.has_volume)
+            if some == (bar_minutes,)
+            else None
+        )
         if own is not None:
             return [own]
         buckets = np.zeros(len(some), bar_kernels.BUCKET)
@@ -103,7 +116,7 @@ def frames_of(
 
 
 def check_length(minutes: int, bar_minutes: int) -> None:
-    """SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
+    """Raise SettingsError unless frames of `minutes` can be made of bars of `bar_minutes`."""
     if minutes < bar_minutes or minutes % bar_minutes:
         wanted = f"a multiple of the bars' own {bar_minutes}"
         step = "give FeatureSpec(base_minutes=..., frames=...) of such multiples, or bars that divide the frames"
@@ -113,41 +126,45 @@ def check_length(minutes: int, bar_minutes: int) -> None:
 
 
 class Chunk(NamedTuple):
-    """Bars as arrays. start : int64[N] ns, UTC.  columns : open, high, low, close, volume, chain (the last two empty
-    where there is none), each float64[N].  contract : names[N], or None."""
+    """Bars as arrays.
+
+    start : int64[N] ns, UTC
+    columns : open, high, low, close, volume, chain, each float64[N] (the last two empty where absent)
+    contract : names[N], or None
+    """
 
     start: np.ndarray
     columns: tuple[np.ndarray, ...]
     contract: pd.Series | None
 
     def part(self, first: int, stop: int) -> "Chunk":
-        """Rows [first, stop)."""
-        columns = tuple(column[first:stop] for column in self.columns)  # an empty one stays empty
+        """Return rows [first, stop)."""
+        columns = tuple(column[first:stop] for column in self.columns)
         contract = None if self.contract is None else self.contract.iloc[first:stop]
         return Chunk(self.start[first:stop], columns, contract)
 
 
-def chunk_of(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
-    """The bars as arrays, not copied where they are float64; BarsError where the market's volume is lacking."""
+def to_chunk(bars: pd.DataFrame, market: MarketSpec) -> Chunk:
+    """Return the bars as arrays, not copied where they are float64; raise BarsError where volume is absent."""
     if market.has_volume and "volume" not in bars:
-        step = "prepare anew from a file with volume, or give has_volume=False"
+        step = "prepare again from a file with volume, or give has_volume=False"
         raise BarsError("The market has volume but the bars have none", where=market.symbol, next_step=step)
     columns = [bars[name].to_numpy(float) for name in PRICES]
     columns.append(bars["volume"].to_numpy(float) if market.has_volume else np.empty(0))
     rolled = "chain" in bars and (bars["chain"] != 1.0).any()
     columns.append(bars["chain"].to_numpy(float) if rolled else np.empty(0))
-    return Chunk(still(bars.index.as_unit("ns").asi8), tuple(map(still, columns)), bars.get("contract"))
+    return Chunk(readonly_view(bars.index.as_unit("ns").asi8), tuple(map(readonly_view, columns)), bars.get("contract"))
 
 
-def still(values: np.ndarray) -> np.ndarray:
-    """A contiguous read-only view: pandas 2 gives writable arrays, 3 does not, and each kind compiles anew."""
+def readonly_view(values: np.ndarray) -> np.ndarray:
+    """Return a contiguous read-only view: pandas 2 gives writable arrays, 3 does not; numba compiles for each."""
     view = np.ascontiguousarray(values).view()
     view.flags.writeable = False
     return view
 
 
 def contract_codes(names: pd.Series | None, seen: list[str]) -> np.ndarray:
-    """int64[N] positions in `seen`, which grows by new names; empty without contracts."""
+    """Return int64[N] positions in `seen`, extended by new names; empty without contracts."""
     if names is None:
         return np.empty(0, np.int64)
     codes, found = pd.factorize(names, use_na_sentinel=False)
@@ -157,7 +174,7 @@ def contract_codes(names: pd.Series | None, seen: list[str]) -> np.ndarray:
 
 
 def refuse_overlap(chunk: Chunk, row: int, bar_minutes: int) -> None:
-    """BarsError where `row` (unless -1) starts before the bar before it ends."""
+    """Raise BarsError where `row` (unless -1) starts before the end of the previous bar."""
     if row >= 0:
         wanted = f"bars of {bar_minutes} min in time order, none twice"
         step = "pass the bars through check_bars, or give their own bar_minutes"
@@ -175,12 +192,14 @@ def next_buckets(
     clock: int,
     has_volume: bool,
 ) -> list[Frame]:
-    """For each length the buckets that these runs complete, and the last one if `clock` (ns) reaches its `known_at`.
+    """Return for each length the buckets that these runs complete.
 
-    buckets : frames.BUCKET[F], the unfinished one of each length before these bars, and after them.
+    The last bucket is included if `clock` (ns) reaches its `known_at`.
+
+    buckets : BUCKET[F], the unfinished one of each length before these bars, updated
     """
     widths_ns = np.array(lengths, np.int64) * MINUTE_NS
-    begins = np.cumsum([0] + [bar_kernels.most_buckets(start, runs, width) for width in widths_ns.tolist()])
+    begins = np.cumsum([0] + [bar_kernels.max_buckets(start, runs, width) for width in widths_ns.tolist()])
     times, prices = np.empty((2, begins[-1]), np.int64), np.empty((6, begins[-1]))
     marks = np.empty((2, begins[-1]), np.int32)
     rolled = len(columns[5]) > 0 or (buckets["live"] * (buckets["chain"] - 1.0)).any()
@@ -190,7 +209,7 @@ def next_buckets(
     found = []
     for f, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=False)):
         if buckets["live"][f] and buckets["known_at"][f] <= clock:
-            end = bar_kernels.put_bucket(buckets[f : f + 1], times, prices, marks, end)
+            end = bar_kernels.write_bucket(buckets[f : f + 1], times, prices, marks, end)
         volume = prices[4, begin:end] if has_volume else None
         chain = prices[5, begin:end] if rolled else None
         own = *times[:, begin:end], *prices[:4, begin:end], volume, *marks[:, begin:end], chain
@@ -198,14 +217,14 @@ def next_buckets(
     return found
 
 
-def _bars_themselves(
+def _frame_without_copy(
     start: np.ndarray, columns: tuple, runs: np.ndarray, minutes: int, has_volume: bool
 ) -> Frame | None:
-    """The bars as a frame of their own length, not copied; None where a bar is left out or off its session's grid."""
+    """Return the bars as a frame without copying; None where a bar is left out or off its session's grid."""
     if (runs["last"] - runs["first"]).sum() < len(start):
         return None
     known_at, marks = np.empty(len(start), np.int64), np.empty((2, len(start)), np.int32)
-    if not bar_kernels.own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
+    if not bar_kernels.fill_own_bars(start, runs, minutes * MINUTE_NS, known_at, *marks):
         return None
     *prices, volume, chain = columns
     return Frame(
@@ -213,40 +232,45 @@ def _bars_themselves(
     )
 
 
-def chained(frame: Frame) -> Frame:
-    """The frame at prices that go through its rolls: what features see, since no return is that of two contracts."""
+def roll_adjusted(frame: Frame) -> Frame:
+    """Return the frame at prices without steps at rolls, for features: no return mixes two contracts."""
     if frame.chain is None:
         return frame
     return replace(frame, **{name: getattr(frame, name) * frame.chain for name in PRICES}, chain=None)
 
 
 def stretches_between_rolls(frame: Frame, before: tuple[float, int] = (1.0, 0)) -> np.ndarray:
-    """int32[N]: changes only where the price steps to another contract's; what spans sessions and holes ends there.
+    """Return int32[N], which changes only where the price steps to another contract's.
 
-    Where rolls were adjusted for there is no step, and all bars are one stretch.
-    before : chain and stretch of the bar before the first one, for bars that come in pieces.
+    It bounds labels and windows that span sessions and holes. Where rolls were adjusted for there is no step, and all
+    bars are one stretch.
+
+    before : chain and stretch of the bar before the first one, for bars that arrive in chunks
     """
     chain = np.ones(len(frame)) if frame.chain is None else frame.chain
     return np.cumsum(np.diff(chain, prepend=before[0]) != 0, dtype=np.int32) + np.int32(before[1])
 
 
 def asof_rows(known_at_base: np.ndarray, known_at_coarse: np.ndarray) -> np.ndarray:
-    """int64[N]: for each base row the freshest coarse bar with known_at <= the row's own, -1 where there is none.
+    """Return for each base row the latest coarse bar with known_at <= the row's own, int64[N], -1 where there is none.
 
     Both int64 ns, increasing. At 12:00 the 11:00-12:00 hour is visible, a partial bar never.
     """
     rows = np.empty(len(known_at_base), np.int64)
-    bar_kernels.freshest(still(known_at_base), still(known_at_coarse), rows)
+    bar_kernels.fill_asof_rows(readonly_view(known_at_base), readonly_view(known_at_coarse), rows)
     return rows
 
 
 def asof_join(
     known_at_base: np.ndarray, known_at_coarse: np.ndarray, columns: np.ndarray, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """[K, N]: columns[K, M] of a coarse frame as each base row saw them, by the rule of `asof_rows`; NaN where none.
+    """Join columns[K, M] of a coarse frame to base rows by the rule of `asof_rows`; [K, N], NaN where none.
 
-    columns : float64, one row a column.  out : where to put them (float64 or float32), else made here.
+    columns : float64, one row a column
+    out : destination (float64 or float32), else allocated
     """
     out = np.empty((len(columns), len(known_at_base))) if out is None else out
-    bar_kernels.spread(still(known_at_base), still(known_at_coarse), still(columns), out)
+    bar_kernels.fill_asof_columns(
+        readonly_view(known_at_base), readonly_view(known_at_coarse), readonly_view(columns), out
+    )
     return out

@@ -1,10 +1,10 @@
-"""Futures by contract to one continuous series: when to roll, and how prices are joined there.
+"""Join futures contracts to one continuous series: roll dates and price adjustment.
 
-Two promises. A roll is decided from what was complete by then: volumes of finished sessions, or the expiry in the
-contract's own code. And a roll never changes a bar before it: prices are adjusted FORWARD. The first contract keeps
-its own level and each later one is scaled or shifted to the series so far, by the two closes of the last minute both
-traded before the roll. The usual back-adjustment keeps the last level instead and rewrites the whole past at every
-roll, so that yesterday's features and labels are no longer what they were.
+Two guarantees. A roll is decided only from data complete by then: volumes of finished sessions, or the expiry in the
+contract's own code. And a roll never changes a bar before it: prices are adjusted FORWARD. The first contract keeps its
+own level and each later one is scaled or shifted to the series so far, by the two closes of the last common minute
+before the roll. The usual back-adjustment keeps the last level instead and rewrites the whole past at every roll, which
+changes past features and labels.
 """
 
 from dataclasses import dataclass
@@ -23,18 +23,18 @@ _ROLL_COLUMNS = ("at", "previous", "contract", "why", "common", "close_previous"
 
 @dataclass(frozen=True)
 class RollSpec:
-    """When the series changes to a later contract, and how prices are joined.
+    """Rules for the change to a later contract, and for joining prices.
 
-    by : "volume": at a session's open, into the later contract that traded most in the session completed before it,
-        if that was more than the present contract. "date": at the open of the session `days_before` weekdays before
-        the contract's last day, into the nearest one that lasts longer. Never back to an earlier contract.
-    days_before : 6 is the index futures' habit, the Thursday of the week before the third Friday.
+    by : "volume": at a session's open, into the later contract that traded most in the session completed before it, if
+        that was more than the present contract. "date": at the open of the session `days_before` weekdays before the
+        contract's last day, into the nearest one that lasts longer. Never back to an earlier contract
+    days_before : 6 is the custom for index futures, the Thursday of the week before the third Friday
     adjust : "ratio" (later contracts times a factor: returns are those of the contracts), "difference" (plus a shift:
-        steps in points are; see `continuous` for prices that come near zero) or "none".
-    months : delivery months to use, such as (3, 6, 9, 12); None: all by volume, the active ones by date.
-    expiries : (contract, last day) pairs where the code does not tell, such as (("CLZ4", "2024-11-20"),).
-    first : contract to begin with; None: the first session is only looked at and gives no bars.
-    forced : (contract, moment) pairs: roll into it at this minute, whatever the rule says.
+        point differences are; see `continuous` for prices near zero) or "none"
+    months : delivery months to use, such as (3, 6, 9, 12); None: all by volume, the active ones by date
+    expiries : (contract, last day) pairs where the code does not contain the day, such as (("CLZ4", "2024-11-20"),)
+    first : contract to begin with; None: the first session only decides the contract and gives no bars
+    forced : (contract, moment) pairs: roll into it at this minute, whatever the rule gives
     """
 
     by: str = "volume"
@@ -59,32 +59,38 @@ class RollSpec:
 
 
 def continuous(table: pd.DataFrame, spec: RollSpec, market: MarketSpec) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One series of the contracts in `table`, and the rolls.
+    """Join the contracts in `table` to one series.
 
+    Rows up to a moment are the same bits whatever comes after it. Labels and windows stop where `contract` changes.
+
+    Differences can carry prices to zero and below, where returns are undefined. So from the first bar below half of the
+    contract's own price the series continues by the contracts' own returns for good, with a row "floor" in the rolls;
+    earlier bars are unchanged.
+
+    Parameters
+    ----------
     table : index UTC bar starts (a minute once for each contract, in time order), `contract` (the exchange's code),
-        open, high, low, close > 0 and, to roll by volume, volume.
+        open, high, low, close > 0 and, to roll by volume, volume
+    spec : the rules
+    market : calendar and length of bars
 
-    Returns (bars, rolls). Bars hold each minute once: prices, volume, `contract` (int32, such as 201403), `factor`
-    and `shift` with price = contract's own price * factor + shift (`unadjusted` undoes it), and `chain`: prices times
-    it have no step at any roll (`chain_of`), which features read. Rolls have one row for
-    each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date", "forced" or "floor"),
-    common (the minute whose closes joined them; NaT where the two never traded in one minute: then the series jumps
-    there), the two closes, factor and shift. Labels and windows stop where `contract` changes.
-
-    Differences can carry prices to zero and below, where returns mean nothing. So from the first bar that would be
-    under half of the contract's own price the series goes on by the contracts' own returns, for good, with a row
-    "floor" in the rolls: bars before it stay as they were.
-
-    Rows up to a moment are the same bits whatever comes after it.
+    Returns
+    -------
+    bars : each minute once: prices, volume, `contract` (int32, such as 201403), `factor` and `shift` with price =
+        contract's own price * factor + shift (`unadjusted` inverts it), and `chain`: prices times it have no step at
+        any roll (`chain_of`), for features
+    rolls : one row for each change: at (UTC), previous ("" at the first), contract, why ("first", "volume", "date",
+        "forced" or "floor"), common (the minute whose closes joined them; NaT where the two never traded in one minute:
+        the series jumps there), the two closes, factor and shift
     """
     start_ns, code, contracts = _read_table(table, spec)
     opens, volume, seen, days = _by_session(table, start_ns, code, len(contracts), market, spec)
-    turns = _turns(spec, contracts, opens, days, volume, seen, start_ns)
-    position = np.searchsorted([at for at, _, _ in turns], start_ns, side="right") - 1
-    held = np.array([which for _, which, _ in turns] + [-1])  # position -1, before the beginning, holds none
+    changes = _roll_events(spec, contracts, opens, days, volume, seen, start_ns)
+    position = np.searchsorted([at for at, _, _ in changes], start_ns, side="right") - 1
+    held = np.array([which for _, which, _ in changes] + [-1])  # position -1, before the beginning, holds none
     rows = np.flatnonzero(code == held[position])
     factor, shift, chain, rolls = _join(
-        table, start_ns, code, rows, position[rows], turns, spec.adjust, market.bar_minutes
+        table, start_ns, code, rows, position[rows], changes, spec.adjust, market.bar_minutes
     )
     bars = pd.DataFrame(index=table.index[rows].rename("timestamp"))
     for name in PRICES:
@@ -105,16 +111,16 @@ def _rolls_table(rolls: list[tuple], names: list[str]) -> pd.DataFrame:
 
 
 def unadjusted(bars: pd.DataFrame) -> pd.DataFrame:
-    """The contracts' own prices of `continuous` bars (equal but for rounding): open, high, low, close."""
+    """Return the contracts' own prices of `continuous` bars (equal but for rounding): open, high, low, close."""
     own = (bars[list(PRICES)].to_numpy() - bars[["shift"]].to_numpy()) / bars[["factor"]].to_numpy()
     return pd.DataFrame(own, index=bars.index, columns=list(PRICES))
 
 
 def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.ndarray:
-    """float64[N]: factors by which prices go on at each roll from the last close of the contract before.
+    """Return float64[N], the factors by which prices continue at each roll from the previous contract's last close.
 
-    For a series whose contracts were joined elsewhere, nobody knows how: the step at its rolls is left out of every
-    return, the market's own move over that gap with it.
+    For a series whose contracts were joined elsewhere by an unknown rule: the step at its rolls is left out of every
+    return, and with it the market's own move over that gap.
     """
     steps = np.ones(len(close))
     rolls = np.flatnonzero(contract[1:] != contract[:-1]) + 1
@@ -122,11 +128,11 @@ def chain_of(contract: np.ndarray, opens: np.ndarray, close: np.ndarray) -> np.n
     return np.cumprod(steps)
 
 
-# ---- when ------------------------------------------------------------------------------------------------------------
+# ---- roll dates ------------------------------------------------------------------------------------------------------
 
 
 def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.ndarray, list[Contract]]:
-    """Starts, contract of each row as a position, and the contracts in order of expiry."""
+    """Return starts, the contract of each row as a position, and the contracts in order of expiry."""
     if "contract" not in table:
         raise BarsError("These bars name no contract", where="contract", next_step="leave the roll out")
     start_ns = table.index.as_unit("ns").asi8
@@ -156,7 +162,7 @@ def _read_table(table: pd.DataFrame, spec: RollSpec) -> tuple[np.ndarray, np.nda
 def _by_session(
     table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, count: int, market: MarketSpec, spec: RollSpec
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of each of S sessions: open (int64 ns), volume[S, C], whether a contract traded before it [S, C], the day."""
+    """Return for S sessions: open (int64 ns), volume[S, C], whether a contract traded before it [S, C], day."""
     sessions = sessions_of(start_ns, market.calendar)
     days, first, session = np.unique(sessions.id, return_index=True, return_inverse=True)
     if spec.by == "volume" and "volume" not in table:
@@ -170,11 +176,11 @@ def _by_session(
     return sessions.open_ns[first], volume, seen, days
 
 
-def _turns(
+def _roll_events(
     spec: RollSpec, contracts: list[Contract], opens: np.ndarray, days: np.ndarray, volume: np.ndarray,
     seen: np.ndarray, start_ns: np.ndarray,
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """(moment, contract, why) of every change, in time order: the first is the beginning."""
+    """Return (moment, contract, why) of every change in time order; the first is the beginning."""
     months = set(spec.months or (ACTIVE_MONTHS.get(contracts[0].root, ()) if spec.by == "date" else ()))
     allowed = np.array([not months or contract.month in months for contract in contracts])
     if not allowed.any():
@@ -183,11 +189,11 @@ def _turns(
     last = np.array([contract.last_day() for contract in contracts], "datetime64[D]") if spec.by == "date" else None
     names = [contract.name for contract in contracts]
     forced = _forced(spec, names, int(start_ns[-1]))
-    turns = [] if spec.first is None else [(int(opens[0]), _position(spec.first, names, "first"), "first")]
+    changes = [] if spec.first is None else [(int(opens[0]), _position(spec.first, names, "first"), "first")]
     # a forced roll at an open comes after the rule's own
     events = sorted([(int(at), 0, k) for k, at in enumerate(opens)][1:] + [(at, 1, which) for at, which in forced])
     for at, is_forced, which in events:
-        present = turns[-1][1] if turns else -1
+        present = changes[-1][1] if changes else -1
         if is_forced:
             if which < present:
                 step = "a roll never goes back: leave it out"
@@ -200,21 +206,21 @@ def _turns(
             else:
                 left = np.busday_count(days[which].astype("datetime64[D]"), last)
                 chosen = _nearest(left > spec.days_before, later & seen[which], present)
-            why = spec.by if turns else "first"
+            why = spec.by if changes else "first"
         if chosen != present:
-            turns.append((at, int(chosen), why))
-    return turns
+            changes.append((at, int(chosen), why))
+    return changes
 
 
 def _most_traded(volume: np.ndarray, later: np.ndarray, present: int) -> int:
-    """Position of the later contract that traded most, if it traded more than the present one; the nearer of two."""
+    """Return the later contract with the highest volume if it exceeds the present one's; the nearer of two."""
     best = int(np.argmax(np.where(later, volume, -1.0)))
     beaten = volume[present] if present >= 0 else 0.0
     return best if later[best] and volume[best] > beaten else present
 
 
 def _nearest(lasting: np.ndarray, later: np.ndarray, present: int) -> int:
-    """Position of the nearest contract that lasts long enough; the present one while it does, or if none is there."""
+    """Return the nearest contract that lasts long enough; the present one while it does, or if none is available."""
     if present >= 0 and lasting[present]:
         return present
     able = np.flatnonzero(later & lasting)
@@ -232,19 +238,22 @@ def _position(name: str, names: list[str], where: str) -> int:
     return names.index(name)
 
 
-# ---- how -------------------------------------------------------------------------------------------------------------
+# ---- price adjustment ------------------------------------------------------------------------------------------------
 
 
 def _join(
-    table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, rows: np.ndarray, turn: np.ndarray, turns: list,
+    table: pd.DataFrame, start_ns: np.ndarray, code: np.ndarray, rows: np.ndarray, change: np.ndarray, changes: list,
     adjust: str, bar_minutes: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[tuple]]:  # fmt: skip
-    """factor, shift, chain[N] of the kept rows and the rolls. `turn` : which change each kept row comes after."""
+    """Return factor, shift, chain[N] of the kept rows, and the rolls.
+
+    change : which change each kept row comes after
+    """
     opens, close, lowest = (table[name].to_numpy(float) for name in ("open", "close", "low"))
     factor, shift = np.ones(len(rows)), np.zeros(len(rows))
     rolls, ties, scale, offset = [], [], 1.0, 0.0
-    for k, (at, which, why) in enumerate(turns):
-        previous = turns[k - 1][1] if k else None
+    for k, (at, which, why) in enumerate(changes):
+        previous = changes[k - 1][1] if k else None
         pair = _last_common(start_ns, code, at - bar_minutes * MINUTE_NS, previous, which) if k else None
         old, new = (close[pair[0]], close[pair[1]]) if pair else (np.nan, np.nan)
         level = old * scale + offset  # of the series, in the minute both traded
@@ -253,33 +262,33 @@ def _join(
         elif pair and adjust == "ratio":
             scale = level / new
         ties.append((level / (new * scale + offset) if adjust == "none" else 1.0) if pair else None)
-        mine = slice(*np.searchsorted(turn, [k, k + 1]))
+        section = slice(*np.searchsorted(change, [k, k + 1]))
         common = start_ns[pair[0]] if pair else None
         rolls.append((at, previous, which, why, common, old, new, scale, offset))
-        factor[mine], shift[mine] = scale, offset
-        own = rows[mine]
+        factor[section], shift[section] = scale, offset
+        own = rows[section]
         under = np.flatnonzero(lowest[own] * scale + offset < LEAST_SHARE * scale * lowest[own])
         if len(under):
-            here = int(under[0])
-            if here:
-                common, old = start_ns[own[here - 1]], close[own[here - 1]]
+            at_floor = int(under[0])
+            if at_floor:
+                common, old = start_ns[own[at_floor - 1]], close[own[at_floor - 1]]
                 new, level = old, old * scale + offset
-            scale = level / new if level > 0 else 1.0  # nothing to join to: the contract's own level
+            scale = level / new if level > 0 else 1.0  # no level to join to: the contract's own level
             offset, adjust = 0.0, "ratio"
-            factor[mine][here:], shift[mine][here:] = scale, offset
-            rolls.append((start_ns[own[here]], which, which, "floor", common, old, new, scale, offset))
-    return factor, shift, _chain(turn, ties, opens[rows] * factor + shift, close[rows] * factor + shift), rolls
+            factor[section][at_floor:], shift[section][at_floor:] = scale, offset
+            rolls.append((start_ns[own[at_floor]], which, which, "floor", common, old, new, scale, offset))
+    return factor, shift, _chain(change, ties, opens[rows] * factor + shift, close[rows] * factor + shift), rolls
 
 
-def _chain(turn: np.ndarray, ties: list[float | None], opens: np.ndarray, close: np.ndarray) -> np.ndarray:
-    """`chain` of the kept rows, at prices of the series.
+def _chain(change: np.ndarray, ties: list[float | None], opens: np.ndarray, close: np.ndarray) -> np.ndarray:
+    """Return `chain` of the kept rows, at prices of the series.
 
-    ties : by what each change steps where two contracts traded in one minute; None where they never did: then the
-        series goes on from its last close.
+    ties : step of each change where two contracts traded in one minute; None where they never did: the series then
+        continues from its last close
     """
-    chain, link, loose = np.ones(len(turn)), 1.0, False
+    chain, link, loose = np.ones(len(change)), 1.0, False
     for k, tie in enumerate(ties):
-        first, stop = np.searchsorted(turn, [k, k + 1])
+        first, stop = np.searchsorted(change, [k, k + 1])
         loose |= tie is None
         link *= tie or 1.0
         if first == stop:
@@ -293,7 +302,7 @@ def _chain(turn: np.ndarray, ties: list[float | None], opens: np.ndarray, close:
 def _last_common(
     start_ns: np.ndarray, code: np.ndarray, until: int, previous: int, which: int
 ) -> tuple[int, int] | None:
-    """Rows of two contracts in the last bar that both have and that begins by `until`."""
+    """Return the rows of two contracts in the last bar that both have and that begins by `until`."""
     end = int(np.searchsorted(start_ns, until, side="right"))
     old, new = (np.flatnonzero(code[:end] == one) for one in (previous, which))
     _, in_old, in_new = np.intersect1d(start_ns[old], start_ns[new], assume_unique=True, return_indices=True)

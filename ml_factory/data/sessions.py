@@ -1,14 +1,14 @@
-"""Trading calendar, session ids, daylight saving.
+"""Trading calendars: sessions, holidays and daylight saving.
 
-A session is one exchange day. CME index and metal futures open at 17:00 Chicago the evening before and halt at
-16:00; US equities trade 9:30 to 16:00 New York; currency pairs trade from Sunday to Friday 17:00 New York and their
-day is cut at that hour; 24-hour markets are cut at 00:00 UTC. Clock times are the exchange's, so a session's UTC
-edges move with daylight saving.
+A session is one exchange day. CME index and metal futures open at 17:00 Chicago the evening before and halt at 16:00;
+US equities trade 9:30 to 16:00 New York; currency pairs trade from Sunday to Friday 17:00 New York and their day ends
+at that hour; 24-hour markets are cut at 00:00 UTC. Clock times are the exchange's, so a session's UTC edges move with
+daylight saving.
 
 CME hours of earlier years (CME notices): the day ended at 16:15 before trade date 21 September 2015, that of index
 futures at 16:30 before 19 November 2012, and index futures halted from 15:15 to 15:30 until 28 June 2021. That halt is
-no edge of a session but a pause that explains a silence; and that before November 2012 the index futures' trade date
-began at 15:30 is not modelled. Holidays and early closes by product group: `data.holidays`.
+no edge of a session but a pause that explains a silence. Before November 2012 the index futures' trade date began at
+15:30, which is not modelled. Holidays and early closes by product group: `data.holidays`.
 """
 
 import re
@@ -26,7 +26,7 @@ MINUTE_NS = 60_000_000_000
 INFER_SESSIONS = 20
 
 # calendar -> (zone, minutes from the exchange day's midnight to open and to close)
-CLOCKS = {
+TRADING_HOURS = {
     **dict.fromkeys(
         ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates"), ("America/Chicago", -7 * 60, 16 * 60)
     ),
@@ -34,8 +34,8 @@ CLOCKS = {
     "fx": ("America/New_York", -7 * 60, 17 * 60),
     "24h": ("UTC", 0, 24 * 60),
 }
-assert tuple(CLOCKS) == CALENDARS
-# (first trade date of the hours that followed, minutes by which the day was longer before)
+assert tuple(TRADING_HOURS) == CALENDARS
+# (first trade date of the next hours, minutes by which the day was longer before)
 _LATER_CLOSES = {
     "cme": (("2015-09-21", 15), ("2012-11-19", 15)),
     **dict.fromkeys(("nymex", "comex"), (("2015-09-21", 15),)),
@@ -46,18 +46,20 @@ _PAUSES = {"cme": ("2021-06-28", 15 * 60 + 15, 15 * 60 + 30)}
 
 @dataclass(frozen=True)
 class MarketSpec:
-    """What holds for a market whatever file is read: stored once, never re-read off a whole file.
+    """Facts of a market that hold for every file: stored once, never derived again from a whole file.
 
     calendar : "cme" (index futures, 17:00-16:00 Chicago), with the holidays of other CME product groups "nymex"
         (energy), "comex" (metals), "cme_crypto", "cme_fx" and "cme_rates"; "us_equity" (9:30-16:00 New York), "fx"
-        (spot, 17:00-17:00 New York, Sunday to Friday) or "24h" (UTC days).
-    tick : price step, or None where prices follow none.  has_volume : whether volume means something.
-    hole_minutes : a silence inside a session longer than this is a hole.
-    bar_size, bars_since : of bars by activity (`data.sampling`): what fills one, and the first exchange day with any.
-    bar_minutes : length of the raw bars, of which frames are made and with which labels are resolved.
-    learn_since : the first exchange day whose rows may be learnt from, days since 1970-01-01: where calendar or tick
-        were inferred, that after the sessions they were inferred from; else 0.
-    source : field -> "given" | "lookup" | "inferred".
+        (spot, 17:00-17:00 New York, Sunday to Friday) or "24h" (UTC days)
+    tick : price step, or None where prices follow none
+    has_volume : whether volume is meaningful
+    hole_minutes : a silence inside a session longer than this is a hole
+    bar_size, bars_since : of activity bars (`data.activity_bars`): the size of a bar, and the first exchange day with
+        any
+    bar_minutes : length of the raw bars, of which frames are made and with which labels are resolved
+    learn_since : the first exchange day whose rows may be used for training, days since 1970-01-01: where calendar or
+        tick were inferred, the day after the sessions they were inferred from; else 0
+    source : field -> "given" | "lookup" | "inferred"
     """
 
     symbol: str
@@ -72,8 +74,8 @@ class MarketSpec:
     source: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.calendar not in CLOCKS:
-            hint = did_you_mean(self.calendar, CLOCKS)
+        if self.calendar not in TRADING_HOURS:
+            hint = did_you_mean(self.calendar, TRADING_HOURS)
             raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
         if self.tick is not None and not (np.isfinite(self.tick) and self.tick > 0):
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
@@ -81,17 +83,17 @@ class MarketSpec:
             raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")
 
     def notes(self) -> list[str]:
-        """One warning for a calendar or a tick that was read off the bars instead of being given or looked up."""
+        """Return one warning for each fact that was inferred from the bars instead of being given or looked up."""
         return [
             f"{field} = {getattr(self, field)!r} was inferred from the first {INFER_SESSIONS} sessions; "
             + ("bars begin after them; " if field == "bar_size" else "")
             + f"give {field}= (prepare --{field.replace('_', '-')}) to fix it"
             for field, how in self.source
-            if how == "inferred" and field != "has_volume"  # volume is there or not: nothing to guess
+            if how == "inferred" and field != "has_volume"  # presence of volume is certain
         ]
 
     def to_dict(self) -> dict:
-        """Plain values for a manifest; `from_dict` undoes it."""
+        """Return plain values for a manifest; `from_dict` inverts it."""
         first = ("symbol", "calendar", "tick", "has_volume", "hole_minutes", "bar_size", "bars_since")
         names = (*first, "bar_minutes", "learn_since")
         return {name: getattr(self, name) for name in names} | {"source": dict(self.source)}
@@ -105,10 +107,10 @@ class MarketSpec:
 class Sessions:
     """The session of each of N moments.
 
-    id : int32[N], the exchange day as days since 1970-01-01.
-    open_ns, close_ns : int64[N], the session's edges in UTC. On a day with an early close the CME calendar is only
-        a schedule by product group: moments after it still belong to the day, with the regular close.
-    inside : bool[N], False in the daily halt, at weekends and outside regular hours.
+    id : int32[N], the exchange day as days since 1970-01-01
+    open_ns, close_ns : int64[N], the session's edges in UTC. On a day with an early close the CME calendar is only a
+        schedule by product group: moments after it still belong to the day, with the regular close
+    inside : bool[N], False in the daily halt, at weekends and outside regular hours
     """
 
     id: np.ndarray
@@ -117,18 +119,22 @@ class Sessions:
     inside: np.ndarray
 
     def edges(self) -> np.ndarray:
-        """bool[N], True where a moment's session is not that of the moment before it (True for the first)."""
+        """Return bool[N], True where a moment's session differs from the previous one's (True for the first)."""
         changed = np.ones(len(self.id), bool)
         changed[1:] = (np.diff(self.id) != 0) | (np.diff(self.close_ns) != 0)
         return changed
 
 
 @dataclass(frozen=True)
-class _Book:
+class _CalendarTable:
     """Every exchange day of 1970 to 2099, one entry a day (UTC nanoseconds).
 
-    begin : when the day's moments begin.  opens, closes : regular hours.  early : the scheduled close, where it is
-    earlier, else `closes`.  weekday : the market is open on that day of the week.  held : and it is no holiday.
+    first : the first day, days since 1970-01-01
+    begin : when the day's moments begin
+    opens, closes : regular hours
+    early : the scheduled close where it is earlier, else `closes`
+    weekday : the market is open on that day of the week
+    held : and the day is no holiday
     """
 
     first: int
@@ -141,19 +147,19 @@ class _Book:
 
 
 def _clock_to_utc(zone: str, days: np.ndarray, minute: np.ndarray | int) -> np.ndarray:
-    """UTC nanoseconds of `minute` of each local day; the clocks never change at an exchange's open or close."""
+    """Convert `minute` of each local day to UTC ns; no clock change falls on an exchange's open or close."""
     wall = pd.DatetimeIndex((days * DAY_NS + minute * MINUTE_NS).astype("datetime64[ns]"))
     return wall.tz_localize(zone).as_unit("ns").asi8
 
 
-@lru_cache(maxsize=len(CLOCKS))
-def _book(calendar: str) -> _Book:
-    """The calendar day by day; closed and short days by `data.holidays`.
+@lru_cache(maxsize=len(TRADING_HOURS))
+def _calendar_table(calendar: str) -> _CalendarTable:
+    """Build the calendar day by day; closed and short days by `data.holidays`.
 
-    Of currencies only the days of Christmas and New Year are off, from 17:00 New York the evening before: what single
-    banks do around them is no rule.
+    For currencies only Christmas and New Year are off, from 17:00 New York the evening before: reduced trading around
+    them follows no rule.
     """
-    zone, open_minute, close_minute = CLOCKS[calendar]
+    zone, open_minute, close_minute = TRADING_HOURS[calendar]
     first, last = (int(np.datetime64(day).astype(int)) + edge for day, edge in zip(YEARS, (-30, 30), strict=True))
     days = np.arange(first, last + 1)
     minutes = np.full(len(days), close_minute)
@@ -170,45 +176,45 @@ def _book(calendar: str) -> _Book:
         day = pd.DatetimeIndex(days.astype("datetime64[D]"))
         held &= ~(((day.month == 12) & (day.day == 25)) | ((day.month == 1) & (day.day == 1)))
     if calendar == "us_equity":
-        closes = early  # the exchange itself closes: nothing regular comes after
-    return _Book(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
+        closes = early  # the exchange itself closes: no regular trading after it
+    return _CalendarTable(first, _clock_to_utc(zone, days, min(open_minute, 0)), opens, closes, early, weekday, held)
 
 
 def pauses(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """UTC nanoseconds, begin and end, of the scheduled pauses inside the sessions of exchange days first to last."""
+    """Return begin and end (UTC ns) of the scheduled pauses inside the sessions of exchange days first to last."""
     days, length = session_days(calendar, first, last)
     if calendar not in _PAUSES:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     until, begin, end = _PAUSES[calendar]
-    zone, open_minute, _ = CLOCKS[calendar]
+    zone, open_minute, _ = TRADING_HOURS[calendar]
     days = days[(days < int(np.datetime64(until).astype(int))) & (length >= end - open_minute)]
     return _clock_to_utc(zone, days, begin), _clock_to_utc(zone, days, end)
 
 
 def session_days(calendar: str, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """Exchange days from `first` to `last` on which the exchange trades by its calendar, and their open minutes."""
-    book = _book(calendar)
-    rows = np.arange(first - book.first, last + 1 - book.first)
-    rows = rows[book.held[rows]]
-    return rows + book.first, (book.early[rows] - book.opens[rows]) // MINUTE_NS
+    """Return the trading days by the calendar from `first` to `last`, and their open minutes."""
+    table = _calendar_table(calendar)
+    rows = np.arange(first - table.first, last + 1 - table.first)
+    rows = rows[table.held[rows]]
+    return rows + table.first, (table.early[rows] - table.opens[rows]) // MINUTE_NS
 
 
 def sessions_of(start_ns: np.ndarray, calendar: str) -> Sessions:
-    """Session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
+    """Return the session of each bar start (int64 ns, UTC, in any order; time order is faster)."""
     start_ns = np.asarray(start_ns, np.int64)
-    if calendar not in CLOCKS:
-        hint = did_you_mean(calendar, CLOCKS)
+    if calendar not in TRADING_HOURS:
+        hint = did_you_mean(calendar, TRADING_HOURS)
         raise SettingsError("Unknown trading calendar", where="calendar", got=repr(calendar), next_step=hint)
-    book = _book(calendar)
-    row = _days_of(start_ns, book.begin)
-    opens, closes, early = book.opens[row], book.closes[row], book.early[row]
-    inside = book.weekday[row] & (start_ns >= opens) & (start_ns < closes)
+    table = _calendar_table(calendar)
+    row = _days_of(start_ns, table.begin)
+    opens, closes, early = table.opens[row], table.closes[row], table.early[row]
+    inside = table.weekday[row] & (start_ns >= opens) & (start_ns < closes)
     closes = np.where(start_ns < early, early, closes)
-    return Sessions((row + book.first).astype(np.int32), opens, closes, inside)
+    return Sessions((row + table.first).astype(np.int32), opens, closes, inside)
 
 
 def _days_of(start_ns: np.ndarray, begin: np.ndarray) -> np.ndarray:
-    """int64[N]: the last day that begins at or before each moment. In time order the work is done once a day."""
+    """Return int64[N]: the last day that begins at or before each moment; in time order, one search a day."""
     if not len(start_ns):
         return np.empty(0, np.int64)
     low, high = start_ns.min(), start_ns.max()
@@ -246,7 +252,7 @@ _CONTRACT = re.compile(r"^([A-Z0-9]{1,4}?)([FGHJKMNQUVXZ]\d{1,4}|[-_.].*|\d+)$")
 
 
 def _lookup(symbol: str) -> tuple[str | None, float | None]:
-    """(calendar, tick) known for this symbol, None where unknown."""
+    """Return (calendar, tick) known for this symbol, None where unknown."""
     if symbol in _ROOTS:
         return _ROOTS[symbol]
     contract = _CONTRACT.match(symbol)
@@ -260,16 +266,16 @@ def _lookup(symbol: str) -> tuple[str | None, float | None]:
 
 
 def _infer_calendar(start_ns: np.ndarray, bar_minutes: int = 1) -> str:
-    """The calendar that leaves almost no bar out: weekends traded -> 24h; regular hours only -> us_equity.
+    """Infer the calendar with almost every bar inside: weekends traded -> 24h; regular hours only -> us_equity.
 
-    Currencies are told from CME hours by the missing halt, and from 24-hour markets by a weekend without bars.
+    Currencies differ from CME hours by the missing halt, and from 24-hour markets by a weekend without bars.
     """
     days = np.unique(start_ns // DAY_NS)
     head = start_ns[start_ns // DAY_NS <= days[min(INFER_SESSIONS, len(days)) - 1]]
     for calendar in ("us_equity", "cme"):
         if len(days) >= 2 and _share_inside(head, calendar, bar_minutes) >= 0.99:
             return calendar
-    # a daily halt at the wrong hour: CME hours under a mislabelled zone, which the bars' report will say
+    # a daily halt at the wrong hour: CME hours under a mislabelled zone, which the bars' report will name
     for hours in (*range(1, 15), *range(-14, 0)) if len(days) >= 5 else ():
         moved = head + hours * 60 * MINUTE_NS
         inside = (
@@ -283,8 +289,11 @@ def _infer_calendar(start_ns: np.ndarray, bar_minutes: int = 1) -> str:
 
 
 def _share_inside(start_ns: np.ndarray, calendar: str, bar_minutes: int) -> float:
-    """Share of the bars inside the sessions. One closing print a day may stand at the close itself; of longer bars the
-    one at the open counts too, as a session has few, and of hours none may stand at the close: it is the halt."""
+    """Return the share of bars inside the sessions.
+
+    One closing print a day may fall on the close itself. Of longer bars the one at the open counts too, as a session
+    has few; hourly bars may not fall on the close, which is the halt.
+    """
     before = sessions_of(start_ns - MINUTE_NS, calendar).inside
     if bar_minutes == 1:
         return before.mean()
@@ -296,7 +305,7 @@ _TICKS = sorted(step * 10.0**power for power in range(-8, 3) for step in (1.0, 2
 
 
 def _infer_tick(prices: np.ndarray) -> float | None:
-    """The largest usual step of which every price is a multiple, or None."""
+    """Return the largest usual step of which every price is a multiple, or None."""
     for tick in _TICKS:
         steps = prices / tick
         if len(prices) and np.abs(steps - np.round(steps)).max() < 1e-4 and steps.max() < 1e9:
@@ -314,10 +323,12 @@ def market_for(
     hole_minutes: int = 60,
     bar_minutes: int = 1,
 ) -> MarketSpec:
-    """The market's fixed facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
+    """Return the market's facts: given, else looked up by symbol, else inferred from the first 20 sessions only.
 
-    `bars` : checked bars (index UTC). What was inferred is listed by `MarketSpec.notes()`. Without bars an unknown
-    calendar is an error, an unknown tick None and volume taken as absent.
+    `MarketSpec.notes()` lists the inferred facts. Without bars an unknown calendar is an error, an unknown tick None,
+    and volume counts as absent.
+
+    bars : checked bars (index UTC)
     """
     known_calendar, known_tick = _lookup(symbol)
     source = {"calendar": "given" if calendar else "lookup", "tick": "given" if tick is not None else "lookup"}
@@ -327,10 +338,10 @@ def market_for(
     start_ns = bars.index.as_unit("ns").asi8 if bars is not None and len(bars) else np.empty(0, np.int64)
     if calendar is None:
         if not len(start_ns):
-            step = "give calendar= one of " + ", ".join(CLOCKS)
+            step = "give calendar= one of " + ", ".join(TRADING_HOURS)
             raise SettingsError("No calendar is known for this symbol", where="calendar", got=symbol, next_step=step)
         calendar, source["calendar"] = _infer_calendar(start_ns, bar_minutes), "inferred"
-    head = bars.iloc[: first_sessions(start_ns, calendar)] if bars is not None and len(start_ns) else None
+    head = bars.iloc[: count_first_session_rows(start_ns, calendar)] if bars is not None and len(start_ns) else None
     if tick is None and head is not None:
         tick = _infer_tick(np.unique(head[["open", "high", "low", "close"]].to_numpy(float)))
         source["tick"] = "inferred"
@@ -345,8 +356,8 @@ def market_for(
     )  # fmt: skip
 
 
-def first_sessions(start_ns: np.ndarray, calendar: str) -> int:
-    """How many leading rows make up the first 20 sessions."""
+def count_first_session_rows(start_ns: np.ndarray, calendar: str) -> int:
+    """Return the number of leading rows that make up the first 20 sessions."""
     guess = np.searchsorted(start_ns, start_ns[0] + 2 * INFER_SESSIONS * DAY_NS)
     ids = sessions_of(start_ns[:guess], calendar).id if guess else np.empty(0, np.int32)
     distinct = np.unique(ids)

@@ -1,9 +1,9 @@
-"""Markets whose true probabilities are known: null, planted edge, drift.
+"""Synthetic markets with known true probabilities: null, planted edge, drift.
 
-One-minute bars of a log random walk with the shape of a trading day in volatility and volume. A hidden state of
--1, 0 or +1 holds for hours and lifts the volume whenever it is not 0. In the planted market it also drifts the
-price, so recent momentum and volume show part of it and a model can find it; in the null market it does not, so
-nothing is to be found; the drift market rises at a constant rate, so classes lean and nothing can be timed.
+One-minute bars of a log random walk with the intraday pattern of a trading day in volatility and volume. A hidden state
+of -1, 0 or +1 lasts for hours and raises the volume whenever it is not 0. In the planted market the state also adds a
+drift to the price, so recent momentum and volume reveal part of it and a model can learn it. In the null market it does
+not, so no model can gain. The drift market rises at a constant rate: classes are unbalanced and nothing can be timed.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.io import write_bars
-from ml_factory.data.sessions import CLOCKS, MINUTE_NS, session_days, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, session_days, sessions_of
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.seeding import generator
 from ml_factory.storage.atomic_files import is_file
@@ -41,12 +41,18 @@ _SHAPES = {
 class SyntheticSpec:
     """Settings of a synthetic market; per-minute quantities are in units of that minute's volatility.
 
-    days : sessions.  start : first date (the default's 60 days cross a daylight-saving change).
-    edge : drift while the state is +1 or -1 (planted only).  lean : constant drift (drift only).
-    dwell_minutes : mean life of a state.  volume_lift : extra volume, as a share, while the state is not 0.
-    minute_volatility : log return of an average minute.  shape, weather : how much of the day's pattern and of the
-        change from day to day it has (0 and 0: constant, so that in the null market no class can be told at all).
-    missing : share of minutes without a trade.
+    days : sessions
+    kind : "planted", "null" or "drift"
+    start : first date (the default's 60 days cross a daylight-saving change)
+    edge : drift while the state is +1 or -1 (planted only)
+    lean : constant drift (drift only)
+    dwell_minutes : mean duration of a state
+    volume_lift : extra volume, as a share, while the state is not 0
+    minute_volatility : log return of an average minute
+    shape : strength of the intraday pattern of volatility
+    weather : standard deviation of the daily volatility factor. With shape 0 and weather 0 volatility is constant, so
+        that in the null market no class can be predicted at all
+    missing : share of minutes without a trade
     """
 
     days: int = 60
@@ -66,7 +72,7 @@ class SyntheticSpec:
     missing: float = 0.002
 
     def __post_init__(self) -> None:
-        for field, options in (("kind", KINDS), ("calendar", CLOCKS)):
+        for field, options in (("kind", KINDS), ("calendar", TRADING_HOURS)):
             if getattr(self, field) not in options:
                 got, hint = repr(getattr(self, field)), did_you_mean(getattr(self, field), options)
                 raise SettingsError("No such synthetic market", where=field, got=got, next_step=hint)
@@ -91,12 +97,15 @@ class SyntheticSpec:
 
 @dataclass(frozen=True)
 class SyntheticMarket:
-    """Bars and the truth behind them. The arrays have one entry a minute of the grid, traded or not.
+    """Bars and their hidden quantities; the arrays have one entry for each of M minutes, traded or not.
 
-    bars : index timestamp (UTC, start), open high low close volume.
-    start_ns : int64[M], the grid.  state : int8[M].  sigma : float64[M], true log volatility of the minute.
-    returns : float64[M], close to close.  log_volume : float64[M], minus what is usual at that time of day.
-    close_ns : int64[M], the session's close.
+    bars : index timestamp (UTC, start), columns open, high, low, close, volume
+    start_ns : int64[M], the minutes
+    state : int8[M]
+    sigma : float64[M], true log volatility of the minute
+    returns : float64[M], close to close
+    log_volume : float64[M], relative to the usual log volume at that time of day
+    close_ns : int64[M], the session's close
     """
 
     spec: SyntheticSpec
@@ -112,12 +121,12 @@ class SyntheticMarket:
 def synthetic_bars(
     days: int = 60, kind: str = "planted", seed: int = 0, calendar: str = "cme", **settings: Any
 ) -> pd.DataFrame:
-    """The bars of `synthetic_market`, in the contract's form; the same arguments give the same bits."""
+    """Return the bars of `synthetic_market`; the same arguments give the same bits."""
     return synthetic_market(SyntheticSpec(days=days, kind=kind, seed=seed, calendar=calendar, **settings)).bars
 
 
 def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
-    """Bars with their hidden state, volatility and returns."""
+    """Simulate bars with their hidden state, volatility and returns."""
     rng = generator("synthetic market", spec.kind, spec.seed)
     start_ns, day, fraction, close_ns = _grid(spec)
     count = len(start_ns)
@@ -143,11 +152,12 @@ def synthetic_market(spec: SyntheticSpec) -> SyntheticMarket:
 
 
 def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Every minute of the first `days` sessions: start, session count, fraction of the session gone, close.
+    """Return every minute of the first `days` sessions: start, session count, elapsed fraction of the session, close.
 
     Shares and currencies rest on their exchange's holidays; of CME futures some product trades on most of them.
     """
-    first = pd.Timestamp(spec.start, tz=CLOCKS[spec.calendar][0]).tz_convert("UTC").floor("min").as_unit("ns").value
+    zone, open_minute, close_minute = TRADING_HOURS[spec.calendar]
+    first = pd.Timestamp(spec.start, tz=zone).tz_convert("UTC").floor("min").as_unit("ns").value
     span = spec.days * 7 // 5 + spec.days // 20 + 14  # with weekends and holidays
     start_ns = first + np.arange(span * 1440, dtype=np.int64) * MINUTE_NS
     sessions = sessions_of(start_ns, spec.calendar)
@@ -162,12 +172,12 @@ def _grid(spec: SyntheticSpec) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     start_ns, ids, opens, closes = start_ns[kept], ids[kept], opens[kept], closes[kept]
     early = np.minimum.reduceat(closes, np.flatnonzero(np.diff(ids, prepend=-1)))[day]
     traded = start_ns < early  # a scheduled early close really closes this market
-    length = (CLOCKS[spec.calendar][2] - CLOCKS[spec.calendar][1]) * MINUTE_NS
+    length = (close_minute - open_minute) * MINUTE_NS
     return start_ns[traded], day[traded], ((start_ns - opens) / length)[traded], early[traded]
 
 
 def _slow_noise(rng: np.random.Generator, count: int, persistence: float, deviation: float) -> np.ndarray:
-    """A stationary first-order autoregression of `count` values."""
+    """Simulate `count` values of a stationary first-order autoregression."""
     shocks = rng.standard_normal(count) * deviation
     values = np.empty(count)
     level = shocks[0]
@@ -178,7 +188,7 @@ def _slow_noise(rng: np.random.Generator, count: int, persistence: float, deviat
 
 
 def _states(rng: np.random.Generator, count: int, dwell_minutes: int) -> np.ndarray:
-    """int8[count]: each minute the state is drawn anew with probability 1 / dwell_minutes."""
+    """Simulate int8[count] states; each minute a new state is drawn with probability 1 / dwell_minutes."""
     drawn = rng.choice(STATES, size=count, p=STATE_PRIOR).astype(np.int8)
     renewed = rng.random(count) < 1 / dwell_minutes
     renewed[0] = True
@@ -186,17 +196,17 @@ def _states(rng: np.random.Generator, count: int, dwell_minutes: int) -> np.ndar
 
 
 def _walk(steps: np.ndarray, night: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Log price at each minute's open, and after each step inside it."""
+    """Return the log price at each minute's open, and after each step within the minute."""
     moves = steps.sum(1)
     opens = np.cumsum(night) + np.cumsum(moves) - moves
     return opens, opens[:, None] + np.cumsum(steps, axis=1)
 
 
 def state_posterior(market: SyntheticMarket) -> np.ndarray:
-    """float64[M, 3]: P(state | all bars up to and including this minute), states in the order -1, 0, +1.
+    """Compute P(state | all bars up to and including this minute) as float64[M, 3], states in the order -1, 0, +1.
 
-    The exact forward filter of the hidden chain (Rabiner 1989, section III.A): what an observer who knows every
-    setting could know. It uses the walk before rounding to ticks and the minutes without a trade.
+    The exact forward filter of the hidden chain (Rabiner 1989, section III.A): the belief of an observer who knows
+    every setting. It uses the walk before rounding to ticks and the minutes without a trade.
     """
     spec = market.spec
     standard = market.returns / market.sigma
@@ -224,12 +234,23 @@ def oracle_probabilities(
     knows: str = "bars",
     paths: int = 400,
 ) -> np.ndarray:
-    """float64[N, 3]: true P(lower first, neither, upper first) within `minutes` or the session, by simulation.
+    """Estimate the true P(lower barrier first, neither, upper first) within `minutes` or the session, by simulation.
 
-    known_at_ns : int64[N], the moments asked at.  up, down : float64[N], log distances of the barriers, > 0.
-    knows : "bars" starts from the filtered state (the best any model can do), "state" from the hidden one.
-    Paths take one step a minute; barriers are moved in by 0.5826 sigma (1 - 1/sqrt(6)) for the steps left out
-    (Broadie, Glasserman and Kou 1997, the continuity correction). The standard error is 0.5 / sqrt(paths).
+    Paths take one step a minute; barriers are moved in by 0.5826 sigma (1 - 1/sqrt(6)) for the omitted steps (Broadie,
+    Glasserman and Kou 1997, the continuity correction). The standard error is 0.5 / sqrt(paths).
+
+    Parameters
+    ----------
+    market : a synthetic market
+    known_at_ns : int64[N], the moments of prediction
+    up, down : float64[N], log distances of the barriers, > 0
+    minutes : horizon
+    knows : "bars" starts from the filtered state (the best any model can do), "state" from the hidden one
+    paths : simulated paths for each moment
+
+    Returns
+    -------
+    float64[N, 3]
     """
     spec, rng = market.spec, generator("oracle", market.spec.seed, paths)
     at = np.searchsorted(market.start_ns, known_at_ns - MINUTE_NS, side="right") - 1
@@ -250,7 +271,7 @@ def oracle_probabilities(
 
 
 def ensure_demo_market(workspace: Workspace, symbol: str, seed: int = 0, *, days: int = 60) -> Path:
-    """The raw file of `symbol`, written from the planted market when there is none; an existing one is kept."""
+    """Write the raw file of `symbol` from the planted market if there is none; return its path."""
     path = workspace.raw_bars(symbol)
     if not is_file(path):
         write_bars(path, synthetic_bars(days=days, kind="planted", seed=seed))

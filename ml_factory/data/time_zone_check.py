@@ -1,8 +1,8 @@
-"""Does the file's clock agree with the exchange's: a mislabelled zone, bars outside the sessions, the stamps' side.
+"""Check the file's clock against the exchange's: a mislabelled zone, bars outside the sessions, start or end stamps.
 
-A week read in the wrong zone, or converted without daylight saving, puts bars into the daily halt and the weekend.
-The shift that takes (almost) all of them out again names the fault, and the other detectors look at the bars on the
-mended clock, so that one fault is told once. A market that never closes shows nothing of this.
+A week read in the wrong zone, or converted without daylight saving, puts bars into the daily halt and the weekend. The
+shift that moves (almost) all of them out again identifies the fault, and the other detectors use the corrected clock,
+so that one fault is reported once. A market that never closes shows nothing of this.
 """
 
 from collections.abc import Iterator
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from ml_factory.data.report import Finding
-from ml_factory.data.sessions import CLOCKS, MINUTE_NS, MarketSpec, Sessions, sessions_of
+from ml_factory.data.sessions import MINUTE_NS, TRADING_HOURS, MarketSpec, Sessions, sessions_of
 
 SLOT = 15  # minutes: every zone of the world is a multiple of it away from UTC
 SHIFTS = sorted(range(-14 * 60, 14 * 60 + SLOT, SLOT), key=lambda minutes: (abs(minutes), minutes))
 OUTSIDE_SHARE = 0.005  # of a week's bars outside the sessions: closing prints are 0.003, an hour's shift 0.04
-MENDED_SHARE = 0.25  # a shift must leave at most this part of them outside
-WEEK_MINUTES = 200  # a week with less holds no evidence
+CORRECTED_SHARE = 0.25  # a shift must leave at most this part of them outside
+WEEK_MINUTES = 200  # a week with fewer is no evidence
 _WEEK = 7 * 1440 // SLOT
-_NONE = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 
 
 def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minutes: int) -> np.ndarray:
-    """int64[N]: minutes to add to each bar's time so that its week fits the sessions; 0 where it does already.
+    """Return int64[N], the minutes to add to each bar's time so that its week fits the sessions; 0 where it fits.
 
-    start_ns : int64 ns, increasing. Weeks are cut in the middle of the weekend; each is judged for itself.
+    start_ns : int64 ns, increasing. Weeks are cut in the middle of the weekend; each is checked separately
     """
-    zone, open_minute, close_minute = CLOCKS[calendar]
+    zone, open_minute, close_minute = TRADING_HOURS[calendar]
     if zone == "UTC":
         return np.zeros(len(start_ns), np.int64)
     since_open = sessions.id.astype(np.int64) * 1440 + (start_ns - sessions.open_ns) // MINUTE_NS
@@ -40,18 +40,18 @@ def clock_shifts(start_ns: np.ndarray, sessions: Sessions, calendar: str, minute
     outside = count @ moved  # weeks x shifts
     bars = count.sum(1)
     wrong = (outside[:, 0] > OUTSIDE_SHARE * bars) & (bars * minutes >= WEEK_MINUTES)
-    # a week cut short fits several shifts as well: the one that fits the other wrong weeks best wins
+    # an incomplete week fits several shifts equally well: the one that fits the other wrong weeks best is taken
     best = np.argmin(outside + 1e-9 * outside[wrong].sum(0), axis=1)
-    wrong &= outside[np.arange(len(weeks)), best] < MENDED_SHARE * outside[:, 0]
+    wrong &= outside[np.arange(len(weeks)), best] < CORRECTED_SHARE * outside[:, 0]
     shift = np.where(wrong, np.array(SHIFTS)[best], 0)[week]
-    mended = start_ns + shift * MINUTE_NS
-    return shift if (np.diff(mended) > 0).all() else np.zeros(len(start_ns), np.int64)
+    corrected = start_ns + shift * MINUTE_NS
+    return shift if (np.diff(corrected) > 0).all() else np.zeros(len(start_ns), np.int64)
 
 
 def clock_findings(
     start_ns: np.ndarray, shift: np.ndarray, sessions: Sessions, market: MarketSpec, minutes: int, stamp: str
 ) -> Iterator[Finding]:
-    """What is wrong with the clock. `sessions` are those of the mended times (start_ns + shift)."""
+    """Yield the findings on the clock; `sessions` are those of the corrected times (start_ns + shift)."""
     if market.calendar == "24h":
         return
     wrong = np.flatnonzero(shift)
@@ -74,7 +74,7 @@ def clock_findings(
 
 
 def _stamp_side(start_ns: np.ndarray, sessions: Sessions, minutes: int, stamp: str) -> Iterator[Finding]:
-    """End stamps put a bar on the close and none on the open; start stamps read as ends do the reverse."""
+    """Yield a finding where start stamps look like end stamps (a bar on the close, none on the open) or reverse."""
     days = np.unique(sessions.id)
     step = minutes * MINUTE_NS
     marks = {
@@ -86,9 +86,9 @@ def _stamp_side(start_ns: np.ndarray, sessions: Sessions, minutes: int, stamp: s
     before = np.isin(start_ns + step, np.unique(sessions.open_ns)).sum() / len(days)
     if len(days) >= 3 and seen["close"] > 0.5 and seen["open"] < 0.1:
         message = "bars stand on the session's close and none on its open: they look stamped at their end, "
-        message += "and then every one is known a bar later than it says: give stamp='end' (--stamp end)"
+        message += "and then every bar is known one bar later than its stamp: give stamp='end' (--stamp end)"
         rows = np.flatnonzero(marks["close"])
         yield Finding("stamp_side", "reported", rows, message, "give stamp='end' (--stamp end)")
     if stamp == "end" and len(days) >= 3 and before > 0.5 and seen["last"] < 0.1:
         message = "read as end-stamped, bars begin before the session's open and none reaches its close: they look "
-        yield Finding("stamp_side", "reported", _NONE, message + "stamped at their start: give stamp='start'")
+        yield Finding("stamp_side", "reported", _NO_ROWS, message + "stamped at their start: give stamp='start'")

@@ -1,7 +1,7 @@
-"""The bar contract: any usual spelling in, checked UTC bars and one report out.
+"""Check bars: any usual spelling in, checked UTC bars and one report out.
 
-Other spellings of the same bars are mapped. What cannot be true (unparsable or impossible prices, rows that
-contradict each other, another spacing) is refused. What is only strange is reported and the run goes on.
+Other spellings of the same bars are mapped. Impossible bars (unparsable or impossible prices, rows that contradict each
+other, another spacing) are refused. Unusual bars are reported and the run continues.
 """
 
 import re
@@ -11,20 +11,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.market_scale import rows_of_runs
-from ml_factory.data.number_parsing import read_numbers
+from ml_factory.data.outliers import expand_runs
+from ml_factory.data.parsing import LEAST_STEPS, check_time_zone, combine_date_and_time, parse_numbers, parse_timestamps
 from ml_factory.data.prefix_hash import PrefixHasher
-from ml_factory.data.quality import find_blemishes, merge_kinds
-from ml_factory.data.report import SEVERITIES, BarReport, Finding, count_of, name_rows, refuse
+from ml_factory.data.quality import find_quality_issues, merge_kinds
+from ml_factory.data.report import SEVERITIES, BarReport, Finding, count_noun, format_rows, refuse
 from ml_factory.data.rolls import chain_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
-from ml_factory.data.timestamp_parsing import LEAST_STEPS, check_zone, combine_date_and_time, read_stamps
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import BAR_MINUTES
 
 FEW_BARS = 300
 PRICES = ("open", "high", "low", "close")
-_NONE = np.empty(0, np.int64)
+_NO_ROWS = np.empty(0, np.int64)
 
 # column -> other spellings, the first found wins
 SPELLINGS = {
@@ -39,14 +38,15 @@ SPELLINGS = {
 
 @dataclass(frozen=True)
 class BarSpec:
-    """How raw bars are written.
+    """Spelling of raw bars.
 
-    minutes : length of a bar; None: as the file has it (`stamps.length_of`).
-    zone : where naive timestamps were written, such as "America/Chicago".
-    stamp : "start" or "end" of the bar.  strict : refuse what is otherwise only reported.
-    decimal : "." or ",", for text prices that could be read both ways.
-    skip_bad : leave out rows that cannot be bars, and report them, instead of refusing the file.
-    columns : (ours, theirs) for columns under names of their own, such as ("close", "Schluss").
+    minutes : length of a bar; None: inferred (`parsing.infer_bar_minutes`)
+    zone : zone of naive timestamps, such as "America/Chicago"
+    stamp : "start" or "end" of the bar
+    strict : refuse what is otherwise only reported
+    decimal : "." or ",", for text prices that could be read both ways
+    skip_bad : leave out rows that cannot be bars, and report them, instead of refusing the file
+    columns : (ours, theirs) for columns with other names, such as ("close", "Schluss")
     """
 
     minutes: int | None = None
@@ -73,7 +73,7 @@ class BarSpec:
                 wanted = " or ".join(repr(option) for option in options)
                 raise SettingsError("No such setting", where=field, got=repr(getattr(self, field)), wanted=wanted)
         if self.zone is not None:
-            check_zone(self.zone)
+            check_time_zone(self.zone)
 
 
 def check_bars(
@@ -84,27 +84,36 @@ def check_bars(
     market: MarketSpec | None = None,
     symbol: str = "",
 ) -> tuple[pd.DataFrame, BarReport]:
-    """Bars in the contract's form, and the report.
+    """Check bars and convert them to canonical form.
 
-    raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume.
-    where : the file, for messages.  market : its calendar, tick and length of bars; if None, looked up by `symbol` or
-        inferred from the first 20 sessions.
+    Parameters
+    ----------
+    raw : one row a bar, in any order: a time column or index and open, high, low, close, perhaps volume
+    spec : spelling of the bars
+    where : the file, for messages
+    market : calendar, tick and length of bars; None: looked up by `symbol` or inferred from the first 20 sessions
+    symbol : for the lookup
 
-    Returns (bars, report): bars have the index `timestamp` (UTC, start of bar, increasing, unique), float64 prices
-    and `volume` only where the source has any; single unknown volumes become 0; `contract` (int32) where the source
-    says which contract a bar is of, and then `chain`, the source's own or that of `contracts.chain_of`. Row
-    numbers in the report count the rows of `raw` from 0. Raises BarsError for
-    what is refused (its `.findings` holds all of it).
+    Returns
+    -------
+    bars : index `timestamp` (UTC, start of bar, increasing, unique), float64 prices, and `volume` only where the source
+        has any (single unknown volumes become 0); `contract` (int32) where the source names contracts, and then
+        `chain`, the source's own or that of `rolls.chain_of`
+    report : its row numbers count the rows of `raw` from 0
+
+    Raises
+    ------
+    BarsError : bars are refused; its `.findings` holds all reasons
     """
     spec = spec or BarSpec()
     if market is not None and spec.minutes is None:
         spec = replace(spec, minutes=market.bar_minutes)
     if not len(raw):
         raise BarsError("No bars", where=where or "bars", got="0 rows", next_step="give a file that holds bars")
-    contract = next((raw[name] for name in raw.columns if _plain(name) == "contract"), None)
-    start_ns, values, rows, findings, minutes = _in_order(raw, spec, contract, where)
+    contract = next((raw[name] for name in raw.columns if _normalize_name(name) == "contract"), None)
+    start_ns, values, rows, findings, minutes = _ordered_rows(raw, spec, contract, where)
     known_volume = values.get("volume")
-    values, found = _settle_volume(values, rows, market)
+    values, found = _clean_volume(values, rows, market)
     findings += found
     index = pd.DatetimeIndex(start_ns.astype("datetime64[ns]"), tz="UTC", name="timestamp")
     bars = pd.DataFrame(values, index=index)
@@ -114,7 +123,7 @@ def check_bars(
     market = market or market_for(symbol, bars, bar_minutes=minutes)
     prices = {name: values[name] for name in PRICES}
     volume = known_volume if "volume" in values else None
-    found, facts = find_blemishes(start_ns, prices, volume, market, minutes, spec.stamp)
+    found, facts = find_quality_issues(start_ns, prices, volume, market, minutes, spec.stamp)
     found = merge_kinds([*found, *([] if contract is None else _contract_rolls(contract.iloc[rows]))])
     findings += [replace(finding, rows=rows[finding.rows]) for finding in found]
     findings += _too_few(len(bars))
@@ -122,21 +131,20 @@ def check_bars(
         refuse([finding for finding in findings if finding.severity == "reported"], where)
     facts |= {"calendar": market.calendar, "tick": market.tick, "has_volume": "volume" in values}
     hashed = bars_fingerprint(bars)
-    findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # what matters most comes first
+    findings.sort(key=lambda found: -SEVERITIES.index(found.severity))  # the most severe first
     return bars, BarReport(tuple(findings), len(bars), index[0], index[-1], minutes, hashed, facts)
 
 
-def _in_order(
+def _ordered_rows(
     raw: pd.DataFrame, spec: BarSpec, contract: pd.Series | None, where: object
 ) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray, list[Finding], int]:
-    """(start_ns, values, rows, findings, minutes): the bars by time, each once, the row of `raw` that each comes from,
-    and their length.
+    """Return (start_ns, values, rows, findings, minutes): the bars by time, each once, with their rows in `raw`.
 
-    Raises BarsError for what cannot be.
+    Raises BarsError for refused bars.
     """
     start_ns, values, findings, minutes = read_columns(raw, spec, where)
     named = {} if contract is None else {"contract": pd.factorize(contract)[0].astype(float)}
-    rows, found = _order(start_ns, values | named, raw)
+    rows, found = _sort_and_deduplicate(start_ns, values | named, raw)
     findings += [*found, *_spacing_faults(start_ns[rows], rows, minutes)]
     refuse([finding for finding in findings if finding.severity == "refused"], where)
     return start_ns[rows], {name: column[rows] for name, column in values.items()}, rows, findings, minutes
@@ -145,32 +153,36 @@ def _in_order(
 def read_columns(
     raw: pd.DataFrame, spec: BarSpec, where: object
 ) -> tuple[np.ndarray, dict[str, np.ndarray], list[Finding], int]:
-    """UTC starts (int64 ns), prices and volume (float64) in the rows' own order, what was found in single rows, and
-    the minutes of a bar.
+    """Parse the columns in the rows' own order.
 
-    Findings of severity "refused" are left for the caller to refuse; what cannot be read at all raises BarsError.
+    Findings of severity "refused" are left for the caller to refuse; unreadable columns raise BarsError.
+
+    Returns
+    -------
+    (start_ns, values, findings, minutes) : UTC starts (int64 ns), prices and volume (float64), findings on single rows,
+    and the length of a bar
     """
     columns, findings = find_columns(raw, where, spec.columns)
-    findings += [Finding("source", "mapped", _NONE, note) for note in raw.attrs.get("notes", ())]
-    start_ns, found, minutes = read_stamps(
+    findings += [Finding("source", "mapped", _NO_ROWS, note) for note in raw.attrs.get("notes", ())]
+    start_ns, found, minutes = parse_timestamps(
         columns.pop("timestamp"), zone=spec.zone, stamp=spec.stamp, minutes=spec.minutes, where=where
     )
     findings += found
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
-    values, found = read_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
+    values, found = parse_numbers(columns, decimal=spec.decimal, where=where, shown=shown)
     findings += [*found, *_price_faults(values, shown), *_volume_faults(values, shown)]
     return start_ns, values, findings, minutes
 
 
 def contract_codes(contract: pd.Series) -> np.ndarray:
-    """int32[N]: the contract of each bar as a number; only whether it changes has a meaning. In time order."""
+    """Return int32[N], the contract of each bar as a number; only its changes matter. In time order."""
     if contract.dtype.kind in "iu" and not contract.isna().any() and contract.max() < 2**31:
         return contract.to_numpy(np.int32)
     return pd.factorize(contract)[0].astype(np.int32)
 
 
 def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarray:
-    """float64[N]: the chain that a roll of ours has written, or one made of the bars themselves."""
+    """Return float64[N], the chain that our own roll has written, or one computed from the bars."""
     if "chain" not in raw:
         return chain_of(*(bars[name].to_numpy() for name in ("contract", "open", "close")))
     chain = pd.to_numeric(raw["chain"], errors="coerce").to_numpy(float)[rows]
@@ -180,40 +192,40 @@ def _chain(raw: pd.DataFrame, rows: np.ndarray, bars: pd.DataFrame) -> np.ndarra
             "A chain is made of positive factors",
             where=f"chain, row {rows[bad[0]]}",
             got=raw["chain"].iloc[rows[bad[0]]],
-            next_step="leave the column out, or prepare anew from the contracts (--roll)",
+            next_step="leave the column out, or prepare again from the contracts (--roll)",
         )
     return chain
 
 
 def _contract_rolls(contract: pd.Series) -> list[Finding]:
-    """Bars whose contract is not that of the bar before them; positions among the bars."""
+    """Return the finding on bars whose contract differs from the previous bar's; positions among the bars."""
     names = contract.to_numpy()
     rows = np.flatnonzero(names[1:] != names[:-1]) + 1
     shown = ", ".join(map(str, names[rows[:3]])) + ", ..." * (len(rows) > 3)
-    message = f"the contract changes {count_of(len(rows), 'time')} (to {shown})"
+    message = f"the contract changes {count_noun(len(rows), 'time')} (to {shown})"
     return [Finding("roll", "reported", rows, message)] if len(rows) else []
 
 
 def _too_few(count: int) -> list[Finding]:
     message = f"{count} bars are less than a day of any market: too few to learn from"
-    return [Finding("few_bars", "reported", _NONE, message)] if count < FEW_BARS else []
+    return [Finding("few_bars", "reported", _NO_ROWS, message)] if count < FEW_BARS else []
 
 
 def bars_fingerprint(bars: pd.DataFrame) -> str:
-    """SHA-256 (hex) of checked bars: times, columns and every value's bits; file format and metadata do not matter."""
-    return PrefixHasher(bars).whole
+    """Return the SHA-256 (hex) of checked bars: times, columns and every value's bits, not the file format."""
+    return PrefixHasher(bars).total_hash
 
 
-def _plain(name: object) -> str:
+def _normalize_name(name: object) -> str:
     return re.sub(r"[\s\-/]+", "_", str(name).strip().strip("<>\"'").strip().lower())
 
 
 def find_columns(
     raw: pd.DataFrame, where: object, given: Sequence[tuple[str, str]] = ()
 ) -> tuple[dict[str, pd.Series], list[Finding]]:
-    """Our column names -> the columns of `raw` that carry them, and what was mapped.
+    """Return our column names with the columns of `raw` that carry them, and the findings on mapped names.
 
-    given : (ours, theirs) as the user says; theirs must be there.
+    given : (ours, theirs) as the user declares; theirs must exist
     """
     for ours, theirs in given:
         if theirs not in raw.columns:
@@ -224,12 +236,14 @@ def find_columns(
             )  # fmt: skip
     if given:
         taken = dict(given)
-        others = raw.drop(columns=[name for name in raw if _plain(name) in taken and name not in taken.values()])
+        others = raw.drop(
+            columns=[name for name in raw if _normalize_name(name) in taken and name not in taken.values()]
+        )
         raw = others.rename(columns={theirs: ours for ours, theirs in taken.items()})
         raw.attrs = {}
     named: dict[str, list] = {}
     for column in raw.columns:
-        named.setdefault(_plain(column), []).append(column)
+        named.setdefault(_normalize_name(column), []).append(column)
     found, mapped = {}, []
     for target, others in SPELLINGS.items():
         spelling = next((name for name in (target, *others) if name in named), None)
@@ -258,16 +272,16 @@ def find_columns(
         )
     mapped += [f"{theirs!r} as {ours}" for ours, theirs in given if ours != theirs]
     message = "columns read: " + ", ".join(mapped)
-    return found, [Finding("columns", "mapped", _NONE, message)] if mapped else []
+    return found, [Finding("columns", "mapped", _NO_ROWS, message)] if mapped else []
 
 
 def _is_time_index(index: pd.Index) -> bool:
     names = ("timestamp", *SPELLINGS["timestamp"])
-    return isinstance(index, pd.DatetimeIndex) or (index.name is not None and _plain(index.name) in names)
+    return isinstance(index, pd.DatetimeIndex) or (index.name is not None and _normalize_name(index.name) in names)
 
 
 def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> list[Finding]:
-    """Prices that are not finite, not positive, or outside their own bar."""
+    """Return findings on prices that are not finite, not positive, or outside their own bar."""
     faults = []
     bad = np.zeros(len(shown), bool)
     for name in PRICES:
@@ -276,11 +290,11 @@ def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> lis
         bad |= infinite | low
         if infinite.any():
             rows = np.flatnonzero(infinite)
-            message = f"{name} is empty, not a number or infinite in {name_rows(rows, shown)}"
+            message = f"{name} is empty, not a number or infinite in {format_rows(rows, shown)}"
             faults.append(Finding("not_finite", "refused", rows, message, "drop these rows or load them again"))
         if low.any():
             rows = np.flatnonzero(low)
-            message = f"{name} is zero or negative in {name_rows(rows, shown)}"
+            message = f"{name} is zero or negative in {format_rows(rows, shown)}"
             step = "features and barriers use logarithms of prices; if this is a difference back-adjusted series, "
             step += "use an unadjusted or ratio-adjusted one"
             faults.append(Finding("not_positive", "refused", rows, message, step))
@@ -290,7 +304,7 @@ def _price_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> lis
     if broken.any():
         rows = np.flatnonzero(broken)
         first = {name: float(values[name][rows[0]]) for name in PRICES}
-        message = f"high is not the highest or low not the lowest in {name_rows(rows, shown)}: {first}"
+        message = f"high is not the highest or low not the lowest in {format_rows(rows, shown)}: {first}"
         faults.append(Finding("ohlc", "refused", rows, message, "check that the columns are not swapped"))
     return faults
 
@@ -299,12 +313,12 @@ def _volume_faults(values: dict[str, np.ndarray], shown: pd.DatetimeIndex) -> li
     if "volume" not in values:
         return []
     rows = np.flatnonzero((values["volume"] < 0) | np.isinf(values["volume"]))
-    message = f"volume is negative or infinite in {name_rows(rows, shown)}" if len(rows) else ""
-    return [Finding("volume", "refused", rows, message, "mend these rows or leave the column out")] if len(rows) else []
+    message = f"volume is negative or infinite in {format_rows(rows, shown)}" if len(rows) else ""
+    return [Finding("volume", "refused", rows, message, "correct them or leave the column out")] if len(rows) else []
 
 
-def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[Finding]]:
-    """Positions of the rows to keep, in time order, each minute once; rows that contradict each other are refused."""
+def _sort_and_deduplicate(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.ndarray, list[Finding]]:
+    """Return the rows to keep, in time order, each minute once, and findings; contradicting rows are refused."""
     order = np.argsort(start_ns, kind="stable")
     findings = []
     back = np.flatnonzero(np.diff(start_ns) < 0) + 1
@@ -321,9 +335,11 @@ def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.nd
     shown = pd.DatetimeIndex(start_ns.view("M8[ns]"), tz="UTC")
     if differ.any():
         rows = np.sort(order[again[differ]])
-        message = f"{name_rows(rows, shown)} contradict another row of the same minute"
+        message = f"{format_rows(rows, shown)} contradict another row of the same minute"
         step = "keep the right one of them"
-        contract = next((c for c in raw.columns if _plain(c) in ("contract", "symbol", "expiry", "instrument")), None)
+        contract = next(
+            (c for c in raw.columns if _normalize_name(c) in ("contract", "symbol", "expiry", "instrument")), None
+        )
         if contract is not None:
             step = f"the file holds several values of {contract!r}: join them into one series (--roll volume), or "
             step += "write one of them to a file of its own"
@@ -336,7 +352,7 @@ def _order(start_ns: np.ndarray, values: dict, raw: pd.DataFrame) -> tuple[np.nd
 
 
 def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> list[Finding]:
-    """Bars of another length than declared, in the whole file or in a stretch of it."""
+    """Return findings on bars of another length than declared, in the whole file or in a part of it."""
     steps = np.diff(start_ns) // MINUTE_NS
     if not len(steps):
         return []
@@ -348,8 +364,8 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
         if usual in BAR_MINUTES:
             step += f", or declare their length: --minutes {usual} (BarSpec(minutes={usual})), in data/raw by the "
             step += f"name of the file: SYMBOL_{usual}m.parquet"
-        return [Finding("spacing", "refused", _NONE, message, step)]
-    # a stretch of one other spacing: a single bar seldom traded is legal, thirty equal steps in a row are not
+        return [Finding("spacing", "refused", _NO_ROWS, message, step)]
+    # one other spacing over a stretch: a single silence is legal, thirty equal steps in a row are not
     edges = np.flatnonzero(np.diff(steps, prepend=-1, append=-1) != 0)
     length = np.diff(edges)
     odd = np.flatnonzero((length >= 30) & (steps[edges[:-1]] != minutes) & (steps[edges[:-1]] <= 60))
@@ -359,23 +375,23 @@ def _spacing_faults(start_ns: np.ndarray, rows: np.ndarray, minutes: int) -> lis
     at = pd.Timestamp(start_ns[first], tz="UTC")
     message = f"mixed spacing: from row {rows[first]} ({at}) on, {length[odd[0]]} steps of {steps[first]} minutes "
     message += f"among {minutes}-minute bars"
-    longer = rows[rows_of_runs(edges[odd], length[odd])]
+    longer = rows[expand_runs(edges[odd], length[odd])]
     return [Finding("spacing", "refused", longer, message, "give one spacing throughout")]
 
 
-def _settle_volume(
+def _clean_volume(
     values: dict[str, np.ndarray], rows: np.ndarray, market: MarketSpec | None
 ) -> tuple[dict[str, np.ndarray], list[Finding]]:
-    """Volume is there or it is not: an empty column is left out, single unknown values become 0."""
+    """Leave out an empty volume column, and replace single unknown values by 0."""
     volume = values.get("volume")
     if volume is None:
-        return values, [Finding("no_volume", "mapped", _NONE, "no volume column: volume features are left out")]
+        return values, [Finding("no_volume", "mapped", _NO_ROWS, "no volume column: volume features are left out")]
     unknown = np.isnan(volume)
     declared = market is not None and market.has_volume
     if not declared and (unknown | (volume == 0)).all():
         prices = {name: column for name, column in values.items() if name != "volume"}
         message = "volume is empty or zero throughout: volume features are left out"
-        return prices, [Finding("no_volume", "mapped", _NONE, message)]
+        return prices, [Finding("no_volume", "mapped", _NO_ROWS, message)]
     if not unknown.any():
         return values, []
     message = f"volume is unknown in {int(unknown.sum()):,} of {len(volume):,} bars and taken as 0 there"

@@ -10,8 +10,8 @@ import pandas as pd
 
 from ml_factory.argument_checks import BARS
 from ml_factory.cpu_count import cores
-from ml_factory.data.activity_bars import KINDS, base_and_frames, sized
-from ml_factory.data.resample import Frame, asof_rows, chained, stretches_between_rolls
+from ml_factory.data.activity_bars import KINDS, base_and_frames, with_bar_size
+from ml_factory.data.resample import Frame, asof_rows, roll_adjusted, stretches_between_rolls
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.features import (
@@ -121,9 +121,9 @@ class FeatureSpec:
         """What a base bar is called."""
         return f"{self.base} minutes" if isinstance(self.base, int) else f"{self.base.replace('_', ' ')}"
 
-    def sized(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
+    def with_bar_size(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
         """The market with the size of its bars by activity, estimated from `bars` where none is given."""
-        return market if isinstance(self.base, int) else sized(market, self.base, self.bar_size, bars)
+        return market if isinstance(self.base, int) else with_bar_size(market, self.base, self.bar_size, bars)
 
     @property
     def warmup_bars(self) -> int:
@@ -250,10 +250,10 @@ class JoinedFrames:
 
 def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> JoinedFrames:
     """The frames of `spec`; BarsError where too few bars are left after warm-up."""
-    market = spec.sized(market, bars)
+    market = spec.with_bar_size(market, bars)
     with phase("frames", len(bars)):  # the base at the prices that traded; features go through rolls
         held, frames = base_and_frames(bars, market, spec.base, spec.frames, threads=threads)
-    base, frames = chained(held), {minutes: chained(frame) for minutes, frame in frames.items()}
+    base, frames = roll_adjusted(held), {minutes: roll_adjusted(frame) for minutes, frame in frames.items()}
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
     if first >= len(base):
@@ -288,7 +288,7 @@ def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
     if name not in known:
         step = did_you_mean(name, known) or "give a column of the base bars, such as macd_12_26"
         raise SettingsError("No such column", where=f"columns of {market.symbol}", got=repr(name), next_step=step)
-    return columns(known[name], chained(base), market, coarse=False)[name]
+    return columns(known[name], roll_adjusted(base), market, coarse=False)[name]
 
 
 def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:

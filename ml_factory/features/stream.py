@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import stream_of
-from ml_factory.data.resample import Chunk, Frame, asof_rows, chained, chunk_of, stretches_between_rolls
+from ml_factory.data.activity_bars import make_bar_stream
+from ml_factory.data.resample import Chunk, Frame, asof_rows, roll_adjusted, stretches_between_rolls, to_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features import custom
@@ -44,12 +44,12 @@ class FeatureStream:
 
     def __init__(self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False):
         self.spec, self.cold = spec or FeatureSpec(), cold
-        self.market = market = self.spec.sized(market)
+        self.market = market = self.spec.with_bar_size(market)
         self._warm = self.spec.warmup_bars if cold else 0
         self.names = column_names(market, self.spec)
         families = self.spec.families_of(market)
         lengths = (self.spec.base, *self.spec.frames)
-        self._frames = {length: stream_of(market, length) for length in lengths}
+        self._frames = {length: make_bar_stream(market, length) for length in lengths}
         self._engines = {
             length: FrameFeatures(market, families, coarse=length != self.spec.base and not self.spec.full_frames)
             for length in lengths
@@ -64,7 +64,7 @@ class FeatureStream:
     @classmethod
     def after(cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> "FeatureStream":
         """The stream as it would stand had these bars been pushed, of which `build_features` made the matrix."""
-        stream, chunk = cls(market, spec), chunk_of(bars, market)
+        stream, chunk = cls(market, spec), to_chunk(bars, market)
         for frame in stream._frames.values():
             frame.push(chunk)
         for minutes, engine, known_at in matrix.engines:
@@ -73,14 +73,14 @@ class FeatureStream:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
         for name, tail in stream._custom.items():
-            tail.bars = custom.tail(chained(matrix.base), custom.of(name).memory)
+            tail.bars = custom.tail(roll_adjusted(matrix.base), custom.of(name).memory)
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
         stream._stretches(matrix.base)
         return stream
 
     def push(self, bars: pd.DataFrame | Chunk) -> FeatureRows:
         """Rows that these checked bars complete; all bars later than those before."""
-        chunk = bars if isinstance(bars, Chunk) else chunk_of(bars, self.market)
+        chunk = bars if isinstance(bars, Chunk) else to_chunk(bars, self.market)
         return self._next({minutes: frame.push(chunk) for minutes, frame in self._frames.items()})
 
     def advance(self, now_ns: int) -> FeatureRows:
@@ -122,7 +122,7 @@ class FeatureStream:
 
     def _next(self, new: dict[int | str, Frame]) -> FeatureRows:
         held = new[self.spec.base]
-        new = {minutes: chained(frame) for minutes, frame in new.items()}
+        new = {minutes: roll_adjusted(frame) for minutes, frame in new.items()}
         base = new[self.spec.base]
         values = np.empty((len(base), len(self.names)), np.float32)
         place = len(self._engines[self.spec.base].names)

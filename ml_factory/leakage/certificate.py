@@ -113,16 +113,16 @@ def standing(certificate: Certificate, prefixes: PrefixHasher, form: str = "quic
     if not certificate.passed or certificate.history < 1:
         return NOTHING
     hard = list(takewhile(lambda one: form != "full" or one.form == "full", certificate.stretches))
-    while hard and (hard[-1].rows > len(prefixes) or prefixes.of(hard[-1].rows) != hard[-1].hash):
+    while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_of(hard[-1].rows) != hard[-1].hash):
         hard.pop()  # of the longest that is the same, all before it is the same
     if hard:
         return CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
     edges = block_edges(min(len(prefixes), certificate.stretches[0].rows))
-    same = [k for k, edge in enumerate(edges) if prefixes.of(edge) == certificate.blocks[k]]
+    same = [k for k, edge in enumerate(edges) if prefixes.hash_of(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
         return NOTHING
     rows, first = edges[same[-1]], certificate.stretches[0]
-    kept = Stretch(rows, prefixes.of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
+    kept = Stretch(rows, prefixes.hash_of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
     return CertificateCoverage(rows, (kept,), certificate.history)
 
 
@@ -131,11 +131,11 @@ def issue(
     form: str, before: CertificateCoverage = NOTHING,
 ) -> Certificate:  # fmt: skip
     """The certificate of these bars: what stood before, and the stretch that this proof adds."""
-    new = Stretch(len(prefixes), prefixes.whole, str(prefixes.bars.index[-1]), form, len(proof.cuts))
+    new = Stretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
     return Certificate(
         symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
         stretches=(*before.stretches, new) if before.rows < len(prefixes) else before.stretches,
-        blocks=tuple(prefixes.at_edges(len(prefixes))), history=before.history or proof.history,
+        blocks=tuple(prefixes.at_block_edges(len(prefixes))), history=before.history or proof.history,
         cuts=tuple((cut.moment, cut.why) for cut in proof.cuts),
         disturbances=("truncate", *proof.disturbances), compared=dict(proof.compared), leaks=proof.leaks,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from ml_factory.data.activity_bars import base_and_fine, base_and_frames
+from ml_factory.data.activity_bars import base_and_frames, base_and_minute_bars
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.transforms import Sample
@@ -99,7 +99,7 @@ class StandardPipeline:
     preprocess: tuple = ("robust",)
 
     def facts(self, bars: pd.DataFrame) -> dict:
-        return self.features_spec.sized(market_for(self.symbol, bars, **self.given), bars).to_dict()
+        return self.features_spec.with_bar_size(market_for(self.symbol, bars, **self.given), bars).to_dict()
 
     def head(self, bars: pd.DataFrame) -> int:
         """Bars of the first 20 sessions (or of 20 days with a bar, where those reach further), and the one after them.
@@ -133,7 +133,7 @@ class StandardPipeline:
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
         """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""
         market = MarketSpec.from_dict(facts)
-        base, fine = base_and_fine(bars, market, self.features_spec.base)
+        base, fine = base_and_minute_bars(bars, market, self.features_spec.base)
         made = {f"h{spec.horizon}": make_labels(base, fine, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.activity_bars import base_bars
-from ml_factory.data.resample import chunk_of
+from ml_factory.data.resample import to_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
@@ -31,7 +31,7 @@ def table_of_feed(
     """
     stream = FeatureStream(market, spec)
     cuts = pushes(bars, market, spec.base, rows, seed, since)
-    given, chunk = [], chunk_of(bars, market)
+    given, chunk = [], to_chunk(bars, market)
     with phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
             given.append(stream.push(chunk.part(first, stop)))

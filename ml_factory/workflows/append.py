@@ -51,7 +51,7 @@ def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec
     market = market_for(
         symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
     )
-    return settings.features.sized(market, bars)
+    return settings.features.with_bar_size(market, bars)
 
 
 def appendable_store(store: Store, settings: DataSpec) -> Store | None:
@@ -86,7 +86,10 @@ def load_appended_bars(before: Store, workspace: Workspace, symbol: str, setting
         return None
     prefixes = PrefixHasher(bars)
     market = market_of(symbol, bars, settings)
-    if prefixes.of(old) != before.facts["raw"]["bars"] or to_json_value(market.to_dict()) != before.facts["market"]:
+    if (
+        prefixes.hash_of(old) != before.facts["raw"]["bars"]
+        or to_json_value(market.to_dict()) != before.facts["market"]
+    ):
         return None
     report = before.facts["bars"]
     if len(bars) > old:
@@ -104,7 +107,7 @@ def can_append(before: Store, checked: CheckedBars) -> bool:
     raw, market = before.facts["raw"], to_json_value(checked.market.to_dict())
     if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
         return False
-    return checked.before is before or raw["bars"] == checked.prefixes.of(raw["rows"])
+    return checked.before is before or raw["bars"] == checked.prefixes.hash_of(raw["rows"])
 
 
 def stream_state(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:

@@ -64,7 +64,7 @@ def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamp
     settings, symbol = settings_of(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
     leaks = differences_of_frame("bars", given, again, "the raw file's checked bars")
-    if not leaks and PrefixHasher(again).whole != store.facts["raw"]["bars"]:
+    if not leaks and PrefixHasher(again).total_hash != store.facts["raw"]["bars"]:
         leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == BarSpec():
         leaks += _differences_from_raw_file(read_table(require_raw_bars(workspace, symbol)), again)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from ml_factory.checkpoints.manager import PhaseCheckpoints
-from ml_factory.data.activity_bars import base_and_fine
+from ml_factory.data.activity_bars import base_and_minute_bars
 from ml_factory.data.io import load_bars
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
@@ -30,7 +30,7 @@ def frames_for(workspace: Workspace, store: Store) -> Frames:
     """The base frame, the raw bars as a frame (None where they are the base) and the market of a data set."""
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
-    return *base_and_fine(bars, market, settings.features.base), market
+    return *base_and_minute_bars(bars, market, settings.features.base), market
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
-from ml_factory.data.io import local_file, read_table
+from ml_factory.data.io import local_path_of, read_table
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.ensemble.stacking import Stack, equal_pool
@@ -266,7 +266,7 @@ def predict_bars(
     state = artifact.load_state()
     spec = state["spec"]
     market = MarketSpec.from_dict(spec["market"])
-    source = local_file(data) if data else require_raw_bars(workspace, artifact.symbol)
+    source = local_path_of(data) if data else require_raw_bars(workspace, artifact.symbol)
     bars_spec = (stamped or BarSpec()) if data else BarSpec(**spec["data"]["bars"])
     if bars_spec.minutes not in (None, market.bar_minutes):
         raise SettingsError(

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
-from ml_factory.data.activity_bars import fine_bars
-from ml_factory.data.io import import_bars, load_bars, raw_minutes
+from ml_factory.data.activity_bars import minute_bars_for
+from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import Frame, check_length
 from ml_factory.data.rolls import RollSpec
@@ -155,7 +155,7 @@ def _import_raw_bars(
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
     if symbol == DEMO:
         ensure_demo_market(workspace, symbol)
-    minutes = raw_minutes(workspace, symbol, settings.bars.minutes)
+    minutes = raw_bar_minutes(workspace, symbol, settings.bars.minutes)
     return None, replace(settings, bars=replace(settings.bars, minutes=minutes))
 
 
@@ -271,7 +271,7 @@ def _write(
     rows = _write_features(store, known, checked, symbol, settings)
     made = {
         "symbol": symbol,
-        "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.whole},
+        "raw": {"hash": raw_hash, "rows": len(bars), "bars": checked.prefixes.total_hash},
         "settings": settings.to_dict(),
         "sources": source_hash(DATA_PACKAGES),
         "market": market.to_dict(),
@@ -281,7 +281,7 @@ def _write(
     }
     if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
         store.commit(made, current=False)
-    minute_bars = fine_bars(bars, market, settings.features.base)
+    minute_bars = minute_bars_for(bars, market, settings.features.base)
     for horizon in horizons:
         if horizon not in store.horizons:  # sound ones stay where only the features were damaged
             store.reopen(horizon)

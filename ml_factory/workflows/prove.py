@@ -77,7 +77,7 @@ def prove_store(
     facts = store.facts["market"]
     if spec == QUICK and not settings.features.custom:
         spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
-    decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.whole, "spec": asdict(spec), **bound}
+    decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.total_hash, "spec": asdict(spec), **bound}
     proof_progress = _open_progress(unfinished, decided, horizons) if write else None
     if fresh and proof_progress:
         proof_progress.forget()

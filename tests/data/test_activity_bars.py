@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.activity_bars import KINDS, ActivityStream, ImbalanceSpec, activity_bars, base_and_fine, sized
+from ml_factory.data.activity_bars import (
+    KINDS,
+    ActivityStream,
+    ImbalanceSpec,
+    activity_bars,
+    base_and_minute_bars,
+    with_bar_size,
+)
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
@@ -94,7 +101,7 @@ def test_more_bars_never_change_a_row(kind, estimated):
     days = np.unique(sessions_of(stamps, "us_equity").id)
     known_from = int(np.searchsorted(stamps, int(days[20]) * DAY_NS)) + 1 if estimated else 1
     if estimated:
-        (note,) = sized(place, kind, None, bars, SPEC).notes()
+        (note,) = with_bar_size(place, kind, None, bars, SPEC).notes()
         assert "first 20 sessions" in note and "--bar-size" in note and whole.session.min() == days[20]
     assert len(whole) > 50
 
@@ -163,7 +170,7 @@ def test_about_fifty_bars_a_session_where_the_threshold_is_estimated():
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_chunks_and_restored_states_give_the_bits_of_the_whole_file(kind):
     bars, place = gappy("cme", days=26), market()
-    place = sized(place, kind, SIZES[kind])
+    place = with_bar_size(place, kind, SIZES[kind])
     whole, rng = activity_bars(bars, place, kind, spec=SPEC), np.random.default_rng(0)
     cuts = np.unique(np.concatenate([[0, len(bars)], rng.integers(0, len(bars), 400)]))
     stream, parts = ActivityStream(place, kind, SPEC), []
@@ -176,27 +183,27 @@ def test_any_chunks_and_restored_states_give_the_bits_of_the_whole_file(kind):
         assert (parts[-1].known_at <= end).all() and len(stream.advance(end)) == 0
     for name in COLUMNS:
         assert np.concatenate([getattr(one, name) for one in parts]).tobytes() == getattr(whole, name).tobytes(), name
-    other = ActivityStream(sized(market(), kind, SIZES[kind] + 1), kind, SPEC)
+    other = ActivityStream(with_bar_size(market(), kind, SIZES[kind] + 1), kind, SPEC)
     with pytest.raises(SettingsError, match="state is of another stream"):
         other.load_state(stream.get_state())
 
 
 def test_minutes_inside_a_bar_are_those_it_was_made_of():
-    bars, place = gappy("us_equity"), sized(market("us_equity"), "volume", 2_500.0)
-    base, fine = base_and_fine(bars, place, "volume")
+    bars, place = gappy("us_equity"), with_bar_size(market("us_equity"), "volume", 2_500.0)
+    base, fine = base_and_minute_bars(bars, place, "volume")
     first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
     for k in range(0, len(base), 7):
         inside = slice(first[k], stop[k])
         assert fine.volume[inside].sum() == base.volume[k]
         assert (fine.high[inside].max(), fine.low[inside].min()) == (base.high[k], base.low[k])
-    assert base_and_fine(bars, place, 1)[1] is None
-    assert len(base_and_fine(bars, place, 5)[0]) == len(base_frame(bars, place, 5))
+    assert base_and_minute_bars(bars, place, 1)[1] is None
+    assert len(base_and_minute_bars(bars, place, 5)[0]) == len(base_frame(bars, place, 5))
 
 
 def test_mistakes_are_named():
     bars = gappy("cme", days=3)
     for kind in ("volume", "dollar"):
-        with pytest.raises(BarsError, match=r"Without volume.*time or tick_imbalance"):
+        with pytest.raises(BarsError, match=r"These bars need volume.*time or tick_imbalance"):
             activity_bars(bars, market(has_volume=False), kind, 5)
     with pytest.raises(BarsError, match="more than 20 sessions"):
         activity_bars(bars, market(), "dollar")
@@ -205,7 +212,7 @@ def test_mistakes_are_named():
             activity_bars(bars, market(), "volume", size)
     with pytest.raises(SettingsError, match="No such bars"):
         activity_bars(bars, market(), "volumes", 5)
-    with pytest.raises(SettingsError, match="how large a bar is"):
+    with pytest.raises(SettingsError, match="size of a bar is unknown"):
         ActivityStream(market(), "volume")
     with pytest.raises(BarsError, match="Nothing was traded"):
         activity_bars(synthetic_bars(22, calendar="us_equity").assign(volume=0.0), market("us_equity"), "volume")

@@ -49,7 +49,7 @@ def test_skip_bad_leaves_them_out_and_lists_them(spoiled, place, make_raw):
     lines[60] += ",one field more"
     path.write_text("\n".join(lines) + "\n")
     report = import_bars(path, place, "MES", BarSpec(skip_bad=True))
-    finding = report.of("skipped_rows")
+    finding = report.finding("skipped_rows")
     assert "6 bad rows of 400 skipped: line 11" in finding.message
     listed = pd.read_csv(place.raw / "MES_skipped.csv")
     assert listed["line"].tolist() == [*numbers, 61] and listed["text"].tolist() == [
@@ -65,7 +65,9 @@ def test_skip_bad_leaves_them_out_and_lists_them(spoiled, place, make_raw):
 def test_a_clean_file_skips_nothing(make_raw, place, tmp_path):
     make_raw(400).to_csv(tmp_path / "clean.csv", index=False)
     report = import_bars(tmp_path / "clean.csv", place, "MES", BarSpec(skip_bad=True))
-    assert report.of("skipped_rows") is None and report.rows == 400 and not (place.raw / "MES_skipped.csv").exists()
+    assert (
+        report.finding("skipped_rows") is None and report.rows == 400 and not (place.raw / "MES_skipped.csv").exists()
+    )
 
 
 def test_lines_of_another_length_are_named_all_at_once(make_raw, place, tmp_path):

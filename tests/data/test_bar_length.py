@@ -5,12 +5,12 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.activity_bars import activity_bars
-from ml_factory.data.io import import_bars, load_bars, raw_minutes
+from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
+from ml_factory.data.parsing import infer_bar_minutes
 from ml_factory.data.resample import base_frame
 from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.synthetic import synthetic_bars
-from ml_factory.data.timestamp_parsing import length_of
 from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.leakage.cut_points import choose_cuts
@@ -44,9 +44,9 @@ def test_rare_bars_of_a_minute_are_not_taken_for_longer_ones():
     """A fifth of the minutes traded, so that 5 minutes may well be the usual distance: one bar off its grid tells."""
     steps = np.array([5, 5, 5, 10, 5, 1, 4, 5, 5, 20])
     stamp_ns = np.cumsum(steps) * MINUTE_NS
-    assert length_of(stamp_ns) == 1 and length_of(stamp_ns[:5]) == 5
-    assert length_of(stamp_ns[:3]) == 1  # two distances say nothing
-    assert length_of(np.arange(40) * 7 * MINUTE_NS) == 1  # no such bars
+    assert infer_bar_minutes(stamp_ns) == 1 and infer_bar_minutes(stamp_ns[:5]) == 5
+    assert infer_bar_minutes(stamp_ns[:3]) == 1  # two distances say nothing
+    assert infer_bar_minutes(np.arange(40) * 7 * MINUTE_NS) == 1  # no such bars
 
 
 def test_end_stamped_bars_go_back_by_their_own_length():
@@ -90,7 +90,7 @@ def test_the_raw_file_is_named_after_its_bars(tmp_path):
     assert place.raw_bars("MES").name == "MES_1m.parquet"  # what is not there yet
     report = import_bars(five.reset_index(), place, "MES")
     assert report.minutes == 5 and place.raw_bars("MES") == place.raw / "MES_5m.parquet"
-    assert symbols_in(place) == ["MES"] and raw_minutes(place, "MES") == 5
+    assert symbols_in(place) == ["MES"] and raw_bar_minutes(place, "MES") == 5
     bars, told = load_bars(place, "MES")
     assert told.minutes == 5 and np.array_equal(bars["close"], five["close"])
     assert parse_raw_name("BRK.B_15m.parquet") == ("BRK.B", 15) and parse_raw_name("A_1m_5m.parquet") == ("A_1m", 5)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.bar_stream import FrameStream
-from ml_factory.data.resample import Frame, base_frame, chunk_of, frames_of
+from ml_factory.data.resample import Frame, base_frame, frames_of, to_chunk
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, market_for
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import BarsError, SettingsError
@@ -61,7 +61,7 @@ def test_one_bar_at_a_time_restored_at_a_hundred_bars(gappy_minutes):
             if i in restore:
                 stream = restored(stream)
             one = bars.iloc[i : i + 1]
-            parts.append(stream.push(chunk_of(one, market()) if i % 2 else one))
+            parts.append(stream.push(to_chunk(one, market()) if i % 2 else one))
             assert (parts[-1].known_at <= bars.index[i].value + MINUTE_NS).all()  # never before it is known
         assert_same_bits(parts, base_frame(bars, market(), minutes))
 
@@ -133,7 +133,7 @@ def test_a_bar_too_late_or_twice_is_refused_and_nothing_changes(gappy_minutes):
     assert stream.get_state() == before
     parts.append(stream.advance(bars.index[102].value))
     stream = restored(stream)
-    for late in (bars.iloc[101:120], chunk_of(bars.iloc[101:120], market())):
+    for late in (bars.iloc[101:120], to_chunk(bars.iloc[101:120], market())):
         with pytest.raises(BarsError, match=f"too late.*{re.escape(str(bars.index[101]))}"):
             stream.push(late)
     parts.append(stream.push(bars.iloc[102:]))

@@ -253,7 +253,7 @@ def test_a_join_that_cannot_be(two_contracts, make_raw, workspace):
     spec = BarSpec(zone="America/Chicago")
     with pytest.raises(BarsError, match=r"name no contract.*leave --roll out"):
         import_bars(make_raw(), workspace, "ES", roll=RollSpec())
-    with pytest.raises(BarsError, match="first session decides"):
+    with pytest.raises(BarsError, match="session that decides"):
         import_bars(
             two_contracts[two_contracts["timestamp"] < "2024-03-05 12:00"], workspace, "ES", spec, roll=RollSpec()
         )

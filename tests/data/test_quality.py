@@ -33,8 +33,8 @@ def test_clean_market_has_nothing_to_report(clean):
 
 def test_hole_inside_a_session(clean):
     report = report_of(clean.drop(index=range(5000, 5120)))
-    assert report.kinds == ("missing",) and report.of("missing").rows.tolist() == [5000]
-    assert "1 silence longer than this market's own, 121 min of trading" in report.of("missing").message
+    assert report.kinds == ("missing",) and report.finding("missing").rows.tolist() == [5000]
+    assert "1 silence longer than this market's own, 121 min of trading" in report.finding("missing").message
 
 
 def test_hole_at_a_sessions_edge_and_a_day_without_bars(clean):
@@ -42,12 +42,12 @@ def test_hole_at_a_sessions_edge_and_a_day_without_bars(clean):
     ids = day.dt.strftime("%Y-%m-%d")
     first_rows = ids.drop_duplicates().index
     late = clean.drop(index=range(first_rows[3], first_rows[3] + 90))
-    assert report_of(late).of("missing").rows.tolist() == [first_rows[3]]
+    assert report_of(late).finding("missing").rows.tolist() == [first_rows[3]]
     early = clean.drop(index=range(first_rows[4] - 90, first_rows[4]))
-    assert report_of(early).of("missing").rows.tolist() == [first_rows[4] - 90]
+    assert report_of(early).finding("missing").rows.tolist() == [first_rows[4] - 90]
     absent = clean.drop(index=range(first_rows[5], first_rows[6]))
     report = report_of(absent)
-    found = report.of("download_hole")
+    found = report.finding("download_hole")
     assert found.rows.tolist() == [first_rows[5]] and "1,380 min" in found.message
 
 
@@ -56,7 +56,7 @@ def test_exchange_holiday_is_no_hole():
     good_friday = (bars["timestamp"] + pd.Timedelta("2h")).dt.strftime("%Y-%m-%d") == "2024-03-29"
     assert good_friday.sum() > 1300
     report = report_of(bars[~good_friday].reset_index(drop=True))
-    assert report.kinds == () and len(report.of("holiday").rows) == 1
+    assert report.kinds == () and len(report.finding("holiday").rows) == 1
 
 
 def test_trading_on_after_a_scheduled_early_close_is_no_hole():
@@ -72,21 +72,21 @@ def test_trading_on_after_a_scheduled_early_close_is_no_hole():
 def test_rows_of_the_report_are_those_of_the_file(clean):
     newest_first = clean.drop(index=range(5000, 5120)).iloc[::-1].reset_index(drop=True)
     row = newest_first.index[newest_first["timestamp"] == clean["timestamp"].iloc[5120]]
-    assert report_of(newest_first).of("missing").rows.tolist() == row.tolist()
+    assert report_of(newest_first).finding("missing").rows.tolist() == row.tolist()
 
 
 def test_spike_that_comes_straight_back(clean):
     raw = clean.copy()
     raw.loc[7777, "low"] -= 500.0
     report = report_of(raw)
-    assert report.of("spike").rows.tolist() == [7777] and report.kinds == ("spike",)
+    assert report.finding("spike").rows.tolist() == [7777] and report.kinds == ("spike",)
 
 
 def test_stale_run(clean):
     raw = clean.copy()
     raw.loc[3000:3015, ["open", "high", "low", "close"]] = raw.loc[2999, "close"]
     report = report_of(raw)
-    assert report.of("stale_run").rows.tolist() == list(range(3000, 3016))
+    assert report.finding("stale_run").rows.tolist() == list(range(3000, 3016))
     raw.loc[3016:, ["open", "high", "low", "close"]] += 100.0  # the feed comes back far away: the same fault
     assert report_of(raw).kinds == ("stale_run",)
 
@@ -101,7 +101,7 @@ def test_single_trades_at_new_prices_are_no_stale_run(clean):
 def test_a_run_without_volume(clean):
     raw = clean.copy()
     raw.loc[3000:3015, "volume"] = 0.0
-    assert report_of(raw).of("zero_volume").rows.tolist() == list(range(3000, 3016))
+    assert report_of(raw).finding("zero_volume").rows.tolist() == list(range(3000, 3016))
     raw.loc[3000:3015, "volume"] = np.nan  # unknown is told as unknown
     assert report_of(raw).kinds == ("partial_volume",)
 
@@ -110,7 +110,7 @@ def test_a_run_without_volume(clean):
 def test_mislabelled_zone(clean, hours):
     raw = clean.assign(timestamp=clean["timestamp"] + pd.Timedelta(hours=hours))
     report = report_of(raw)
-    found = report.of("zone_mislabel")
+    found = report.finding("zone_mislabel")
     assert report.kinds == ("zone_mislabel",) and len(found.rows) == len(raw)  # one fault, told once
     assert f"{-hours:+g} h would put them" in found.message
 
@@ -132,14 +132,14 @@ def test_a_night_is_a_split_only_where_its_ratio_is_plain(clean):
     for ratio, told in ((2.0, [first]), (2.15, None)):
         raw = clean.copy()
         raw.loc[first:, PRICES] *= ratio
-        found = report_of(raw, NO_TICK).of("adjustment")
+        found = report_of(raw, NO_TICK).finding("adjustment")
         assert (None if found is None else found.rows.tolist()) == told
 
 
 def test_a_tenth_of_the_price_after_a_fall_is_no_other_unit(clean):
     raw = clean.copy()
     raw.loc[7777:7787, PRICES] *= 0.1
-    assert report_of(raw, NO_TICK).of("unit").rows.tolist() == list(range(7777, 7788))
+    assert report_of(raw, NO_TICK).finding("unit").rows.tolist() == list(range(7777, 7788))
     raw.loc[7776, "low"] *= 0.5  # the bar before was on its way there
     assert "unit" not in report_of(raw, NO_TICK).kinds
 
@@ -158,7 +158,7 @@ def test_a_few_violent_days_are_still_a_market(clean, days, network):
 def test_a_tenth_of_a_tick_is_off_it(clean):
     raw = clean.copy()
     raw.loc[4000, "high"] += 0.025
-    assert report_of(raw).kinds == ("off_tick",) and report_of(raw).of("off_tick").rows.tolist() == [4000]
+    assert report_of(raw).kinds == ("off_tick",) and report_of(raw).finding("off_tick").rows.tolist() == [4000]
 
 
 @pytest.mark.parametrize(("length", "told"), [(2, False), (10, True)])
@@ -173,7 +173,7 @@ def test_sessions_that_change_all_the_time_are_no_change_of_adjustment(length, t
 def test_a_file_without_daylight_saving_is_an_hour_off_in_summer(clean):
     summer = clean["timestamp"] > pd.Timestamp("2024-03-10", tz="UTC")
     raw = clean.assign(timestamp=clean["timestamp"].where(~summer, clean["timestamp"] + pd.Timedelta("1h")))
-    found = report_of(raw).of("zone_mislabel")
+    found = report_of(raw).finding("zone_mislabel")
     assert found.rows.tolist() == np.flatnonzero(summer).tolist() and "-1 h" in found.message
 
 
@@ -181,13 +181,13 @@ def test_a_roll_in_mid_session_and_a_split_overnight(clean):
     prices = ["open", "high", "low", "close"]
     raw = clean.copy()
     raw.loc[7000:, prices] += 60.0
-    assert report_of(raw).of("roll").rows.tolist() == [7000] and report_of(raw).kinds == ("roll",)
+    assert report_of(raw).finding("roll").rows.tolist() == [7000] and report_of(raw).kinds == ("roll",)
     overnight = clean["timestamp"].diff() > pd.Timedelta("50min")
     first = overnight[overnight].index[4]
     raw = clean.copy()
     raw.loc[first:, prices] /= 2
     raw[prices] = (raw[prices] / 0.25).round() * 0.25
-    assert report_of(raw).of("adjustment").rows.tolist() == [first] and report_of(raw).kinds == ("adjustment",)
+    assert report_of(raw).finding("adjustment").rows.tolist() == [first] and report_of(raw).kinds == ("adjustment",)
 
 
 def test_a_roll_at_midnight_of_a_market_that_never_closes():
@@ -195,12 +195,12 @@ def test_a_roll_at_midnight_of_a_market_that_never_closes():
     midnight = raw.index[raw["timestamp"].dt.strftime("%H:%M") == "00:00"][5]
     raw.loc[midnight:, ["open", "high", "low", "close"]] += 100.0
     report = report_of(raw, MarketSpec("T", "24h", 0.25, True))
-    assert report.of("roll").rows.tolist() == [midnight] and report.kinds == ("roll",)
+    assert report.finding("roll").rows.tolist() == [midnight] and report.kinds == ("roll",)
 
 
 def test_a_contract_column_names_its_rolls(clean):
     raw = clean.assign(contract=np.where(clean.index < 9000, "ESH4", "ESM4"))
-    found = report_of(raw).of("roll")
+    found = report_of(raw).finding("roll")
     assert found.rows.tolist() == [9000] and "changes 1 time (to ESM4)" in found.message
 
 
@@ -209,19 +209,21 @@ def test_another_unit_for_a_while(clean):
     raw = clean.copy()
     raw.loc[500:599, prices] /= 100
     report = report_of(raw)
-    assert report.of("unit").rows.tolist() == list(range(500, 600)) and report.kinds == ("unit",)
+    assert report.finding("unit").rows.tolist() == list(range(500, 600)) and report.kinds == ("unit",)
     raw = clean.copy()
     raw.loc[7000:, prices] *= 10  # and never back: two changes of level
     raw.loc[9000:, prices] *= 10
-    assert report_of(raw).of("adjustment").rows.tolist() == [7000, 9000] and report_of(raw).kinds == ("adjustment",)
+    assert report_of(raw).finding("adjustment").rows.tolist() == [7000, 9000] and report_of(raw).kinds == (
+        "adjustment",
+    )
 
 
 def test_end_stamps_are_suspected_from_the_sessions_edges(clean):
     late = clean.assign(timestamp=clean["timestamp"] + pd.Timedelta("1min"))
-    found = report_of(late).of("stamp_side")
+    found = report_of(late).finding("stamp_side")
     assert "stamped at their end" in found.message and "stamp='end'" in found.message
     assert report_of(late, stamp="end").kinds == ("end_stamped",)
-    found = report_of(clean, stamp="end").of("stamp_side")
+    found = report_of(clean, stamp="end").finding("stamp_side")
     assert "stamped at their start" in found.message
 
 
@@ -238,17 +240,19 @@ def test_off_tick_and_a_change_of_adjustment(clean):
     prices = ["open", "high", "low", "close"]
     raw.loc[:9999, prices] *= 1.000123
     report = report_of(raw)
-    assert report.of("off_tick").rows.tolist() == list(range(10_000)) and len(report.of("adjustment").rows) == 1
+    assert (
+        report.finding("off_tick").rows.tolist() == list(range(10_000)) and len(report.finding("adjustment").rows) == 1
+    )
     whole = clean.copy()
     whole[prices] *= 1.000123
-    assert report_of(whole).kinds == ("off_tick",) and "back-adjusted" in report_of(whole).of("off_tick").message
+    assert report_of(whole).kinds == ("off_tick",) and "back-adjusted" in report_of(whole).finding("off_tick").message
 
 
 def test_paging_holes(clean):
     day = synthetic_bars(30, "null", calendar="24h", missing=0.0).reset_index()
     paged = day[np.arange(len(day)) % 1000 < 200].reset_index(drop=True)
     report = report_of(paged, MarketSpec("T", "24h", 0.25, True))
-    found = report.of("download_hole")
+    found = report.finding("download_hole")
     assert len(found.rows) == 43 and "one length (800 min)" in found.message and report.kinds == ("download_hole",)
 
 
@@ -299,7 +303,7 @@ def raw_days(raw, rows) -> list[str]:
 
 
 def gap_counts(report) -> dict[str, int]:
-    return {kind: len(report.of(kind).rows) for kind in GAP_KINDS if report.of(kind)}
+    return {kind: len(report.finding(kind).rows) for kind in GAP_KINDS if report.finding(kind)}
 
 
 def test_gaps_of_real_files(shared_data):
@@ -307,7 +311,7 @@ def test_gaps_of_real_files(shared_data):
     raw, es = report_on(shared_data, "bars/ES_1m")
     counts = {"session": 110, "weekend": 29, "holiday": 3, "early_close": 5, "no_trade": 26}
     assert gap_counts(es) == counts | {"download_hole": 7}
-    holes = raw["timestamp"].iloc[es.of("download_hole").rows].dt.tz_convert("America/New_York")
+    holes = raw["timestamp"].iloc[es.finding("download_hole").rows].dt.tz_convert("America/New_York")
     assert set(holes.dt.day_name()) == {"Wednesday"} and set(holes.dt.hour) == {16}
     nq_raw, nq = report_on(shared_data, "bars/NQ_1m")  # 121 of its daily gaps are the halt at 15:15 until June 2021
     assert gap_counts(nq) == counts | {
@@ -318,28 +322,31 @@ def test_gaps_of_real_files(shared_data):
         "no_trade": 83,
         "missing": 1,
     }
-    closed = raw_days(nq_raw, nq.of("holiday").rows)
+    closed = raw_days(nq_raw, nq.finding("holiday").rows)
     assert closed == ["2021-12-26", "2022-04-17", "2022-12-26"]  # a Good Friday and two Christmases
     _, fil = report_on(shared_data, "bars/FILUSDT_1m")
-    assert gap_counts(fil) == {"download_hole": 2} and "44,640 min" in fil.of("download_hole").message
+    assert gap_counts(fil) == {"download_hole": 2} and "44,640 min" in fil.finding("download_hole").message
     _, btc = report_on(shared_data, "bars/BTCUSD_1m")
     assert gap_counts(btc) == {"no_trade": 14200, "missing": 3}
     for name in ("LINKUSDT_1m_paging_holes", "BTCUSDT_1m_testnet_not_market"):
         _, paged = report_on(shared_data, f"defects/{name}")
-        assert gap_counts(paged) == {"download_hole": 524} and "524 of them" in paged.of("download_hole").message
+        assert gap_counts(paged) == {"download_hole": 524} and "524 of them" in paged.finding("download_hole").message
 
 
 def test_figures_of_real_files(shared_data):
     _, spy = report_on(shared_data, "bars/SPY_1m")
-    assert len(spy.of("outside_session").rows) == 587  # closing prints, and the afternoons of half-days
-    assert "194 of them on the close itself" in spy.of("outside_session").message
+    assert len(spy.finding("outside_session").rows) == 587  # closing prints, and the afternoons of half-days
+    assert "194 of them on the close itself" in spy.finding("outside_session").message
     _, true = report_on(shared_data, "bars/XAUUSD_1m")
     raw, shifted = report_on(shared_data, "defects/XAUUSD_1m_broker_time_labelled_utc")
-    assert len(shifted.of("zone_mislabel").rows) == len(raw) and "-2 h would" in shifted.of("zone_mislabel").message
+    assert (
+        len(shifted.finding("zone_mislabel").rows) == len(raw)
+        and "-2 h would" in shifted.finding("zone_mislabel").message
+    )
     assert gap_counts(shifted) == gap_counts(true)  # on the mended clock
     for name in ("ES_5m", "MNQ_5m"):
         raw, report = report_on(shared_data, f"bars_5m/{name}", minutes=5)
-        rolls = raw["timestamp"].iloc[report.of("roll").rows].dt.strftime("%Y-%m-%d").tolist()
+        rolls = raw["timestamp"].iloc[report.finding("roll").rows].dt.strftime("%Y-%m-%d").tolist()
         assert rolls == ["2024-06-17", "2024-09-16", "2024-12-16", "2025-03-17", "2025-06-16"]  # the third Mondays
 
 
@@ -361,12 +368,12 @@ def test_a_company_that_loses_a_third_overnight_is_not_split(clean, fall):
     for row, wide in ((first, 0.05), (first + 1, 0.03)):  # and its first minutes are wild
         raw.loc[row, "high"] *= 1 + wide
         raw.loc[row, "low"] *= 1 - wide
-    found = report_of(raw, NO_TICK).of("adjustment")
+    found = report_of(raw, NO_TICK).finding("adjustment")
     assert found is None or first not in found.rows
     if fall != 1 / 3:  # nor where they are calm, unless a split has just that ratio
         calm = clean.copy()
         calm.loc[first:, PRICES] *= 1 - fall
-        assert report_of(calm, NO_TICK).of("adjustment") is None
+        assert report_of(calm, NO_TICK).finding("adjustment") is None
 
 
 @pytest.mark.parametrize("ratio", [1.25, 1.5, 2.0, 3.0, 10.0])
@@ -375,4 +382,4 @@ def test_a_split_overnight_is_one_at_every_usual_ratio(clean, ratio):
     first = int(day.drop_duplicates().index[9])
     raw = clean.copy()
     raw.loc[first:, PRICES] /= ratio
-    assert report_of(raw, NO_TICK).of("adjustment").rows.tolist() == [first]
+    assert report_of(raw, NO_TICK).finding("adjustment").rows.tolist() == [first]

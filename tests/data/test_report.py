@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ml_factory.data.report import Finding, count_of, name_rows, refuse, row_ranges
+from ml_factory.data.report import Finding, count_noun, format_ranges, format_rows, refuse
 from ml_factory.data.validation import check_bars
 from ml_factory.errors import BarsError
 
@@ -15,7 +15,7 @@ def test_report_in_three_forms(make_raw):
     _, report = check_bars(raw, symbol="MES")
     table = report.to_frame()
     assert table["kind"].tolist() == list(report.kinds) == ["unsorted", "no_volume"]
-    assert table["rows"].tolist() == [599, 0] and report.of("hole") is None
+    assert table["rows"].tolist() == [599, 0] and report.finding("hole") is None
     text = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert text["rows"] == 600 and text["findings"][0]["count"] == 599 and len(text["findings"][0]["rows"]) == 20
     assert len(report.to_dict(limit=None)["findings"][0]["rows"]) == 599
@@ -25,20 +25,20 @@ def test_report_in_three_forms(make_raw):
 
 def test_legal_gaps_are_findings_but_nothing_strange(make_raw):
     _, report = check_bars(make_raw().drop(index=[40, 41, 90]), symbol="MES")
-    found = report.of("no_trade")
+    found = report.finding("no_trade")
     assert found.severity == "info" and found.rows.tolist() == [40, 88] and report.kinds == ()
     assert "2 gaps of 3 min in all" in report.summary()
 
 
 def test_row_ranges():
-    assert row_ranges(np.array([], int)) == "" and row_ranges(np.array([7])) == "7"
-    assert row_ranges(np.array([9, 0, 1, 2, 8, 4])) == "0-2, 4, 8-9"
-    assert row_ranges(np.arange(0, 12, 2)) == "0, 2, 4, 6, ..."
+    assert format_ranges(np.array([], int)) == "" and format_ranges(np.array([7])) == "7"
+    assert format_ranges(np.array([9, 0, 1, 2, 8, 4])) == "0-2, 4, 8-9"
+    assert format_ranges(np.arange(0, 12, 2)) == "0, 2, 4, 6, ..."
 
 
 def test_rows_are_named():
-    assert name_rows(np.array([17]), ["t"] * 18) == "row 17 (t)"
-    assert name_rows(np.arange(5, 17)) == "12 rows, first 5, 6, 7"
+    assert format_rows(np.array([17]), ["t"] * 18) == "row 17 (t)"
+    assert format_rows(np.arange(5, 17)) == "12 rows, first 5, 6, 7"
 
 
 def test_refusals_are_told_together():
@@ -53,4 +53,4 @@ def test_refusals_are_told_together():
 
 
 def test_counts_are_words():
-    assert [count_of(n, "gap") for n in (1, 2, 1200)] == ["1 gap", "2 gaps", "1,200 gaps"]
+    assert [count_noun(n, "gap") for n in (1, 2, 1200)] == ["1 gap", "2 gaps", "1,200 gaps"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml_factory.data.bar_kernels import days_of, stretches_of
+from ml_factory.data.bar_kernels import trading_stretches, utc_days
 from ml_factory.data.resample import Frame, asof_join, asof_rows, base_frame, frames_of
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec, sessions_of
 from ml_factory.data.synthetic import synthetic_bars
@@ -121,7 +121,7 @@ def test_the_table_of_stretches_says_what_the_calendar_says(calendar):
     rng = np.random.default_rng(4)
     first, last = (pd.Timestamp(f"{year}-06-01").value // MINUTE_NS for year in (2016, 2019))
     moments = np.sort(rng.integers(first, last, 20_000)) * MINUTE_NS
-    said, table = sessions_of(moments, calendar), stretches_of(days_of(moments), calendar)
+    said, table = sessions_of(moments, calendar), trading_stretches(utc_days(moments), calendar)
     assert (table["begin"][1:] >= table["close"][:-1]).all()
     k = np.searchsorted(table["begin"], moments, side="right") - 1
     inside = (k >= 0) & (moments < table["close"][k])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml_factory.data.sessions import (
-    CLOCKS,
     DAY_NS,
     MINUTE_NS,
+    TRADING_HOURS,
     MarketSpec,
     market_for,
     pauses,
@@ -135,7 +135,7 @@ def test_daylight_saving_on_both_sides_of_both_changes(calendar, day, opens, clo
 
 @settings(max_examples=60, deadline=None)
 @given(
-    calendar=st.sampled_from(sorted(CLOCKS)),
+    calendar=st.sampled_from(sorted(TRADING_HOURS)),
     first=st.integers(0, 130 * 365).map(lambda day: day * DAY_NS),
     seed=st.integers(0, 2**32 - 1),
 )

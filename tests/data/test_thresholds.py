@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import gaps, level_shifts, market_scale, spikes, stale_prices, time_zone_check
-from ml_factory.data.quality import follow_closely
+from ml_factory.data import gaps, level_shifts, outliers, time_zone_check
+from ml_factory.data.quality import follows_previous_bar
 from ml_factory.data.sessions import MINUTE_NS, sessions_of
 from tests.data.corruptions import CORRUPTIONS
 from tests.data.real_markets import Market
 
 RARE = 20_000
 SEED = 11
-ONE_BAR = float(np.log(2 * market_scale.RUN_WINDOW))  # nats of a run of one bar where there is no other
+ONE_BAR = float(np.log(2 * outliers.RUN_WINDOW))  # nats of a run of one bar where there is no other
 ONE_IN_A_THOUSAND = 1e-3
 PRICES = ("open", "high", "low", "close")
 
@@ -27,7 +27,7 @@ def parts(table: pd.DataFrame, calendar: str):
     start_ns = table["timestamp"].dt.as_unit("ns").astype("int64").to_numpy()
     sessions = sessions_of(start_ns, calendar)
     log = {name: np.log(table[name].to_numpy()) for name in PRICES}
-    return start_ns, sessions, log, follow_closely(start_ns, sessions.edges(), 1)
+    return start_ns, sessions, log, follows_previous_bar(start_ns, sessions.edges(), 1)
 
 
 def by_row(count: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -43,28 +43,28 @@ def silence(table, calendar):
 
 
 def stale(table, calendar):
-    *_, beside = parts(table, calendar)
-    first, _, score = stale_prices.stale_runs({name: table[name].to_numpy() for name in PRICES}, beside)
+    *_, adjacent = parts(table, calendar)
+    first, _, score = outliers.stale_runs({name: table[name].to_numpy() for name in PRICES}, adjacent)
     return by_row(len(table), first, score)
 
 
 def no_volume(table, calendar):
-    first, length = market_scale.runs_of(table["volume"].to_numpy() == 0)
-    return by_row(len(table), first, market_scale.surprise(first, length, len(table)))
+    first, length = outliers.true_runs(table["volume"].to_numpy() == 0)
+    return by_row(len(table), first, outliers.run_surprisal(first, length, len(table)))
 
 
 def spike(table, calendar):
-    _, sessions, log, beside = parts(table, calendar)
-    usual = market_scale.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
-    return spikes.spike_scores(log, beside, usual)
+    _, sessions, log, adjacent = parts(table, calendar)
+    usual = outliers.typical_move(np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges())
+    return outliers.spike_scores(log, adjacent, usual)
 
 
 def jump(table, calendar):
-    _, sessions, log, beside = parts(table, calendar)
-    usual = market_scale.usual_move(np.diff(log["close"], prepend=log["close"][0]), beside, sessions.edges())
+    _, sessions, log, adjacent = parts(table, calendar)
+    usual = outliers.typical_move(np.diff(log["close"], prepend=log["close"][0]), adjacent, sessions.edges())
     gap = np.diff(log["open"], prepend=log["open"][0])
     gap[1:] = log["open"][1:] - log["close"][:-1]
-    return np.where(beside, level_shifts.jump_scores(gap, level_shifts.swings(log), usual), 0.0)
+    return np.where(adjacent, level_shifts.jump_scores(gap, level_shifts.swings(log), usual), 0.0)
 
 
 def outside(table, calendar):
@@ -77,10 +77,10 @@ def outside(table, calendar):
 # detector -> (score of each row, its threshold, what must be caught, the finding's kind)
 DETECTORS = {
     "silence, nats": (silence, gaps.MISSING_NATS, ("missing block",), "missing"),
-    "stale run, nats": (stale, stale_prices.STALE_NATS, ("stale run",), "stale_run"),
-    "no volume, nats": (no_volume, stale_prices.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
+    "stale run, nats": (stale, outliers.STALE_NATS, ("stale run",), "stale_run"),
+    "no volume, nats": (no_volume, outliers.NO_VOLUME_NATS, ("run without volume",), "zero_volume"),
     "spike, usual moves": (
-        *(spike, spikes.SPIKE_TIMES),
+        *(spike, outliers.SPIKE_TIMES),
         *(("one-bar spike up", "one-bar spike down", "bad high wick", "bad low wick"), "spike"),
     ),
     "jump, of its limits": (jump, 1.0, ("roll", "split"), ("roll", "adjustment")),
@@ -133,12 +133,12 @@ def test_a_test_network_is_far_from_the_wildest_market(shared_data):
     shares = {}
     for name in (*MARKETS, "defects/BTCUSDT_1m_testnet_not_market"):
         table = pd.read_parquet(shared_data / f"{name}.parquet")
-        _, sessions, log, beside = parts(table, "24h")
-        move = np.where(beside, np.diff(log["close"], prepend=log["close"][0]), 0.0)
-        shares[name] = spikes.violent_days(spikes.violent_moves(log["close"], move), sessions.id)
+        _, sessions, log, adjacent = parts(table, "24h")
+        move = np.where(adjacent, np.diff(log["close"], prepend=log["close"][0]), 0.0)
+        shares[name] = outliers.violent_days(outliers.violent_moves(log["close"], move), sessions.id)
     network = shares.pop("defects/BTCUSDT_1m_testnet_not_market")
     for left_out, share in shares.items():
         drawn = np.sqrt(max(value for name, value in shares.items() if name != left_out) * network)
         print(f"without {left_out:24} {drawn:.3f}   it: {share:.3f}   test network {network:.3f}")
         assert share < drawn < network
-    assert max(shares.values()) < spikes.VIOLENT_DAYS < network
+    assert max(shares.values()) < outliers.VIOLENT_DAYS < network

@@ -91,10 +91,12 @@ def test_unsorted_rows_are_sorted(make_raw):
 def test_rows_repeated_exactly_are_left_out(make_raw):
     raw = make_raw()
     bars, report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))
-    assert bars.equals(check(raw)[0]) and report.of("duplicate").rows.tolist() == [600, 601]
+    assert bars.equals(check(raw)[0]) and report.finding("duplicate").rows.tolist() == [600, 601]
     raw.loc[5, "volume"] = np.nan  # unknown twice is the same twice
     report = check(pd.concat([raw, raw.iloc[[5, 9]]], ignore_index=True))[1]
-    assert report.of("duplicate").rows.tolist() == [600, 601] and report.of("partial_volume").rows.tolist() == [5]
+    assert report.finding("duplicate").rows.tolist() == [600, 601] and report.finding(
+        "partial_volume"
+    ).rows.tolist() == [5]
 
 
 def test_conflicting_rows_are_refused(make_raw):
@@ -166,14 +168,17 @@ def test_no_volume_is_fine(make_raw, how):
         raw["volume"] = {"nan": np.nan, "zero": 0, "text": ""}[how]
     bars, report = check(raw, market=None)
     assert list(bars.columns) == ["open", "high", "low", "close"]
-    assert "no_volume" in report.kinds and report.of("no_volume").severity == "mapped"
+    assert "no_volume" in report.kinds and report.finding("no_volume").severity == "mapped"
 
 
 def test_partly_unknown_volume_is_zero_and_told(make_raw):
     raw = make_raw()
     raw.loc[[7, 8], "volume"] = np.nan
     bars, report = check(raw)
-    assert bars["volume"].iloc[[7, 8]].tolist() == [0.0, 0.0] and report.of("partial_volume").rows.tolist() == [7, 8]
+    assert bars["volume"].iloc[[7, 8]].tolist() == [0.0, 0.0] and report.finding("partial_volume").rows.tolist() == [
+        7,
+        8,
+    ]
 
 
 def test_declared_volume_stays_a_column_whatever_part_of_the_file_is_read(make_raw):
@@ -230,14 +235,14 @@ def test_no_rows_and_fifty_bars(make_raw):
     with pytest.raises(BarsError, match="No bars"):
         check(make_raw().iloc[:0])
     bars, report = check(make_raw(50))
-    assert len(bars) == 50 and report.of("few_bars").severity == "reported"
+    assert len(bars) == 50 and report.finding("few_bars").severity == "reported"
     assert len(check(make_raw(1))[0]) == 1
 
 
 def test_strict_refuses_what_is_reported(make_raw):
     raw = make_raw(1200)
     raw = raw.drop(index=range(300, 400))
-    assert check(raw)[1].of("missing").rows.tolist() == [300]
+    assert check(raw)[1].finding("missing").rows.tolist() == [300]
     with pytest.raises(BarsError, match="1 silence longer") as caught:
         check(raw, strict=True)
     assert [finding.kind for finding in caught.value.findings] == ["missing"]
@@ -277,7 +282,7 @@ def test_a_short_file_is_not_sorted_apart_from_its_report_rows(make_raw):
     """Rows in the report are those of the file as it was, not of the sorted bars."""
     raw = make_raw().iloc[::-1].reset_index(drop=True)
     raw.loc[100, "volume"] = np.nan
-    assert check(raw)[1].of("partial_volume").rows.tolist() == [100]
+    assert check(raw)[1].finding("partial_volume").rows.tolist() == [100]
 
 
 def test_the_contract_of_each_bar_is_kept_as_a_number(make_raw):

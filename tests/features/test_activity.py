@@ -44,7 +44,7 @@ def pipeline(kind: str) -> StandardPipeline:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_chunks_give_the_rows_of_the_whole_file_also_after_it(bars, kind):
     spec, random = asked(kind), np.random.default_rng(0)
-    market = spec.sized(market_for("SPY", bars), bars)
+    market = spec.with_bar_size(market_for("SPY", bars), bars)
     whole = build_features(bars, market, spec)
     assert len(whole) > 300 and whole.session.min() >= market.bars_since
     cuts = np.unique(np.concatenate([[0, len(bars)], random.integers(0, len(bars), 200)])).tolist()
@@ -103,7 +103,7 @@ def test_what_cannot_be_asked_of_bars_by_activity_is_told(bars):
     with pytest.raises(SettingsError, match="how large a bar is"):
         FeatureStream(market, spec)
     with pytest.raises(SettingsError, match=r"no cold start.*load the state"):
-        FeatureStream(spec.sized(market, bars), spec, cold=True)
+        FeatureStream(spec.with_bar_size(market, bars), spec, cold=True)
     with pytest.raises(SettingsError, match=r"have no size.*volume, dollar"):
         FeatureSpec(bar_size=5.0)
     with pytest.raises(SettingsError, match="did you mean 'volume'"):

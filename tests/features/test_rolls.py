@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.io import import_bars, load_bars
-from ml_factory.data.resample import base_frame, chained
+from ml_factory.data.resample import base_frame, roll_adjusted
 from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.validation import check_bars
@@ -197,7 +197,7 @@ def test_buckets_have_the_factor_of_their_contract(contracts):
         assert np.array_equal(frame.chain, bars["chain"].to_numpy()[first])
         whole = bars["contract"].to_numpy()[first] == bars["contract"].to_numpy()[last]
         through = (bars["close"] * bars["chain"]).to_numpy()[last]
-        assert np.allclose(chained(frame).close[whole], through[whole], rtol=1e-15)
+        assert np.allclose(roll_adjusted(frame).close[whole], through[whole], rtol=1e-15)
 
 
 def test_a_feature_of_the_users_own_sees_no_step(contracts, monkeypatch):

@@ -44,9 +44,9 @@ def test_a_prefix_has_the_hash_it_had_when_it_was_the_whole(bars):
     ends = [1, 999, 1_000, 1_001, 4_321, len(bars)]
     whole = PrefixHasher(bars)
     for end in (*ends, *ends[::-1]):  # in any order, and once more
-        assert whole.of(end) == PrefixHasher(bars.iloc[:end]).whole
-    assert len({whole.of(end) for end in ends}) == len(ends)
-    assert whole.at_edges(2_500) == [whole.of(1_000), whole.of(2_000)]
+        assert whole.hash_of(end) == PrefixHasher(bars.iloc[:end]).total_hash
+    assert len({whole.hash_of(end) for end in ends}) == len(ends)
+    assert whole.at_block_edges(2_500) == [whole.hash_of(1_000), whole.hash_of(2_000)]
 
 
 @pytest.mark.parametrize("column", ["open", "high", "low", "close", "volume", "time"])
@@ -56,7 +56,7 @@ def test_any_bit_of_the_prefix_changes_its_hash(column, bars):
         other.index = other.index.where(np.arange(len(other)) != 700, other.index[700] + pd.Timedelta(seconds=1))
     else:
         other.iloc[700, other.columns.get_loc(column)] = np.nextafter(other[column].iloc[700], np.inf)
-    before, after = ([PrefixHasher(one).of(end) for end in (700, 701, 5_000)] for one in (bars, other))
+    before, after = ([PrefixHasher(one).hash_of(end) for end in (700, 701, 5_000)] for one in (bars, other))
     assert before[0] == after[0] and before[1] != after[1] and before[2] != after[2]
 
 

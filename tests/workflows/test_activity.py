@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory import pipeline
-from ml_factory.data.activity_bars import activity_bars, base_and_fine
+from ml_factory.data.activity_bars import activity_bars, base_and_minute_bars
 from ml_factory.data.io import write_bars
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
@@ -35,7 +35,7 @@ def test_a_given_size_is_prepared_proved_learnt_and_predicted(prepared, call):
     frame, first = activity_bars(bars, market, "volume"), store.facts["first"]
     assert (frame.volume >= 4_000).all() and len(np.unique(np.diff(frame.known_at))) > 20  # no fixed minutes
     np.testing.assert_array_equal(store.known_at.as_unit("ns").asi8, frame.known_at[first:])
-    wanted = triple_barrier(*base_and_fine(bars, market, "volume"), LabelSpec(5), market)
+    wanted = triple_barrier(*base_and_minute_bars(bars, market, "volume"), LabelSpec(5), market)
     labels = pipeline.load_labels(prepared, "DEMO", 5)
     pd.testing.assert_frame_equal(labels, wanted[wanted["entry_bar"] >= first], check_freq=False)
     assert (labels["exit_bar"] - labels["entry_bar"]).max() == 5  # horizons count bars, however long these take
@@ -78,7 +78,7 @@ def test_mistakes_are_one_clear_line(prepared, call, tmp_path):
     path = tmp_path / "quiet.parquet"
     write_bars(path, synthetic_bars(8, calendar="24h").drop(columns="volume"))
     code, _, err = call(*words, "--symbol", "BTC", "--data", path, "--bars", "volume", "--bar-size", 5)
-    assert code == 1 and "Without volume nobody knows when such a bar is full" in err and "tick_imbalance" in err
+    assert code == 1 and "These bars need volume" in err and "tick_imbalance" in err
     assert Store.current(prepared.processed("DEMO")).fingerprint == before
 
 

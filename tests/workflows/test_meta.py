@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data.activity_bars import base_and_fine
+from ml_factory.data.activity_bars import base_and_minute_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
@@ -47,7 +47,7 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
     store = Store.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
-    base, fine = base_and_fine(bars.set_index("timestamp"), market, 5)
+    base, fine = base_and_minute_bars(bars.set_index("timestamp"), market, 5)
     wanted = meta_labels(base, fine, bet, LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.timestamp_parsing import read_stamps
+from ml_factory.data.parsing import parse_timestamps
 from ml_factory.errors import BarsError, SettingsError
 
 UTC = pd.date_range("2024-03-05 14:30", periods=40, freq="1min", tz="UTC")
@@ -13,7 +13,7 @@ WANTED = UTC.as_unit("ns").asi8
 
 def read(values, zone=None, stamp="start", minutes=1):
     told = {"zone": zone, "stamp": stamp, "minutes": minutes, "where": "test.csv"}
-    start_ns, findings, length = read_stamps(pd.Series(values), **told)
+    start_ns, findings, length = parse_timestamps(pd.Series(values), **told)
     assert length == minutes
     return start_ns, {finding.kind for finding in findings}
 

@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data.number_parsing import read_numbers
+from ml_factory.data.parsing import parse_numbers
 from ml_factory.errors import BarsError
 
 
 def read(decimal=None, **columns):
     shown = pd.date_range("2024-03-05", periods=len(next(iter(columns.values()))), freq="1min", tz="UTC")
     series = {name: pd.Series(values) for name, values in columns.items()}
-    values, findings = read_numbers(series, decimal=decimal, where="test.csv", shown=shown)
+    values, findings = parse_numbers(series, decimal=decimal, where="test.csv", shown=shown)
     return values, {finding.kind for finding in findings}
 
 
