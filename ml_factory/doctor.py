@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ml_factory.checkpoints.session import hours_remaining
 from ml_factory.cpu_count import cores
 from ml_factory.inference.bundle import library_versions
+from ml_factory.lazy_module import EXTRAS, missing_package
 from ml_factory.storage.file_access import MountTimeout, free_bytes, names
 from ml_factory.storage.workspace import Workspace, on_colab, parse_raw_name
 
@@ -41,8 +42,9 @@ def examine(workspace: Workspace) -> list[Check]:
     checks = [Check("python", versions["python"])]
     for name in (*NEEDED, *MODELS, *OPTIONAL):
         missing = name not in versions
-        advice = f"pip install {name}" if missing and name not in OPTIONAL else ""
-        checks.append(Check(name, versions.get(name, "absent"), not advice, advice))
+        advice = missing_package(name).next_step if name in EXTRAS else f"pip install {name}"
+        good = not missing or name in EXTRAS  # the base prepares and predicts without what an extra brings
+        checks.append(Check(name, versions.get(name, "absent"), good, advice if missing else ""))
     if "torch" in versions:
         checks.append(Check("device", _device()))
     checks.append(Check("cores", str(cores())))

@@ -61,6 +61,10 @@ class NotPreparedError(FactoryError):
     """Something an earlier step writes is not there yet."""
 
 
+class MissingPackageError(FactoryError):
+    """A package that an extra of this library would have installed."""
+
+
 class LookAheadError(FactoryError):
     """Something that reads what was not known yet."""
 

@@ -105,7 +105,7 @@ def setup_colab_environment(
     tpu, gpu = runtime.tpu_chip(), runtime.gpu_name()
     installed = ()
     if install == "always" or (install and colab):
-        extra = runtime.BUCKETS if _in_bucket(root) else ()
+        extra = tuple(runtime.requirement_lines(runtime.BUCKETS)) if _in_bucket(root) else ()
         installed = runtime.install_missing(runtime.requirements_for(colab, tpu), extra)
     if colab and _in_bucket(root):
         _sign_in(root)

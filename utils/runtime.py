@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERAL = ROOT / "requirements.txt"
 KEEP = ROOT / "requirements" / "colab-constraints.txt"
 PIP_SECONDS = 1800
-BUCKETS = ("gcsfs>=2024.6",)  # what a workspace gs://bucket/prefix needs; the TPU runtime lacks it
+BUCKETS = ROOT / "requirements" / "gs.txt"  # what a workspace gs://bucket/prefix needs; the TPU runtime lacks it
 # PCI device ids by which jax and libtpu know a TPU; the same vendor also makes network cards.
 _TPU_VENDOR = "0x1ae0"
 _TPU_CHIPS = {"0x0027": "v2/v3", "0x0056": "TPU", "0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"}
@@ -96,9 +96,14 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
 
 
 def requirement_lines(path: Path) -> list[str]:
-    """The lines of a requirements file, without comments and options."""
-    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
-    return [line for line in lines if line and not line.startswith("-")]
+    """The lines of a requirements file and of those that it includes (-r), without comments and other options."""
+    found = []
+    for line in (line.split("#")[0].strip() for line in path.read_text().splitlines()):
+        if line.startswith("-r "):
+            found += requirement_lines(path.parent / line.removeprefix("-r "))
+        elif line and not line.startswith("-"):
+            found.append(line)
+    return found
 
 
 def keep_lines(path: Path) -> list[str]:

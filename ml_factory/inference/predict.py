@@ -1,7 +1,5 @@
 """Batch predictions from a bundle."""
 
-import importlib
-
 import numpy as np
 import pandas as pd
 
@@ -12,6 +10,7 @@ from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes
 from ml_factory.inference.bundle import Bundle
+from ml_factory.lazy_module import import_module
 from ml_factory.models.registry import load_model
 
 
@@ -71,5 +70,5 @@ def _inputs(scaled_NF: np.ndarray, rows: np.ndarray, lookback: int, covariates: 
     if not lookback:
         return scaled_NF[rows]
     # torch is loaded for networks only: a booster's bundle predicts where torch is not installed.
-    windows = importlib.import_module("ml_factory.datasets.windows")
+    windows = import_module("ml_factory.datasets.windows")
     return windows.Windows(scaled_NF, rows, lookback, covariates)

@@ -1,13 +1,13 @@
 """Name -> model. Only the one asked for is imported; a network of one's own is registered by name."""
 
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ml_factory.errors import CheckpointError, SettingsError, did_you_mean
+from ml_factory.errors import CheckpointError, MissingPackageError, SettingsError, did_you_mean
+from ml_factory.lazy_module import import_module
 from ml_factory.models.base import Estimator
 from ml_factory.models.settings import block_settings, network_settings
 from ml_factory.models.source_hash import signature
@@ -90,7 +90,7 @@ def locate(dotted: str | type) -> Any:
     if isinstance(dotted, type):
         return dotted
     module, _, name = dotted.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(import_module(module), name)
 
 
 def build_model(name: str, **settings: Any) -> Estimator:
@@ -130,7 +130,7 @@ def check_settings(name: str, given: Mapping) -> None:
     looked at, and nothing of a model whose library is not installed yet."""
     if "seed" in given:
         raise SettingsError("This is no setting of the model", where=name, got="seed", next_step="give SEED or --seed")
-    with suppress(ImportError):
+    with suppress(MissingPackageError):
         build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
 
 

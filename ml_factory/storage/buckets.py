@@ -6,7 +6,6 @@ speak of them last, so that a machine that dies between them leaves nothing that
 
 import base64
 import hashlib
-import importlib
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ml_factory.errors import SettingsError, WorkspaceError
+from ml_factory.lazy_module import import_module
 from ml_factory.storage.atomic_files import fingerprint, read_json, replace_file, write_json
 
 SCHEME = "gs"
@@ -245,12 +245,7 @@ def _open():
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     options = {"token": "anon", "endpoint_url": emulator} if emulator else {}
-    try:
-        client = importlib.import_module("gcsfs.core").GCSFileSystem
-    except ImportError as error:
-        raise WorkspaceError(
-            "A workspace in a bucket wants gcsfs", where="WORKSPACE", got=error, next_step="pip install gcsfs"
-        ) from error
+    client = import_module("gcsfs.core").GCSFileSystem
     return client(skip_instance_cache=True, requests_timeout=REQUEST_SECONDS, use_listings_cache=False, **options)
 
 

@@ -5,7 +5,6 @@ In that JSON a list is a list of the state, and an object is always a tag: {"dic
 Reading runs no code: every type named in a file is looked up in a fixed list.
 """
 
-import importlib
 import json
 import math
 import os
@@ -19,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from ml_factory.errors import CheckpointError
+from ml_factory.lazy_module import import_module
 from ml_factory.storage.atomic_files import read_file, write_bytes_atomic
 from ml_factory.storage.safetensors_layout import Layout, TensorEntry
 
@@ -215,9 +215,9 @@ def _unpack_tensor(value: list, blobs: dict[str, np.ndarray]):
     if dtype not in _NATIVE_TENSORS | _RAW_TENSORS:
         raise CheckpointError("A state holds a tensor of an unknown kind", got=dtype)
     try:
-        torch = importlib.import_module("torch")
+        torch = import_module("torch")
         kind = getattr(torch, dtype)
-    except (ImportError, AttributeError) as error:
+    except AttributeError as error:
         raise CheckpointError("This state holds torch tensors", got=error, next_step="install a newer torch") from error
     raw, shape = _as_bytes(blobs[name]), _counts(shape)
     if raw.size != math.prod(shape) * kind.itemsize:

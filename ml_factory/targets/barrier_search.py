@@ -11,7 +11,6 @@ ends the same.
 """
 
 import hashlib
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -22,6 +21,7 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
+from ml_factory.lazy_module import import_module
 from ml_factory.seeding import derive_seed
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec, SeenRows
@@ -217,12 +217,6 @@ def _best(spec: SearchSpec, trials: list[dict]) -> dict:
 
 def _optuna():
     """Optuna, loaded when a search is asked for; its chatter off."""
-    try:
-        optuna = importlib.import_module("optuna")
-    except ImportError:
-        step = "pip install 'optuna>=5,<6', or leave the barriers as they are given"
-        raise SettingsError(
-            "A search for barriers needs Optuna", where="optuna", got="absent", next_step=step
-        ) from None
+    optuna = import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
+from ml_factory.lazy_module import missing_package
 from ml_factory.secrets import has_wandb_key, redact
 from ml_factory.storage.atomic_files import write_bytes_atomic
 
@@ -46,7 +47,7 @@ class MirrorProcess:
         mode : "online" or "offline".  home : the run's local folder.
         """
         if not _wandb_installed():
-            warn_once("W&B is not installed: runs are recorded locally only")
+            warn_once("W&B is not installed: runs are recorded locally only (pip install 'ml_factory[track]')")
             return None
         for process in _children:
             process.poll()
@@ -107,7 +108,7 @@ def run_wandb_query(code: str, spec: dict, home: Path, seconds: float, mode: str
     home : an existing folder.  mode : "online" or "offline".  Raises WorkspaceError saying why there is no answer.
     """
     if not _wandb_installed():
-        raise WorkspaceError("W&B is not installed", next_step="pip install wandb")
+        raise missing_package("wandb")
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=home, env=_mirror_environment(mode, home), start_new_session=True,

@@ -3,7 +3,6 @@
 A holdout run, a fold and an out-of-fold part are the same unit on other rows.
 """
 
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,6 +35,7 @@ from ml_factory.evaluation.metrics import (
 )
 from ml_factory.evaluation.verdict import ModelVerdict, missing_classes, model_verdict, row_gains
 from ml_factory.features.build import FeatureSpec
+from ml_factory.lazy_module import import_module
 from ml_factory.models.base import Estimator
 from ml_factory.models.clock_offset import TIMES
 from ml_factory.models.registry import spec_of
@@ -154,7 +154,7 @@ def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> InputReader
     if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
     # torch comes with the networks only: boosters train where it is not installed.
-    windows = importlib.import_module("ml_factory.datasets.windows")
+    windows = import_module("ml_factory.datasets.windows")
 
     def take(positions: np.ndarray):
         covariates = covariates_for(model, data.labels.index[positions], data.settings)
@@ -175,7 +175,7 @@ def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
         return settings
     _check_frames(name, data.settings["data"]["preprocess"])
     if settings["frames"] is True:
-        strides_of = importlib.import_module("ml_factory.models.multi_scale").strides_of
+        strides_of = import_module("ml_factory.models.multi_scale").strides_of
         settings["frames"] = strides_of(data.features.columns, features.base)
     return settings
 

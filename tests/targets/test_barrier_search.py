@@ -11,7 +11,7 @@ import pytest
 
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import MarketSpec
-from ml_factory.errors import SettingsError
+from ml_factory.errors import MissingPackageError, SettingsError
 from ml_factory.targets.barrier_search import fingerprint_of_bars, search_barriers
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
@@ -179,7 +179,7 @@ def test_what_cannot_be_searched_is_refused(monkeypatch, found):
     with pytest.raises(SettingsError, match="0 rows"):
         search_barriers(BASE, FINE, MES, TRAIN[:0], SPEC)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(SettingsError, match="needs Optuna"):
+    with pytest.raises(MissingPackageError, match="optuna is not installed"):
         search()
 
 

@@ -11,6 +11,8 @@ from ml_factory.checkpoints.session_history import SessionLog
 from ml_factory.errors import WorkspaceError
 from utils import colab_setup, runtime
 
+IN_A_BUCKET = tuple(runtime.requirement_lines(runtime.BUCKETS))
+
 
 class SafeStopResult(Exception):
     """Raised where the workspace would be opened."""
@@ -40,7 +42,7 @@ def test_setup_with_a_bucket_on_colab_brings_gcsfs_and_signs_in(colab, monkeypat
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
     with pytest.raises(SafeStopResult, match="gs://bucket/prefix"):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
-    assert colab[0] == [("colab-tpu.txt", "gcsfs>=2024.6"), "signed in"]
+    assert colab[0] == [("colab-tpu.txt", *IN_A_BUCKET), "signed in"]
 
 
 def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, tmp_path):
@@ -49,7 +51,7 @@ def test_setup_with_a_folder_or_a_key_file_signs_nobody_in(colab, monkeypatch, t
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     with pytest.raises(SafeStopResult):
         colab_setup.setup_colab_environment("gs://bucket/prefix")
-    assert colab[0] == [("colab-gpu.txt",), ("colab-gpu.txt", "gcsfs>=2024.6")]
+    assert colab[0] == [("colab-gpu.txt",), ("colab-gpu.txt", *IN_A_BUCKET)]
 
 
 def test_setup_with_a_bucket_nobody_lets_in_names_the_next_step(colab):
@@ -74,9 +76,9 @@ def test_usual_life_of_a_free_tpu_session_is_an_hour_and_a_half_until_sessions_h
     assert session.default_life() == 7200.0
     clock = [0.0]
     first = SessionLog(tmp_path, "first", lambda: clock[0])
-    first.seen()
+    first.record_alive()
     clock[0] = 9000.0
-    first.seen()
+    first.record_alive()
     clock[0] = 50_000.0  # long not seen: taken away after 9,000 s; (5,400 + 9,000) s by 2
     assert SessionLog(tmp_path, "second", lambda: clock[0]).mean_life(5400.0) == 7200.0
 
@@ -93,9 +95,9 @@ def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(
     day_ago = time.time() - 86_400
     clock = [day_ago]
     taken = SessionLog(tmp_path, "first", lambda: clock[0])
-    taken.seen()
+    taken.record_alive()
     clock[0] = day_ago + 9000
-    taken.seen()  # and never again
+    taken.record_alive()  # and never again
     assert session.hours_expected(tmp_path) == 2.0
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1.75")
     assert session.hours_expected(tmp_path) == pytest.approx(0.75, abs=0.01)

@@ -42,14 +42,23 @@ def test_the_wheel_has_the_library_alone(wheel):
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"ml_factory"}
     wanted = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ml_factory").rglob("*.py")}
-    assert wanted <= set(names)
+    assert wanted | {"ml_factory/py.typed"} <= set(names)
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 
 def test_the_wheel_asks_for_what_requirements_say(wheel):
     metadata = message_from_string(text_of(wheel, ".dist-info/METADATA"))
     asked = {str(Requirement(line)) for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
-    assert asked == {str(Requirement(line)) for line in runtime.requirement_lines(runtime.GENERAL)}
+    assert asked == {str(Requirement(line)) for line in runtime.requirement_lines(ROOT / "requirements" / "base.txt")}
+    extras = {name: set() for name in metadata.get_all("Provides-Extra")}
+    for line in metadata.get_all("Requires-Dist"):
+        for name in extras:
+            extras[name] |= {Requirement(line).name} if f'extra == "{name}"' in line else set()
+    listed = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
+    for name in extras.keys() - {"all"}:
+        lines = runtime.requirement_lines(ROOT / "requirements" / f"{name}.txt")
+        assert name in listed and extras[name] == {Requirement(line).name for line in lines}
+    assert extras["all"] == set().union(*(extras[name] for name in extras if name != "all"))
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
 
 

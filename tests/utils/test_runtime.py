@@ -160,7 +160,7 @@ def pip(monkeypatch, pretend):
     ids=["gpu", "tpu"],
 )
 def test_on_colab_only_what_is_missing_is_installed_and_the_rest_is_held(pip, pretend, tpu, there, added):
-    others = ("numba", "fsspec", "matplotlib", "typer", "rich", "nbformat")
+    others = ("numba", "llvmlite", "threadpoolctl", "matplotlib", "typer", "rich", "nbformat")
     pretend({**there, **dict.fromkeys(others, "99")})
     path = runtime.requirements_for(True, tpu)
     installed = runtime.install_missing(path)

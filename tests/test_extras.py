@@ -1,0 +1,107 @@
+"""Installed without extras: the base predicts, and what needs more names the extra in one line."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from ml_factory.lazy_module import EXTRAS
+from utils.runtime import requirement_lines
+
+ROOT = Path(__file__).resolve().parents[1]
+# Required for what imports them in turn: they are a notebook's kernel, its widgets, and the two halves of gcsfs.
+NEVER_IMPORTED = {"nbformat", "ipykernel", "ipywidgets", "fsspec"}
+# Imported and not required: parts of Colab, of PyTorch on TPUs, and of packages that bring them along.
+NEVER_REQUIRED = {"google", "torch_xla", "jax", "IPython"}
+MODULES = {"scikit-learn": "sklearn"}
+
+# Runs the command line with each list of words, in an interpreter that has none of the packages of extras.
+WITHOUT_EXTRAS = """
+import contextlib, importlib.abc, importlib.metadata, io, json, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+EXTRAS, calls = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+sys.meta_path.insert(0, Absent())
+from ml_factory.__main__ import main
+for words in calls:
+    sys.argv, said, code = ["ml_factory", *words], io.StringIO(), 0
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+    print(json.dumps([code, said.getvalue()]))
+"""
+
+
+def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
+    """(exit code, standard error) of each call of the command line."""
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRAS)), json.dumps(calls)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_base_installation_trains_and_predicts_with_a_linear_model(prepared, tmp_path):
+    where = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5", "--model", "linear"]
+    bars = ["--data", str(prepared.raw_bars("DEMO")), "--all"]
+    for code, said in without_extras(["train", *where, "--quick"], ["predict", *where, *bars], folder=tmp_path):
+        assert code == 0, said
+    assert list(prepared.results.rglob("predictions-linear-h5.parquet"))
+
+
+def test_verb_whose_package_is_absent_names_the_extra_in_one_line(prepared, tmp_path):
+    data = ["--workspace", str(prepared.root), "--symbol", "DEMO", "--horizon", "5"]
+    lacking = {
+        "xgboost": ["train", "--model", "xgboost", *data],
+        "torch": ["train", "--model", "lstm", *data],
+        "catboost": ["cross-validate", "--model", "catboost", *data],
+        "optuna": ["prepare", "--search", *data],
+        "papermill": ["run", "00"],
+        "gcsfs": ["doctor", "--workspace", "gs://bucket/prefix"],
+    }
+    answers = without_extras(*lacking.values(), folder=tmp_path)
+    for (package, words), (code, said) in zip(lacking.items(), answers, strict=True):
+        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        assert code == 1 and f"The package {package} is not installed" in line, (words, said)
+        assert f"pip install 'ml_factory[{EXTRAS[package]}]'" in line
+
+
+def test_every_imported_package_is_required_and_every_required_one_imported():
+    names = ("base", *sorted(set(EXTRAS.values())))
+    required = {name: requirement_lines(ROOT / "requirements" / f"{name}.txt") for name in names}
+    modules = {name: {MODULES.get(one, one) for one in map(name_of, lines)} for name, lines in required.items()}
+    imported = {module for path in (ROOT / "ml_factory").rglob("*.py") for module in imports_of(path)}
+    outside = imported - sys.stdlib_module_names - {"ml_factory"} - NEVER_REQUIRED
+    assert outside | NEVER_IMPORTED == set.union(*modules.values()) | NEVER_IMPORTED
+    assert {package: name for name in names[1:] for package in modules[name]} | {"IPython": "notebooks"} == EXTRAS
+
+
+def test_every_range_has_both_ends():
+    for path in [ROOT / "requirements.txt", ROOT / "requirements" / "gs.txt"]:
+        for line in requirement_lines(path):
+            assert {part.operator for part in Requirement(line).specifier} == {">=", "<"}, line
+
+
+def name_of(line: str) -> str:
+    return Requirement(line).name
+
+
+def imports_of(path: Path) -> set[str]:
+    """Packages that a file imports, by name or with a plain text."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {item.name for item in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "LazyModule")):
+            found |= {item.value for item in node.args[:1] if isinstance(item, ast.Constant)}
+    return {name.partition(".")[0] for name in found}
