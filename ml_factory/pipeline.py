@@ -7,13 +7,14 @@ Each function takes a workspace, goes on from whatever was interrupted before, a
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Unpack, cast
 
 import pandas as pd
 
-from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed, check_source
+from ml_factory.argument_checks import BASE_MODELS, check_horizon, check_seed
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
 from ml_factory.evaluation import plots
@@ -21,7 +22,6 @@ from ml_factory.evaluation.metrics_table import MetricsTable
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, spec_of
-from ml_factory.models.tabular_data import FoldBins
 from ml_factory.settings import run_spec
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
@@ -64,7 +64,6 @@ from ml_factory.workflows.inspect import (
 )
 from ml_factory.workflows.load import load_dataset, load_features, load_labels, load_splits
 from ml_factory.workflows.open_run import (
-    StatusCallback,
     check_base_models,
     check_model_settings,
     find_or_open_run,
@@ -86,6 +85,7 @@ from ml_factory.workflows.results import (
     StackResult,
     TrainResult,
 )
+from ml_factory.workflows.run_options import RunOptionFields, run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import fit_stack, stack_spec
 from ml_factory.workflows.train import build_untrained, check_same_model, finalize_log, fit_holdout
@@ -177,49 +177,45 @@ def plan(
 
 @push_on_exit
 def train(
-    workspace: Folder, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
-    fresh: bool = False, callbacks: Sequence[Callback] = (), mirror: str = "auto",
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    run: str = "", source: str = "registry", on_status: StatusCallback = _log.info, bins: FoldBins | None = None,
-    estimator: Estimator | None = None,
+    workspace: Folder, symbol: str, horizon: int, model: str, *, callbacks: Sequence[Callback] = (),
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: Estimator | None = None,
+    **options: Unpack[RunOptionFields],
 ) -> TrainResult | None:  # fmt: skip
     """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
 
-    A finished run is found and loaded; an unfinished one goes on from its last checkpoint; `fresh` opens a new one
-    beside it. Each callback is called (epoch, metrics) after every epoch or booster block, and with the model as third
-    argument where it takes one. `weights` says what makes a training row count; by default its average uniqueness. Data
-    without a certificate is refused unless `uncertified`.
+    A finished run is found and loaded; an unfinished one resumes from its last checkpoint.
 
-    run : the id of the very run to go on with; refused when its settings, data or code are others.
-    source : "wandb" loads the finished model from W&B; "registry" asks there only for what this workspace lacks.
-    tell : called with one line before the work: what was found, and what is done now.
-    bins : one `FoldBins` for all trials and seeds of a study: a booster's bins are then built once. The same bits.
-    estimator : the model that `open_training` gave for the same arguments; it is the one that is fitted, so that a
-    callback may ask it for its state, and it holds the finished model afterwards.
+    callbacks : each is called (epoch, metrics) after every epoch or booster block, and with the model as third argument
+        where it takes one.
+    model_settings : settings of the model by name.
+    weights : weight of each training row; default: average uniqueness of its label.
+    estimator : the model that `open_training` returned for the same arguments. It is the one that is fitted, so that a
+        callback may read its state, and it holds the finished model afterwards.
+    options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status, bins.
 
     Of several processes that torchrun started the first one does all of this; the others take part in a network's fit,
     write nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
-    data, spec = training_setup(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
+    chosen = run_options(options)
+    data, spec = training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
     if process_rank():
         fit_worker_rank(data, spec)
         return None
     check = partial(build_untrained, data, spec)
-    opened, found, artifact = find_or_open_run(
-        workspace, spec, fresh, run, on_status, check_source(source), mirror, check
-    )
+    opened, found, artifact = find_or_open_run(workspace, spec, chosen, check)
     broadcast_decision(spec, fitting=artifact is None)
     reused = artifact is not None
     if artifact is not None:
-        finalize_log(workspace, opened, spec, artifact, mirror=mirror)
+        finalize_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
         if estimator is not None:
             check_same_model(build_untrained(data, spec)[0], estimator).load_state(artifact.load_state()["model_state"])
     else:
         artifact = fit_holdout(
-            workspace, data, opened, spec, callbacks=callbacks, mirror=mirror, bins=bins, estimator=estimator
-        )
+            workspace, data, opened, spec, callbacks=callbacks, mirror=chosen.mirror, bins=chosen.bins,
+            estimator=estimator,
+        )  # fmt: skip
     verdict = predict_module.evaluate_artifact(workspace, data, artifact)
     facts, history = artifact.facts, pd.DataFrame(artifact.facts["history"])
     return TrainResult(
@@ -242,16 +238,16 @@ def train(
 
 @push_on_exit
 def cross_validate(
-    workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str = "purged_kfold", folds: int = 5,
-    test_blocks: int = 2, window: int | None = None, seed: int = 0, quick: bool = False, fresh: bool = False,
-    model_settings: Mapping | None = None, weights: WeightSpec | None = None, uncertified: bool = False,
-    search: SearchSpec | None = None, mirror: str = "auto", run: str = "", on_status: StatusCallback = _log.info,
-    bins: FoldBins | None = None,
+    workspace: Folder, symbol: str, horizon: int, model: str, *, scheme: str | SchemeSpec = "purged_kfold",
+    folds: int = 5, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
+    search: SearchSpec | None = None, **options: Unpack[RunOptionFields],
 ) -> CrossValidateResult:  # fmt: skip
     """Purged and embargoed folds over everything before the test rows, which stay untouched.
 
-    scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial".
-    folds, test_blocks, window : as of `workflows.fold_schemes.SchemeSpec`.  weights, run, tell, bins : as of `train`.
+    scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial"; or a `SchemeSpec`,
+        which also holds the folds, the test blocks of combinatorial folds and the window of rolling ones.
+    folds : number of blocks, where `scheme` is a name.
+    weights, model_settings, options : as of `train`, without `source`.
     search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
     fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
     the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
@@ -263,26 +259,28 @@ def cross_validate(
     started = time.perf_counter()
     workspace = Workspace(workspace)
     spec_of(model)
-    cut = SchemeSpec(scheme, folds, test_blocks, window)
+    cut = scheme if isinstance(scheme, SchemeSpec) else SchemeSpec(scheme, folds)
+    chosen = run_options(options, unused=("source",))
     check_search_scheme(cut, search)
-    data = load_certified(workspace, symbol, horizon, uncertified)
+    data = load_certified(workspace, symbol, horizon, chosen.uncertified)
     if search is None:
         check_labels_unsearched(data)
     fold_settings = cut.to_dict() | weight_settings(weights) | search_settings(search)
     settings = fold_settings | check_model_settings(model_settings)
     spec = run_spec(
-        symbol, horizon, model, task="folds", seed=seed, quick=quick, data=data.fingerprint, settings=settings
-    )
-    opened, found, _ = find_or_open_run(workspace, spec, fresh, run, on_status, mirror=mirror)
+        symbol, horizon, model, task="folds", seed=chosen.seed, quick=chosen.quick, data=data.fingerprint,
+        settings=settings,
+    )  # fmt: skip
+    opened, found, _ = find_or_open_run(workspace, spec, chosen)
     fitted_with = {name: value for name, value in spec.settings if name not in fold_settings}
     lookback = build_model(model, **resolve_data_settings(data, model, fitted_with)).lookback
-    plan = fold_plan(data, data.development(), cut, lookback, quick)
+    plan = fold_plan(data, data.development(), cut, lookback, chosen.quick)
     opened.begin(spec)
-    fitted = FoldModel(spec, model, fitted_with, weights, bins)
+    fitted = FoldModel(spec, model, fitted_with, weights, chosen.bins)
     if search is None:
-        scores = cross_validate_plain(workspace, data, plan, opened, fitted, mirror=mirror)
+        scores = cross_validate_plain(workspace, data, plan, opened, fitted, mirror=chosen.mirror)
     else:
-        scores = cross_validate_nested(workspace, data, plan, opened, fitted, search, mirror=mirror)
+        scores = cross_validate_nested(workspace, data, plan, opened, fitted, search, mirror=chosen.mirror)
     path, paths_path = opened.folder / "folds.parquet", None
     predict_module.write_frame(path, scores.scores)
     if scores.paths is not None:
@@ -291,11 +289,11 @@ def cross_validate(
     opened.end()
     limits = {name: value for name, value in fitted_with.items() if name in ("epochs", "rounds")}
     return CrossValidateResult(
-        symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found, scheme=scheme,
+        symbol=symbol, horizon=horizon, model=model, run_id=opened.run_id, found=found, scheme=cut.name,
         folds=scores.scores, fold_table=scores.table, paths=scores.paths, gain_mean=scores.gain, gain_se=scores.gain_se,
         gain_uncalibrated=scores.gain_uncalibrated, untaught=scores.unfitted, path=path, paths_path=paths_path,
         resumed_from=scores.resumed or None, reached=scores.progress, exact=not scores.nondeterminism,
-        inexact_because=list(scores.nondeterminism), limited=plan.quick_limits | limits if quick else {},
+        inexact_because=list(scores.nondeterminism), limited=plan.quick_limits | limits if chosen.quick else {},
         seconds=time.perf_counter() - started, verdict=scores.verdict,
         draw=lambda: plots.fold_scores(scores.scores) if scores.paths is None else plots.path_scores(scores.paths),
     )  # fmt: skip
@@ -304,32 +302,35 @@ def cross_validate(
 @push_on_exit
 def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
-    folds: int = 5, seed: int = 0, quick: bool = False, fresh: bool = False, mirror: str = "auto",
-    uncertified: bool = False, run: str = "", source: str = "registry", on_status: StatusCallback = _log.info,
-    model_settings: Mapping[str, Mapping] | None = None,
+    folds: int = 5, model_settings: Mapping[str, Mapping] | None = None, **options: Unpack[RunOptionFields],
 ) -> StackResult:  # fmt: skip
     """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
 
     The base models themselves are those of `train`: found when finished, trained when not, or with source="wandb"
-    loaded from there.  run, tell : as of `train`.  model_settings : base model -> its settings.
+    loaded from there.
+
+    folds : of the out-of-fold predictions.
+    model_settings : base model -> its settings.
+    options : as of `train`, without `bins`; fresh and run are those of the stack, not of its base models.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
     base_models = check_base_models(base_models)
-    chosen = settings_of_each(base_models, model_settings)
-    data = load_certified(workspace, symbol, horizon, uncertified)
-    fold_plan(data, data.splits["train"], folds, 1, quick)  # impossible folds are refused before hours of training
-    shared: dict[str, Any] = {"seed": seed, "quick": quick, "uncertified": uncertified}
-    shared |= {"mirror": mirror, "source": source, "on_status": on_status}
-    bases = [train(workspace, symbol, horizon, name, **shared, model_settings=chosen.get(name)) for name in base_models]
+    settings, chosen = settings_of_each(base_models, model_settings), run_options(options, unused=("bins",))
+    data = load_certified(workspace, symbol, horizon, chosen.uncertified)
+    fold_plan(data, data.splits["train"], folds, 1, chosen.quick)  # refuses impossible folds before hours of fits
+    shared = cast(RunOptionFields, {name: value for name, value in options.items() if name not in ("fresh", "run")})
+    bases = [
+        train(workspace, symbol, horizon, name, model_settings=settings.get(name), **shared) for name in base_models
+    ]
     hashes = [base.artifact_hash for base in bases if base is not None]
-    spec = stack_spec(data, base_models, hashes, folds, seed, quick, chosen)
-    opened, found, artifact = find_or_open_run(workspace, spec, fresh, run, on_status, mirror=mirror)
+    spec = stack_spec(data, base_models, hashes, folds, chosen.seed, chosen.quick, settings)
+    opened, found, artifact = find_or_open_run(workspace, spec, replace(chosen, source="registry"))
     reused = artifact is not None
     if artifact is not None:
-        finalize_log(workspace, opened, spec, artifact, mirror=mirror)
+        finalize_log(workspace, opened, spec, artifact, mirror=chosen.mirror)
     else:
-        artifact = fit_stack(workspace, data, opened, spec, folds, mirror=mirror)
+        artifact = fit_stack(workspace, data, opened, spec, folds, mirror=chosen.mirror)
     verdict = predict_module.evaluate_artifact(workspace, data, artifact)
     facts = artifact.facts
     weights = pd.DataFrame(facts["weights"]).set_index("model")

@@ -60,7 +60,7 @@ inference.bundle inference.predict
 workflows.dataset workflows.split_times workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect workflows.load
 workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers workflows.found_barriers
-workflows.warm_kernels workflows.prepare workflows.train workflows.worker_rank workflows.open_run
+workflows.warm_kernels workflows.prepare workflows.train workflows.worker_rank workflows.run_options workflows.open_run
 workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate workflows.predict
 workflows.explain workflows.export workflows.stack workflows.audit_models workflows.audit_runs workflows.audit_stack
 workflows.audit workflows.warm_up workflows.plan workflows.report

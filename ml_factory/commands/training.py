@@ -36,6 +36,7 @@ from ml_factory.storage.locks import process_rank
 
 pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 search_spec = LazyModule("ml_factory.targets.barrier_search_spec")
+schemes = LazyModule("ml_factory.workflows.fold_schemes")
 
 
 def train(
@@ -94,8 +95,8 @@ def cross_validate(
     check_prepared(place, symbol)
     with working(f"cross-validating {model}", as_json):
         result = pipeline.cross_validate(
-            place, symbol, horizon, model, scheme=scheme, folds=folds, test_blocks=test_blocks,
-            window=window, seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
+            place, symbol, horizon, model, scheme=schemes.SchemeSpec(scheme, folds, test_blocks, window),
+            seed=seed, quick=quick, fresh=fresh, uncertified=uncertified,
             run=run, on_status=status_printer(as_json), model_settings=settings,
             search=search_spec.SearchSpec(trials=trials) if search else None,
         )  # fmt: skip

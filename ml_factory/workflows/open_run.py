@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Unpack
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
@@ -17,10 +18,9 @@ from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
 from ml_factory.workflows.prove import check_certified
 from ml_factory.workflows.restore_run import restore_from_wandb
+from ml_factory.workflows.run_options import RunOptionFields, RunOptions, run_options
 from ml_factory.workflows.run_status import check_run_name, check_run_unlocked, format_run_status
 from ml_factory.workflows.train import build_untrained
-
-StatusCallback = Callable[[str], None]
 
 
 def load_certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
@@ -31,9 +31,8 @@ def load_certified(workspace: Workspace, symbol: str, horizon: int, uncertified:
 
 
 def open_training(
-    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, seed: int = 0, quick: bool = False,
-    fresh: bool = False, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
-    uncertified: bool = False,
+    workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
+    model_settings: Mapping | None = None, weights: WeightSpec | None = None, **options: Unpack[RunOptionFields],
 ) -> tuple[Estimator, CheckpointManager]:  # fmt: skip
     """The model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
@@ -43,49 +42,44 @@ def open_training(
     their slots back: they can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
-    data, spec = training_setup(workspace, symbol, horizon, model, seed, quick, model_settings, weights, uncertified)
-    run = open_run(workspace.results, symbol, spec, fresh)
+    chosen = run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
+    data, spec = training_setup(workspace, symbol, horizon, model, model_settings, weights, chosen)
+    run = open_run(workspace.results, symbol, spec, chosen.fresh)
     manager = CheckpointManager(workspace.checkpoints, run=run.run_id, during_training=True)
     return build_untrained(data, spec)[0], manager
 
 
 def training_setup(
-    workspace: Workspace, symbol: str, horizon: int, model: str, seed: int, quick: bool,
-    model_settings: Mapping | None, weights: WeightSpec | None, uncertified: bool,
+    workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
+    weights: WeightSpec | None, options: RunOptions,
 ) -> tuple[Dataset, RunSpec]:  # fmt: skip
     """The certified data and the run of a training."""
     spec_of(model)
-    data = load_certified(workspace, symbol, horizon, uncertified)
+    data = load_certified(workspace, symbol, horizon, options.uncertified)
     settings = check_model_settings(model_settings) | weight_settings(weights)
     spec = run_spec(
-        symbol, horizon, model, task="train", seed=seed, quick=quick, data=data.fingerprint, settings=settings
-    )
+        symbol, horizon, model, task="train", seed=options.seed, quick=options.quick, data=data.fingerprint,
+        settings=settings,
+    )  # fmt: skip
     return data, spec
 
 
 def find_or_open_run(
-    workspace: Workspace,
-    spec: RunSpec,
-    fresh: bool,
-    run_name: str,
-    on_status: StatusCallback,
-    source: str = "registry",
-    mirror: str = "off",
-    check: Callable[[], object] = bool,
+    workspace: Workspace, spec: RunSpec, options: RunOptions, check: Callable[[], object] = bool
 ) -> tuple[Run, str, Artifact | None]:
     """The run to work on, the line that says what was found of it, and its artifact where it is finished.
 
     Raises CheckpointError when another process works on it.
 
-    check : called before the line is told, where there is work to do: what it refuses is not told to begin.
+    check : called before the status line, where there is work to do, so that a refusal is not announced as a start.
     """
-    if run_name:
-        check_run_name(workspace.results / spec.symbol, spec, run_name)
-    run = open_run(workspace.results, spec.symbol, spec, fresh, run_name)
+    if options.run:
+        check_run_name(workspace.results / spec.symbol, spec, options.run)
+    run = open_run(workspace.results, spec.symbol, spec, options.fresh, options.run)
     kind = "stack" if spec.task == "stack" else "model"
     check_run_unlocked(workspace, run, spec)
     artifact = None
-    restore_from_wandb(workspace, run, spec, source=source, mirror=mirror, fresh=fresh)
+    restore_from_wandb(workspace, run, spec, source=options.source, mirror=options.mirror, fresh=options.fresh)
     if spec.task != "folds":
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
     whole = artifact if artifact is not None and artifact.whole() else None
@@ -93,7 +87,7 @@ def find_or_open_run(
     line = format_run_status(workspace, run, spec, finished=finished)
     if not finished:
         check()
-    on_status(line)
+    options.on_status(line)
     return run, line, whole
 
 
