@@ -15,7 +15,7 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
-.PHONY: picture browser peers help setup run test soak sample test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -45,6 +45,9 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 
 test: setup  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
+
+mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20'
+	@$(PY) -m tests.mutants $(ARGS)
 
 soak: setup  ## whole campaigns: slow tests, notebooks, peers, kills, faults, browser, XLA, other versions; hours
 	@$(PY) -m pytest $(SPREAD) -m soak $(ARGS)

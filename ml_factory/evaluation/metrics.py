@@ -11,8 +11,10 @@ import pandas as pd
 
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.evaluation.intervals import Interval, gain_interval
+from ml_factory.lazy_module import LazyModule
 from ml_factory.models.base import CLASSES
 
+sklearn = LazyModule("sklearn.metrics")  # importing it takes longer than a command may before its first word
 CLASS_NAMES = ("short", "neutral", "long")
 PROBABILITIES = [f"p_{name}" for name in CLASS_NAMES]  # columns of every table of predictions
 FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16) = 36 nats, as in scikit-learn
@@ -105,30 +107,15 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     yield "brier", float(w @ ((p_N3 - hit) ** 2).sum(axis=1) / total)
     yield "accuracy", float(w @ (guess == code) / total)
     confusion = np.bincount(3 * code + guess, weights=w, minlength=9).reshape(3, 3)  # rows: what happened
-    happened, guessed = confusion.sum(axis=1), confusion.sum(axis=0)
+    happened = confusion.sum(axis=1)
     there = happened > 0
     yield "balanced_accuracy", float(np.mean(np.diag(confusion)[there] / happened[there]))
-    yield "mcc", _matthews(confusion, happened, guessed)
-    areas = [_auc(code == k, p_N3[:, k], w) for k in range(3) if 0 < happened[k] < total]
+    known = np.count_nonzero(happened + confusion.sum(axis=0)) > 1  # no correlation of a single class
+    yield "mcc", float(sklearn.matthews_corrcoef(code, guess, sample_weight=w)) if known else 0.0
+    both = [k for k in range(3) if 0 < happened[k] < total]  # classes with rows that have them and rows that have not
+    areas = [sklearn.roc_auc_score(code == k, p_N3[:, k], sample_weight=w) for k in both]
     yield "auc_ovr", float(np.mean(areas)) if areas else float("nan")
     yield "ece", expected_calibration_error(y, p_N3, w)
-
-
-def _matthews(confusion: np.ndarray, happened: np.ndarray, guessed: np.ndarray) -> float:
-    """Matthews' correlation for several classes (Gorodkin 2004, eq. 8); 0 where one side is constant."""
-    total = confusion.sum()
-    between = total * np.trace(confusion) - happened @ guessed
-    spread = (total**2 - happened @ happened) * (total**2 - guessed @ guessed)
-    return float(between / np.sqrt(spread)) if spread > 1e-12 * total**4 else 0.0
-
-
-def _auc(positive: np.ndarray, score: np.ndarray, w: np.ndarray) -> float:
-    """Weighted share of (positive, negative) pairs in the right order, ties counting half."""
-    _, level = np.unique(score, return_inverse=True)
-    above = np.bincount(level, weights=w * positive)
-    below = np.bincount(level, weights=w * ~positive)
-    won = above * (np.cumsum(below) - below / 2)
-    return float(won.sum() / (above.sum() * below.sum()))
 
 
 def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:

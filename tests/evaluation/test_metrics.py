@@ -11,6 +11,7 @@ from ml_factory.evaluation.baselines import prior_probabilities
 from ml_factory.evaluation.metrics import (
     classification_metrics,
     direction_loss_by_class,
+    expected_calibration_error,
     log_loss_by_class,
     metrics_table,
     row_direction_loss,
@@ -27,6 +28,13 @@ def sample(n: int, seed: int, classes=LABELS):
     return rng.choice(classes, n), np.clip(p, 0, 1), rng.uniform(0, 2, n) * (rng.random(n) > 0.1)
 
 
+def area_by_pairs(positive: np.ndarray, score: np.ndarray, w: np.ndarray) -> float:
+    """Weighted share of (positive, negative) pairs in the right order; ties count half."""
+    right = np.sign(score[positive][:, None] - score[~positive]) / 2 + 0.5
+    pairs = w[positive][:, None] * w[~positive]
+    return float((right * pairs).sum() / pairs.sum())
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_equal_to_scikit_learn(seed, weighted):
@@ -37,9 +45,15 @@ def test_equal_to_scikit_learn(seed, weighted):
     assert got["log_loss"] == pytest.approx(sk.log_loss(y, p, sample_weight=w, labels=LABELS), rel=1e-12)
     assert got["accuracy"] == pytest.approx(sk.accuracy_score(y, guess, sample_weight=w), rel=1e-12)
     assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w), rel=1e-12)
-    assert got["mcc"] == pytest.approx(sk.matthews_corrcoef(y, guess, sample_weight=w), rel=1e-9)
-    areas = [sk.roc_auc_score(y == k, p[:, k + 1], sample_weight=w) for k in LABELS]
-    assert got["auc_ovr"] == pytest.approx(np.mean(areas), rel=1e-12)
+    weight = np.ones(len(y)) if w is None else w
+    confusion = np.array([[weight[(y == a) & (guess == b)].sum() for b in LABELS] for a in LABELS])
+    total, happened, guessed = confusion.sum(), confusion.sum(axis=1), confusion.sum(axis=0)  # Gorodkin 2004, eq. 8
+    spread = (total**2 - happened @ happened) * (total**2 - guessed @ guessed)
+    mcc = (total * np.trace(confusion) - happened @ guessed) / np.sqrt(spread)
+    assert got["mcc"] == pytest.approx(mcc, rel=1e-9)
+    assert got["auc_ovr"] == pytest.approx(
+        np.mean([area_by_pairs(y == k, p[:, k + 1], weight) for k in LABELS]), rel=1e-9
+    )
     squares = sum(np.average((p[:, k + 1] - (y == k)) ** 2, weights=w) for k in LABELS)
     assert got["brier"] == pytest.approx(squares, rel=1e-12)
 
@@ -58,7 +72,7 @@ def test_a_missing_class_is_left_out_of_the_averages():
     with warnings.catch_warnings():  # scikit-learn warns of a class that is guessed and never happened
         warnings.simplefilter("ignore")
         assert got["balanced_accuracy"] == pytest.approx(sk.balanced_accuracy_score(y, guess, sample_weight=w))
-    areas = [sk.roc_auc_score(y == k, p[:, k + 1], sample_weight=w) for k in (-1, 1)]
+    areas = [area_by_pairs(y == k, p[:, k + 1], w) for k in (-1, 1)]
     assert got["auc_ovr"] == pytest.approx(np.mean(areas))
     assert np.isfinite(list(got.values())).all()
 
@@ -67,6 +81,11 @@ def test_one_class_alone_has_no_area_and_no_correlation():
     got = dict(classification_metrics(np.zeros(5, int), np.tile([0.2, 0.5, 0.3], (5, 1))))
     assert np.isnan(got["auc_ovr"]) and got["mcc"] == 0 and got["accuracy"] == 1
     assert got["log_loss"] == pytest.approx(np.log(2)) and got["brier"] == pytest.approx(0.04 + 0.25 + 0.09)
+
+
+def test_expected_calibration_error_keeps_the_two_highest_bins_apart():
+    p = np.array([[0.95, 0.05, 0.0], [0.9, 0.1, 0.0]])  # of 15 bins the last and the one before
+    assert expected_calibration_error([0, -1], p) == pytest.approx((0.95 + 0.1) / 2)
 
 
 def test_calibration_error_by_hand():
