@@ -68,8 +68,7 @@ def changes(node: ast.AST, text: str) -> Iterator[tuple[ast.AST, str]]:
 
 def sites(path: Path, root: Path) -> list[Site]:
     """List every change of a file, function by function; annotations, decorators and f-strings stay."""
-    text, found = path.read_text(encoding="utf-8"), []
-    starts = [0]
+    text, found, starts = path.read_text(encoding="utf-8"), [], [0]
     for line in text.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     tree = ast.parse(text)
@@ -131,9 +130,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(shutil.copytree(ROOT, Path(folder) / "tree", symlinks=True, ignore=LEFT))
         for name in drawn:
-            site, round_ = every[name], "equivalent"
-            if name not in EQUIVALENT:
-                round_ = killed_by(site, root, options.seconds)
+            site = every[name]
+            round_ = "equivalent" if name in EQUIVALENT else killed_by(site, root, options.seconds)
             report.append(asdict(site) | {"site": name, "killed_by": round_})
             print(
                 f"{round_ or 'SURVIVED':10} {site.file}:{site.line} {site.function}: {site.old} -> {site.new}",
