@@ -27,12 +27,18 @@ class Absent(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in EXTRAS:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+def version(name, installed=importlib.metadata.version):
+    if name in EXTRAS:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return installed(name)
+
 EXTRAS, calls = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+importlib.metadata.version = version
 sys.meta_path.insert(0, Absent())
 from ml_factory.__main__ import main
 for words in calls:
     sys.argv, said, code = ["ml_factory", *words], io.StringIO(), 0
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         try:
             main()
         except SystemExit as stop:
@@ -42,7 +48,7 @@ for words in calls:
 
 
 def without_extras(*calls: list[str], folder: Path) -> list[tuple[int, str]]:
-    """(exit code, standard error) of each call of the command line."""
+    """(exit code, output) of each call of the command line."""
     command = [sys.executable, "-W", "error", "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRAS)), json.dumps(calls)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -72,6 +78,11 @@ def test_verb_whose_package_is_absent_names_the_extra_in_one_line(prepared, tmp_
         (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
         assert code == 1 and f"The package {package} is not installed" in line, (words, said)
         assert f"pip install 'ml_factory[{EXTRAS[package]}]'" in line
+
+
+def test_doctor_advises_the_extra_and_finds_nothing_amiss(prepared, tmp_path):
+    ((code, said),) = without_extras(["doctor", "--workspace", str(prepared.root)], folder=tmp_path)
+    assert code == 0 and "ml_factory[train]" in said and "ml_factory[track]" in said and "!!" not in said, said
 
 
 def test_every_imported_package_is_required_and_every_required_one_imported():

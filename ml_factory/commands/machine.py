@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ml_factory import __version__
@@ -26,7 +27,7 @@ def doctor(workspace: Folder = "", as_json: Json = False) -> None:
     else:
         table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
         for check in checks:
-            table.add_row("ok" if check.good else "!!", check.name, check.value, check.advice)
+            table.add_row("ok" if check.good else "!!", check.name, escape(check.value), escape(check.advice))
         Console(highlight=False).print(table)
     if not all(check.good for check in checks):
         raise typer.Exit(1)
