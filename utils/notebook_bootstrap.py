@@ -21,10 +21,10 @@ import importlib, os, pathlib, subprocess, sys  # noqa: E401, I001
 url, ref = os.environ.get("ML_FACTORY_REPOSITORY", "https://github.com/<slug>"), os.environ.get("ML_FACTORY_REF", "<ref>")
 here, drive, shown = pathlib.Path.cwd(), pathlib.Path("/content/drive"), url.split("@")[-1]  # shown: without a token
 kept = pathlib.Path.home() / ".cache" / "ml_factory" / f"{shown}-{ref}".replace("/", "-")  # a local disk, never Drive
-if "COLAB_RELEASE_TAG" in os.environ and "/OWNER/" in url and not (drive / "MyDrive").is_dir():  # the wheel is there
-    importlib.import_module("google.colab.drive").mount(str(drive))
-places = [here, *here.parents, kept, *here.glob("ml_factory-*.whl"), *drive.glob("MyDrive/ml_factory/ml_factory-*.whl")]
-found = [place for place in places if place.suffix == ".whl" or (place / "utils" / "notebook_bootstrap.py").is_file()]
+found = [place for place in (here, *here.parents, kept) if (place / "utils" / "notebook_bootstrap.py").is_file()]
+if not found and "/OWNER/" in url and ("COLAB_RELEASE_TAG" in os.environ or pathlib.Path("/var/colab/hostname").exists()) and not (drive / "MyDrive").is_dir():
+    importlib.import_module("google.colab.drive").mount(str(drive))  # the wheel of make colab is there
+found += [*here.glob("ml_factory-*.whl"), *drive.glob("MyDrive/ml_factory/ml_factory-*.whl")]
 clone = 'case "$1" in */OWNER/*) echo its owner is a placeholder >&2; exit 1; esac; export GIT_TERMINAL_PROMPT=0; git clone -q --depth=1 -b "$2" "$1" "$3" || git clone -q --depth=1 "$1" "$3"'
 if not found and (done := subprocess.run(["/bin/sh", "-c", clone, "sh", url, ref, f"{kept}.{os.getpid()}"], capture_output=True, text=True)).returncode:
     raise RuntimeError(f"Could not fetch {ref} from {shown}: {done.stderr.strip().replace(url, shown)}. Next: put what `make colab` writes into MyDrive/ml_factory, or set ML_FACTORY_REPOSITORY and ML_FACTORY_REF")
