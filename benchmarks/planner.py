@@ -115,7 +115,7 @@ def main() -> None:
         known = learned(lives)
         policies = {
             "ours": lambda clock, number, known=known: SaveTimer(clock=clock, mean_life=known[number]),
-            "fixed 30 minutes": lambda clock, _: SaveTimer(first=1800.0, clock=clock),
+            "fixed 30 minutes": lambda clock, _: SaveTimer(first_interval=1800.0, clock=clock),
         }
         for name, timer_of in policies.items():
             told = share(lives, timer_of, False, given)

@@ -1,1 +1,1 @@
-"""Save and resume: checkpoint manager, phases, slots, leases, the save schedule and the session's remaining time."""
+"""Checkpoints: save states on a schedule, verify them, resume from the newest one on any machine."""

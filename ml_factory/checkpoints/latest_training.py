@@ -1,7 +1,7 @@
-"""The newest checkpoint that a training saved in this workspace, for a manager that has no run of its own.
+"""The newest checkpoint of any training in a workspace, for a manager without a run of its own.
 
-A training that is under way has its checkpoints in the pool. One that has ended gave them back when its model was
-registered, so it is found in the registry: model, last epoch and history are the same there.
+A training under way has its checkpoints in the pool. A finished training released them when its model was registered,
+so it is found in the registry: model, last epoch and history are the same there.
 """
 
 import importlib
@@ -19,25 +19,34 @@ _log = logging.getLogger("ml_factory")
 
 
 def is_training_run(run: str, phase: str) -> bool:
-    """Whether `pipeline.train` saves under these names."""
+    """Return True for names under which `pipeline.train` saves."""
     return run.startswith("train-") and phase.startswith(PREFIX)
 
 
 def latest_training(manager, phase: str, run: str = "") -> dict | None:
-    """What `CheckpointManager.load_latest_checkpoint` gives of the newest training with this phase; None without one.
+    """Return the newest training's checkpoint with this phase, as of `CheckpointManager.load_latest_checkpoint`, or
+    None.
 
-    run : of this run alone, else of all runs in the workspace.
+    Parameters
+    ----------
+    manager : a CheckpointManager.
+    phase : such as "train_lstm".
+    run : only this run; "" for all runs in the workspace.
 
-    `state` has the keys `model_state`, for `load_state` of the model, and `epoch`, how many were finished, beside what
-    the training saved. One line in the log names run, symbol, horizon and epoch.
+    `state` has the training's own keys, `model_state` for the model's `load_state`, and `epoch`, the number of finished
+    epochs. One log line names run, symbol, horizon and epoch.
     """
-    saved = [one for one in manager.list_trainings(phase) if run in ("", one["run"])]
-    ended = [one for one in _registered(manager, phase, needed=not saved) if run in ("", one.facts.get("run_id"))]
-    over = {one.facts.get("run_id") for one in ended}
-    found = [(one["saved_at"], one) for one in saved if one["run"] not in over]
-    found += [(one.registered_at, one) for one in ended]
-    for _, one in sorted(found, key=lambda pair: pair[0], reverse=True):
-        checkpoint = _of_artifact(one, phase) if isinstance(one, Artifact) else _of_slots(manager, phase, one["run"])
+    saved = [entry for entry in manager.list_trainings(phase) if run in ("", entry["run"])]
+    finished = [
+        entry for entry in _registered(manager, phase, needed=not saved) if run in ("", entry.facts.get("run_id"))
+    ]
+    finished_runs = {entry.facts.get("run_id") for entry in finished}
+    found = [(entry["saved_at"], entry) for entry in saved if entry["run"] not in finished_runs]
+    found += [(entry.registered_at, entry) for entry in finished]
+    for _, entry in sorted(found, key=lambda pair: pair[0], reverse=True):
+        checkpoint = (
+            _from_artifact(entry, phase) if isinstance(entry, Artifact) else _from_slots(manager, phase, entry["run"])
+        )
         if checkpoint is not None:
             names = (checkpoint[name] for name in ("run", "symbol", "horizon", "saved_at"))
             line = "Checkpoint of %s: run %s, symbol %s, horizon %s, saved at %s, %d epochs finished"
@@ -47,40 +56,40 @@ def latest_training(manager, phase: str, run: str = "") -> dict | None:
 
 
 def _registered(manager, phase: str, needed: bool) -> list[Artifact]:
-    """The finished models of this phase's name, of every symbol, in the workspace that these checkpoints are of.
+    """List the finished models of this phase, of every symbol, in the workspace of these checkpoints.
 
-    needed : a folder that cannot be read is an error, not an empty one.
+    needed : raise for a folder that cannot be read, instead of treating it as empty.
     """
     registry = Registry(manager.folder.parent / "models")
     try:
         symbols = [name for name in names_in(registry.folder) if legal_symbol(name) == name]
-        found = [one for symbol in symbols for one in registry.list(symbol)]
+        found = [artifact for symbol in symbols for artifact in registry.list(symbol)]
     except WorkspaceError as error:
         if needed:
             raise
-        _log.warning("Finished models are not looked at: %s", error)
+        _log.warning("Finished models cannot be listed: %s", error)
         return []
-    return [one for one in found if (one.kind, PREFIX + one.name) == ("model", phase)]
+    return [artifact for artifact in found if (artifact.kind, PREFIX + artifact.name) == ("model", phase)]
 
 
-def _of_slots(manager, phase: str, run: str) -> dict | None:
-    """Of a training under way; None where none of its checkpoints is whole."""
+def _from_slots(manager, phase: str, run: str) -> dict | None:
+    """Return the checkpoint of a training under way; None where none of its checkpoints is intact."""
     found = PhaseCheckpoints(manager, phase, run).latest()
     if found is None:
         return None
-    state, about = found["state"], found["state"].get("carried", {}).get("trained_on", {})
+    state, trained_on = found["state"], found["state"].get("carried", {}).get("trained_on", {})
     models = importlib.import_module(_MODELS)
     history = state["history"] if "history" in state else state["memory"]["history"]
-    state = {**state, "model_state": models.state_in_training(state, about), "epoch": len(history)}
-    return {**found, "state": state, "symbol": about.get("symbol"), "horizon": about.get("horizon")}
+    state = {**state, "model_state": models.state_in_training(state, trained_on), "epoch": len(history)}
+    return {**found, "state": state, "symbol": trained_on.get("symbol"), "horizon": trained_on.get("horizon")}
 
 
-def _of_artifact(artifact: Artifact, phase: str) -> dict | None:
-    """Of a finished training; None, with a line in the log, where its file is not whole."""
+def _from_artifact(artifact: Artifact, phase: str) -> dict | None:
+    """Return the checkpoint of a finished training; None, with a warning, where its file is torn."""
     try:
         model_state = artifact.load_state()["model_state"]
     except CheckpointError as error:
-        _log.warning("A finished model is passed over: %s", error)
+        _log.warning("A finished model is skipped: %s", error)
         return None
     facts, history = artifact.facts, list(artifact.facts.get("history", ()))
     state = {"model_state": model_state, "epoch": len(history), "history": history}

@@ -1,7 +1,7 @@
-"""What fits into this session: forecasts from a short warm-up, and an order of work.
+"""Session planner: cost forecasts from a short warm-up, and an order of work that fits the remaining session.
 
-A unit of work (a model, a fold) is measured twice in small, and its cost taken as a fixed part and a part that grows
-with the work. Nothing here trains or knows a model: `workflows/plan.py` measures, and notebooks show the plan.
+A unit of work (a model, a fold) is measured at two small sizes, and its cost modelled as a fixed part plus a part
+proportional to the work. No training and no model here: `workflows/plan.py` measures, and notebooks show the plan.
 """
 
 import math
@@ -17,8 +17,16 @@ from ml_factory.errors import SettingsError
 
 @dataclass(frozen=True)
 class Cost:
-    """What a unit of work takes: seconds, bytes of memory at its peak, bytes it leaves in the workspace, bytes of
-    checkpoints there while it is at work, which the next unit writes over, and bytes of a GPU's or TPU's memory."""
+    """Resources of a unit of work.
+
+    Parameters
+    ----------
+    seconds : run time.
+    memory_bytes : peak host memory.
+    disk_bytes : files that it leaves in the workspace.
+    pool_bytes : checkpoints in the workspace while it runs, overwritten by the next unit.
+    device_bytes : peak memory of a GPU or TPU.
+    """
 
     seconds: float
     memory_bytes: float = 0.0
@@ -29,58 +37,63 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostModel:
-    """cost = fixed + slope * work, each part never negative; work counts rows x epochs (rounds) or the like."""
+    """cost = fixed + slope * work, each part non-negative; work counts rows x epochs (rounds) or the like."""
 
     fixed: Cost
     slope: Cost
 
     @classmethod
     def fit(cls, measured: Iterable[tuple[float, Cost]]) -> "CostModel":
-        """From (work, cost) of runs of at least two sizes, weighted so that relative errors count, not absolute ones.
+        """Fit to (work, cost) of runs of at least two sizes, by least squares on relative errors.
 
         Raises SettingsError with fewer than two sizes.
         """
         measured = list(measured)
         if len({work for work, _ in measured}) < 2:
             raise SettingsError(
-                "A forecast wants measurements of two sizes", where="CostModel.fit", got=f"{len(measured)} of one size",
+                "A forecast needs measurements of two sizes", where="CostModel.fit", got=f"{len(measured)} of one size",
                 wanted="at least two different amounts of work", next_step="measure one more, four times as large",
             )  # fmt: skip
         names = [part.name for part in fields(Cost)]
-        lines = [_line([(work, getattr(cost, name)) for work, cost in measured]) for name in names]
+        lines = [_fit_line([(work, getattr(cost, name)) for work, cost in measured]) for name in names]
         return cls(Cost(*(fixed for fixed, _ in lines)), Cost(*(slope for _, slope in lines)))
 
     def forecast(self, work: float) -> Cost:
-        """The cost of this much work."""
+        """Return the cost of this much work."""
         parts = zip(_values(self.fixed), _values(self.slope), strict=True)
         return Cost(*(fixed + slope * work for fixed, slope in parts))
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """One thing to be done, as a person would name it.
+    """One unit of work.
 
-    work : in the units its cost model was measured in.  done : the share that checkpoints hold already, 0 to 1.
-    after : names of units that must be whole before it begins.
+    Parameters
+    ----------
+    name : as shown to the user.
+    model : its cost model.
+    work : in the units its cost model was measured in.
+    completed : fraction that checkpoints hold already, 0 to 1.
+    depends_on : names of units that must be whole before this one begins.
     """
 
     name: str
     model: CostModel = field(repr=False)
     work: float
-    done: float = 0.0
-    after: tuple[str, ...] = ()
+    completed: float = 0.0
+    depends_on: tuple[str, ...] = ()
 
     @property
-    def left(self) -> Cost:
-        """What is still to be paid: the fixed part is paid again by whoever goes on."""
-        return self.model.forecast(self.work * (1 - self.done))
+    def remaining(self) -> Cost:
+        """Cost of the rest; the fixed part is paid again by the session that resumes."""
+        return self.model.forecast(self.work * (1 - self.completed))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a session has left. Infinite where nothing bounds it.
+    """Resources that a session has left; infinite where nothing bounds them.
 
-    pool_bytes : of checkpoints that are there already, and that units write over.
+    pool_bytes : existing checkpoints, which units overwrite.
     """
 
     seconds: float = math.inf
@@ -92,10 +105,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class PlannedUnit:
-    """A unit in its place.
+    """A unit and its position in the plan.
 
-    fits : "whole", "in part" (a later session goes on with it), "later" (does not begin), or what it lacks: "memory",
-    "device memory", "disk".  takes_bytes : of the workspace, beyond what the units before it have taken.
+    Parameters
+    ----------
+    unit : the unit of work.
+    starts : seconds from now.
+    cost : of what remains of the unit.
+    fits : "whole", "in part" (a later session resumes it), "later" (does not begin), or the missing resource: "memory",
+        "device memory", "disk".
+    takes_bytes : of the workspace, in addition to the units before it.
     """
 
     unit: WorkUnit
@@ -106,48 +125,56 @@ class PlannedUnit:
 
 
 def plan(units: Sequence[WorkUnit], budget: Budget, save: Cost = Cost(0.0)) -> list[PlannedUnit]:
-    """An order for the units and what of it fits.
+    """Order the units and mark what fits the budget.
 
-    What was begun comes first, so that its slots are free again soonest; then the shortest, which finishes the most
-    units by any moment the session might end (shortest processing time first, Smith 1956), and last those that wait
-    for others. A unit that lacks memory or disk does not hold up the others. Units share one pool of checkpoints,
-    which is as large as the largest needs.
+    Units already begun come first, so that their slots are free again soonest; then the shortest, which finishes the
+    most units by any moment the session might end (shortest processing time first, Smith 1956), and last those that
+    depend on others. A unit that lacks memory or disk does not delay the others. Units share one pool of checkpoints,
+    as large as the largest needs.
 
-    save : cost of one checkpoint; its time is kept free at the session's end.
+    Parameters
+    ----------
+    units : units of work in any order.
+    budget : resources of the session.
+    save : cost of one checkpoint; its time is reserved at the session's end.
     """
-    until = budget.seconds - reserved_seconds(save.seconds)
-    clock, disk, pool, rows = 0.0, budget.disk_bytes - save.disk_bytes, budget.pool_bytes, []
+    deadline = budget.seconds - reserved_seconds(save.seconds)
+    elapsed, disk, pool, rows = 0.0, budget.disk_bytes - save.disk_bytes, budget.pool_bytes, []
     unfinished = {unit.name for unit in units}
-    for unit in sorted(units, key=lambda unit: (unit.done == 0, bool(unit.after), unit.left.seconds, unit.name)):
-        cost = unit.left
-        grows = max(0.0, cost.pool_bytes - pool)
+    for unit in sorted(
+        units, key=lambda unit: (unit.completed == 0, bool(unit.depends_on), unit.remaining.seconds, unit.name)
+    ):
+        cost = unit.remaining
+        new_pool_bytes = max(0.0, cost.pool_bytes - pool)
         if cost.memory_bytes > budget.memory_bytes:
             fits = "memory"
         elif cost.device_bytes > budget.device_bytes:
             fits = "device memory"
-        elif cost.disk_bytes + grows > disk:
+        elif cost.disk_bytes + new_pool_bytes > disk:
             fits = "disk"
-        elif unfinished.intersection(unit.after):
+        elif unfinished.intersection(unit.depends_on):
             fits = "later"
-        elif clock + cost.seconds <= until:
+        elif elapsed + cost.seconds <= deadline:
             fits = "whole"
             unfinished.discard(unit.name)
         else:
-            fits = "in part" if clock + unit.model.fixed.seconds + save.seconds < until else "later"
-        rows.append(PlannedUnit(unit, clock, cost, fits, cost.disk_bytes + grows))
+            fits = "in part" if elapsed + unit.model.fixed.seconds + save.seconds < deadline else "later"
+        rows.append(PlannedUnit(unit, elapsed, cost, fits, cost.disk_bytes + new_pool_bytes))
         if fits in ("whole", "in part"):
-            clock = clock + cost.seconds if fits == "whole" else until
-            disk, pool = disk - cost.disk_bytes - grows, pool + grows
+            elapsed = elapsed + cost.seconds if fits == "whole" else deadline
+            disk, pool = disk - cost.disk_bytes - new_pool_bytes, pool + new_pool_bytes
     return rows
 
 
-def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """(fixed, slope) >= 0 of least squares on relative errors, y = fixed + slope * x (Lawson and Hanson 1974)."""
+def _fit_line(points: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return (fixed, slope) >= 0 of least squares on relative errors, y = fixed + slope * x (Lawson and Hanson
+    1974).
+    """
     work, cost = np.array(points, dtype=float).T
     if not cost.any():
         return 0.0, 0.0
     scale = 1 / np.maximum(cost, cost.max() * 1e-9)
-    # Work as a share of the largest: columns of like size keep the solver exact.
+    # Work relative to the largest: columns of similar scale keep the solver exact.
     unit = work.max()
     fixed, slope = nnls(np.column_stack([np.ones_like(work), work / unit]) * scale[:, None], cost * scale)[0]
     return float(fixed), float(slope / unit)

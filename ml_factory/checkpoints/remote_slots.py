@@ -1,8 +1,7 @@
-"""Slots whose every file operation happens in a child process, with deadlines.
+"""Slots whose every file operation runs in a child process, with deadlines.
 
-The training sees an error after the deadline and goes on; the interpreter ends without waiting for a child that the
-kernel will not let go (`children`). What is to be written lies in shared memory or in a local file: nothing large
-passes the pipe.
+The training sees an error after the deadline and continues; the interpreter ends without waiting for a child that the
+kernel will not end (`worker_process`). Payloads are in shared memory or in a local file: no large data passes the pipe.
 """
 
 import json
@@ -27,11 +26,15 @@ _ERRORS = {kind.__name__: kind for kind in (TakenOverError, CheckpointError, Wor
 
 
 class RemoteSlots(WorkerProcess):
-    """`Slots` of a folder that this process never touches itself.
+    """`Slots` of a folder that this process never accesses itself.
 
-    folder, lock, quota, lease : as `Pool` and `Slots` take them; the lock is on a local disk.
-    memory : descriptor of the staging buffer that `write` reads.  deadline : seconds of silence after which a child is
-    given up.  niceness : of the child, so that training keeps its cores.
+    Parameters
+    ----------
+    folder, lock, quota, lease : as of `Pool` and `Slots`; the lock is on a local disk.
+    memory : descriptor of the staging buffer that `write` reads.
+    deadline : seconds without a sign of life after which a child is killed.
+    niceness : of the child, so that training keeps its cores.
+
     Methods raise what `Slots` raises, and UnresponsiveMountError when the folder does not answer.
     """
 
@@ -40,9 +43,15 @@ class RemoteSlots(WorkerProcess):
         deadline: float = 60, niceness: int = 14,
     ):  # fmt: skip
         self.folder = Path(folder)
-        told = {"folder": str(folder), "lock": str(lock), "quota": quota, "lease": lease.to_dict(), "memory": memory}
-        shared = [memory] if memory >= 0 else []
-        super().__init__(_SERVED_BY, [json.dumps(told), niceness], str(folder), deadline, shared, [_HASHES])
+        settings = {
+            "folder": str(folder),
+            "lock": str(lock),
+            "quota": quota,
+            "lease": lease.to_dict(),
+            "memory": memory,
+        }
+        descriptors = [memory] if memory >= 0 else []
+        super().__init__(_SERVED_BY, [json.dumps(settings), niceness], str(folder), deadline, descriptors, [_HASHES])
 
     def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
         return self._call("write", unit, keep, info, len(payload))
@@ -65,8 +74,8 @@ class RemoteSlots(WorkerProcess):
     def read_lease(self, unit: Unit) -> dict:
         return self._call("read_lease", unit)
 
-    def renew(self, unit: Unit, told: dict) -> None:
-        return self._call("renew", unit, told)
+    def renew(self, unit: Unit, record: dict) -> None:
+        return self._call("renew", unit, record)
 
     def release(self, unit: Unit, holder: dict | None = None) -> int:
         return self._call("release", unit, holder)
@@ -75,9 +84,9 @@ class RemoteSlots(WorkerProcess):
         return self._call("verify", path)
 
     def _call(self, method: str, *args):
-        plain = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
+        encoded = [[arg.run, arg.phase] if isinstance(arg, Unit) else arg for arg in args]
         try:
-            answer, _ = self.call({"method": method, "args": plain})
+            answer, _ = self.call({"method": method, "args": encoded})
         except WorkerUnavailable as error:
             mark_unresponsive(self.folder)
             raise UnresponsiveMountError(
@@ -86,15 +95,15 @@ class RemoteSlots(WorkerProcess):
             ) from error  # fmt: skip
         if "error" not in answer:
             return answer["result"]
-        told = answer["error"]
-        raise _ERRORS[told.pop("kind")](told.pop("what"), **told)
+        error_fields = answer["error"]
+        raise _ERRORS[error_fields.pop("kind")](error_fields.pop("what"), **error_fields)
 
 
-# ---------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------- the child's side
 
 
-class _TellingDisk(Disk):
-    """A disk that says after each operation that it came back."""
+class _ReportingDisk(Disk):
+    """A disk that sends a sign of life after each operation."""
 
     def __init__(self, link: ParentConnection):
         self._link = link
@@ -104,51 +113,51 @@ class _TellingDisk(Disk):
         if name.startswith("_") or not callable(method):
             return method
 
-        def told(*args):
+        def reporting(*args):
             result = method(*args)
             self._link.alive()
             return result
 
-        return told
+        return reporting
 
 
-def serve(channel: str, parent: str, told: str, niceness: str) -> None:
-    """Do what the parent asks until it is gone."""
+def serve(channel: str, parent: str, settings: str, niceness: str) -> None:
+    """Run the parent's requests until the parent is gone."""
     os.nice(int(niceness))
-    link, given = ParentConnection(channel, parent), json.loads(told)
+    link, options = ParentConnection(channel, parent), json.loads(settings)
     run_in_process()
-    pool = Pool(Path(given["folder"]), _TellingDisk(link), lock=Path(given["lock"]), quota=given["quota"])
-    slots = Slots(pool, WriterId(**given["lease"]))
+    pool = Pool(Path(options["folder"]), _ReportingDisk(link), lock=Path(options["lock"]), quota=options["quota"])
+    slots = Slots(pool, WriterId(**options["lease"]))
 
-    def do(request: dict) -> tuple[dict, bytes]:
+    def handle(request: dict) -> tuple[dict, bytes]:
         try:
-            return {"result": _do(slots, request["method"], request["args"], given["memory"])}, b""
+            return {"result": _run_method(slots, request["method"], request["args"], options["memory"])}, b""
         except (CheckpointError, WorkspaceError, OSError) as error:
-            return {"error": _facts(error)}, b""
+            return {"error": _encode_error(error)}, b""
 
-    link.answer_with(do)
+    link.answer_with(handle)
 
 
-def _do(slots: Slots, method: str, args: list, memory: int):
+def _run_method(slots: Slots, method: str, args: list, memory: int):
     if method in ("list_phases", "list_trainings", "verify"):
         return getattr(slots, method)(*args)
     unit, *rest = Unit(*args[0]), *args[1:]
     if method == "write":
         keep, info, size = rest
-        return slots.write(unit, keep, info, _mapped(memory, os.fstat(memory).st_size)[:size])
+        return slots.write(unit, keep, info, _map_buffer(memory, os.fstat(memory).st_size)[:size])
     return getattr(slots, method)(unit, *rest)
 
 
 @lru_cache(maxsize=1)
-def _mapped(memory: int, size: int) -> memoryview:
-    """The staging buffer, mapped once: its pages need not be found again for the next save."""
+def _map_buffer(memory: int, size: int) -> memoryview:
+    """Map the staging buffer once: its pages need not be faulted in again for the next save."""
     return memoryview(mmap.mmap(memory, size, access=mmap.ACCESS_READ))
 
 
-def _facts(error: Exception) -> dict:
-    """An error as JSON; `_call` makes it again."""
+def _encode_error(error: Exception) -> dict:
+    """Encode an error as JSON; `RemoteSlots._call` raises it again."""
     if isinstance(error, OSError):
         return {"kind": "WorkspaceError", "what": f"The disk refused: {error}"}
     names = ("what", "where", "got", "wanted", "next_step")
-    facts = {name: str(getattr(error, name)) for name in names if getattr(error, name) not in (None, "")}
-    return {"kind": next(name for name, kind in _ERRORS.items() if isinstance(error, kind)), **facts}
+    fields = {name: str(getattr(error, name)) for name in names if getattr(error, name) not in (None, "")}
+    return {"kind": next(name for name, kind in _ERRORS.items() if isinstance(error, kind)), **fields}

@@ -1,4 +1,4 @@
-"""What is left of this session: a Colab runtime ends a fixed time after it began, not after the notebook began."""
+"""Remaining time of this session: a Colab runtime ends a fixed time after the runtime's start, not the notebook's."""
 
 import atexit
 import logging
@@ -17,58 +17,67 @@ from ml_factory.storage.workspace import on_colab
 
 # Hours a runtime may live at most, by tier; Colab promises none of them, so they are upper bounds.
 TIER_HOURS = {"free": 12.0, "pro": 24.0, "pro+": 24.0, "enterprise": 24.0}
-_END_SECONDS = 2.0  # that a process waits at its end for a line of the record
+_END_SECONDS = 2.0  # that a process waits at exit for its last session record
 _log = logging.getLogger("ml_factory")
 
 
 def runtime_started(proc: Path = Path("/proc")) -> float:
-    """When this runtime (its process 1) began, in seconds since 1970; this very moment where /proc does not tell."""
+    """Return the start of this runtime (its process 1), seconds since 1970; the current time where /proc is not
+    readable.
+    """
     try:
         stat = (proc / "1" / "stat").read_text()
-        boot = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
+        boot_line = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
         # The command's name, in brackets, may hold spaces; field 22 is counted from behind it.
         ticks = int(stat.rpartition(")")[2].split()[19])
-        return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+        return int(boot_line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, StopIteration, ValueError, IndexError):
         return time.time()
 
 
 def hours_remaining(tier: str = "free", limit_hours: float | None = None, now: float | None = None) -> float:
-    """Hours until this runtime may be taken away at the latest; infinite off Colab without a limit given.
+    """Return the hours until this runtime may be ended at the latest; infinite off Colab without a limit.
 
-    tier : a key of TIER_HOURS; an unknown one counts as free. A runtime that has outlived it is of a larger one.
-    limit_hours : overrides the tier.  now : seconds since 1970, for tests.
+    Parameters
+    ----------
+    tier : a key of TIER_HOURS; an unknown one counts as free. A runtime that outlived its tier's limit belongs to a
+        larger tier.
+    limit_hours : overrides the tier.
+    now : seconds since 1970, for tests.
     """
     if limit_hours is None and not on_colab():
         return math.inf
     lived = ((time.time() if now is None else now) - runtime_started()) / 3600
     if limit_hours is None:
-        limit_hours = _limit_of(tier if tier in TIER_HOURS else "free", lived)
+        limit_hours = _tier_limit(tier if tier in TIER_HOURS else "free", lived)
     return max(0.0, limit_hours - lived)
 
 
-def _limit_of(tier: str, lived: float) -> float:
-    """Hours a runtime of this tier may live; of one that has lived longer, and so is of another, the next limit."""
+def _tier_limit(tier: str, lived: float) -> float:
+    """Return the hours that a runtime of this tier may live; the next larger limit for one that has lived longer."""
     if lived < TIER_HOURS[tier]:
         return TIER_HOURS[tier]
     limit = min((hours for hours in TIER_HOURS.values() if hours > lived), default=math.inf)
-    _say_outlived(tier, limit)
+    _warn_outlived(tier, limit)
     return limit
 
 
 @lru_cache
-def _say_outlived(tier: str, limit: float) -> None:
+def _warn_outlived(tier: str, limit: float) -> None:
     _log.warning(
-        "This runtime has outlived the %.0f h of the tier %s: it is taken to live %s. "
-        "Set ML_FACTORY_COLAB_TIER (%s) to say which it is",
+        "This runtime has outlived the %.0f h of the tier %s: it is assumed to live %s. "
+        "Set ML_FACTORY_COLAB_TIER (%s) to its tier",
         TIER_HOURS[tier], tier, "on, with no end in sight" if math.isinf(limit) else f"up to {limit:.0f} h",
         ", ".join(TIER_HOURS),
     )  # fmt: skip
 
 
 def hours_left(tier: str | None = None, limit_hours: float | None = None) -> float:
-    """As `hours_remaining`, for what the user and the environment say: ML_FACTORY_COLAB_TIER, or
-    ML_FACTORY_SESSION_HOURS, a limit that counts off Colab too. Raises SettingsError for an unknown tier."""
+    """Return `hours_remaining` for the given or configured limit.
+
+    ML_FACTORY_COLAB_TIER names the tier; ML_FACTORY_SESSION_HOURS sets a limit that also counts off Colab. Raises
+    SettingsError for an unknown tier.
+    """
     given = limit_hours if limit_hours is not None else os.environ.get("ML_FACTORY_SESSION_HOURS") or None
     if given is not None:
         return hours_remaining(limit_hours=_positive_hours(given))
@@ -81,93 +90,98 @@ def hours_left(tier: str | None = None, limit_hours: float | None = None) -> flo
 
 
 class Session:
-    """This session, for the checkpoints of a workspace: when it ends, and how long one lives here.
+    """This session's end and expected lifetime, for the checkpoints of a workspace.
 
-    records : folder of the workspace's record of sessions (`results/sessions`); not touched where nothing ends one.
-    However many units of work a process does, it is one session of the record.
+    records : folder of the workspace's session records (`results/sessions`); unused where nothing ends a session. A
+        process writes one record however many units of work it runs.
     """
 
     def __init__(self, records: Path):
         self.bounded = on_colab() or not math.isinf(hours_left())
-        self._record = _record_of(Path(records).absolute(), os.getpid()) if self.bounded else None
-        self.mean_life = self._record.mean_life if self.bounded else math.inf
+        self._writer = _session_writer(Path(records).absolute(), os.getpid()) if self.bounded else None
+        self.mean_life = self._writer.mean_life if self.bounded else math.inf
 
     def ending(self, save_seconds: float) -> bool:
-        """Whether only the time for the last save is left. Cheap: asked at every step."""
+        """Return True when only the time for the last save is left. Cheap: called at every step."""
         return self.bounded and hours_left() * 3600 < reserved_seconds(save_seconds)
 
     def record_alive(self) -> None:
-        """It lives; told beside each checkpoint. Never waits for the disk and never raises."""
+        """Record in the background, with each checkpoint, that the session lives. Never waits for the disk and never
+        raises.
+        """
         if self.bounded:
-            self._record.record_alive(hours_left())
+            self._writer.record_alive(hours_left())
 
 
 def default_life() -> float:
-    """Seconds that a session lives, before this workspace knows better: a free one with a TPU lives shorter."""
+    """Return the mean seconds that a session lives, before this workspace has records; shorter for a free TPU
+    session.
+    """
     return DEFAULT_TPU_LIFE if on_free_tpu() else DEFAULT_LIFE
 
 
 def on_free_tpu() -> bool:
-    """Whether this is a TPU runtime of Colab's free tier."""
+    """Return True on a TPU runtime of Colab's free tier."""
     tpu = os.environ.get("COLAB_TPU_1VM") == "1" or bool(os.environ.get("TPU_ACCELERATOR_TYPE"))
     return tpu and str(os.environ.get("ML_FACTORY_COLAB_TIER") or "free").lower() == "free"
 
 
 def hours_expected(records: Path) -> float:
-    """Hours that work should be planned for: `hours_left`; on a free TPU at most a session's mean life.
+    """Return the hours that work should be planned for: `hours_left`; on a free TPU at most a session's mean life.
 
-    The life is exponential, so what a session has lived already does not count.
+    The lifetime is modelled as exponential, so the time already lived does not count.
 
-    records : folder of the workspace's record of sessions; the mean life is 1.5 h until it holds sessions.
+    records : folder of the workspace's session records; the mean life is 1.5 h until it holds sessions.
     """
     limit = SessionLog(records).mean_life(DEFAULT_TPU_LIFE) / 3600 if on_free_tpu() else math.inf
     return min(hours_left(), limit)
 
 
 class SessionWriter:
-    """This process's line in the record of one workspace, written by threads that may be left behind: a mount that
-    hangs stops no save, and keeps no process alive."""
+    """Writer of this process's session record, in threads that may be abandoned: a mount that hangs delays no save
+    and keeps no process alive.
+    """
 
     def __init__(self, folder: Path):
         self._log, self._process = SessionLog(folder), os.getpid()
-        self._usual = default_life()
-        self.mean_life = self._usual
-        self._told = False
-        self._write(self._learn)
-        self._writer.join(_END_SECONDS)
+        self._default_life = default_life()
+        self.mean_life = self._default_life
+        self._has_record = False
+        self._write(self._load_mean_life)
+        self._thread.join(_END_SECONDS)
         atexit.register(self._end)
 
-    def _learn(self) -> None:
-        self.mean_life = self._log.mean_life(self._usual)
+    def _load_mean_life(self) -> None:
+        self.mean_life = self._log.mean_life(self._default_life)
 
     def record_alive(self, hours_left: float) -> None:
-        if not self._writer.is_alive():  # one that hangs is not joined by others
-            self._told = True
+        if not self._thread.is_alive():  # a thread that hangs is not joined by another
+            self._has_record = True
             self._write(lambda: self._log.record_alive(hours_left))
 
     def _end(self) -> None:
-        if not self._told or self._process != os.getpid():
+        if not self._has_record or self._process != os.getpid():
             return
-        self._writer.join(_END_SECONDS)
-        if not self._writer.is_alive():
+        self._thread.join(_END_SECONDS)
+        if not self._thread.is_alive():
             self._write(self._log.record_end)
-            self._writer.join(_END_SECONDS)
+            self._thread.join(_END_SECONDS)
 
     def _write(self, job: Callable[[], None]) -> None:
-        self._writer = threading.Thread(target=_quietly, args=(job,), name="session", daemon=True)
-        self._writer.start()
+        self._thread = threading.Thread(target=_ignore_errors, args=(job,), name="session", daemon=True)
+        self._thread.start()
 
 
 @lru_cache(maxsize=8)
-def _record_of(folder: Path, process: int) -> SessionWriter:
-    """The record of this process; a child made by fork has its own."""
+def _session_writer(folder: Path, process: int) -> SessionWriter:
+    """Return the writer of this process; a forked child has its own."""
     return SessionWriter(folder)
 
 
-def _quietly(job: Callable[[], None]) -> None:
+def _ignore_errors(job: Callable[[], None]) -> None:
     try:
         job()
-    except FactoryError:  # the record is a hint for the next session, not worth a word
+    except FactoryError:  # the record only improves the next session's schedule: no warning
         return
 
 

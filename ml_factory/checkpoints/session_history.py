@@ -1,10 +1,10 @@
-"""How long sessions live here, from what earlier ones left: what the time between two saves is chosen by.
+"""Observed session lifetimes of this workspace, from which the interval between two saves is chosen.
 
     results/sessions/{began}-{session}.json     {"began", "seen", "ended"}: seconds since 1970, `ended` null until a
-                                                clean end; {"limit"}: when this runtime was expected to be taken away
-                                                at the latest, null without an end in sight
+                                                clean end; {"limit"}: latest expected end of this runtime, null
+                                                without one
 
-A session that ended by itself tells only that it lived at least so long; one that was taken away tells its life.
+Sessions that exit cleanly are right-censored observations; preempted sessions are complete lifetimes.
 """
 
 import math
@@ -15,18 +15,22 @@ from pathlib import Path
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.atomic_files import names_in, read_json, write_json
 
-# Counts as one session taken away: a free runtime's usual fate, until this workspace knows better.
+# Counts as one preempted session: typical for a free runtime, until this workspace has records.
 DEFAULT_LIFE = 2 * 3600.0
 DEFAULT_TPU_LIFE = 1.5 * 3600.0  # of a free one with a TPU
 _NEWEST = 50
-# A session not seen for longer than this is taken for dead: twice the longest time between two saves.
+# Seconds without a record after which a session counts as preempted: twice the longest save interval.
 _SILENCE = 3600.0
 
 
 class SessionLog:
-    """This session's line in the workspace's record.
+    """This session's record in the workspace.
 
-    folder : where the records are (`workspace.results / "sessions"`).  now : seconds since 1970, for tests.
+    Parameters
+    ----------
+    folder : folder of the records (`workspace.results / "sessions"`).
+    session : its id; random by default.
+    now : seconds since 1970, for tests.
     """
 
     def __init__(self, folder: Path, session: str | None = None, now=time.time):
@@ -35,34 +39,39 @@ class SessionLog:
         self.began, self._limit = now(), math.inf
 
     def record_alive(self, hours_left: float = math.inf) -> None:
-        """Write that this session lives, when it begins and beside each checkpoint, and how long it still may."""
+        """Write that this session lives, at its start and with each checkpoint, and how long it may still live."""
         now = self.now()
         self._limit = now + 3600 * hours_left
         self._write(now, None)
 
     def record_end(self) -> None:
-        """Write that this session ends by itself."""
+        """Write that this session exits cleanly."""
         now = self.now()
         self._write(now, now)
 
-    def mean_life(self, usual: float = DEFAULT_LIFE) -> float:
-        """Mean seconds that a session lives before it is taken away, by maximum likelihood of an exponential life with
-        censored ones (total time lived / number taken away), one usual life (seconds) counted in."""
-        lived, taken = usual, 1
+    def mean_life(self, default: float = DEFAULT_LIFE) -> float:
+        """Return the mean seconds until a session is preempted.
+
+        Maximum likelihood of an exponential lifetime with right-censored observations (total time lived / number
+        preempted), with one default lifetime counted in.
+
+        default : seconds of that lifetime.
+        """
+        lived, preempted = default, 1
         for record in self._others():
             lived += record["seen"] - record["began"]
-            taken += record["ended"] is None and self.now() - record["seen"] > _SILENCE
-        return lived / taken
+            preempted += record["ended"] is None and self.now() - record["seen"] > _SILENCE
+        return lived / preempted
 
     def _others(self) -> list[dict]:
-        records, mine = [], self._path()
+        records, own_path = [], self._path()
         names = [name for name in names_in(self.folder) if name.endswith(".json") and name[0] != "."]
         for path in [self.folder / name for name in names[-_NEWEST:]]:  # names begin with the time
             try:
                 record = read_json(path)
-                if path != mine and record["began"] <= record["seen"] and "ended" in record:
+                if path != own_path and record["began"] <= record["seen"] and "ended" in record:
                     records.append(record)
-            except (WorkspaceError, KeyError, TypeError):  # half a line of the past is no reason to stop
+            except (WorkspaceError, KeyError, TypeError):  # a torn record is skipped
                 continue
         return records
 

@@ -1,7 +1,7 @@
-"""The copy of a state in memory: one buffer, reused by every save, which a child process can read.
+"""Staging buffer: the in-memory copy of a state, reused by every save, which a child process can read.
 
-It is an anonymous file in memory, mapped here and there: what the child writes to disk never passes a pipe. Its pages
-stay, so every save is one copy at the speed of memory; those of the first are made beforehand, beside the training.
+The buffer is an anonymous file in memory, mapped by both processes: payloads never pass a pipe. Its pages stay, so
+every save is one copy at the speed of memory; the pages of the first save are allocated beforehand, in the background.
 States on a CUDA device are copied into the same pages, pinned.
 """
 
@@ -16,14 +16,17 @@ import numpy as np
 
 from ml_factory.storage.safetensors_layout import Layout
 
-_AT_ONCE = 1 << 24  # bytes whose pages nobody waits for
+_INLINE_BYTES = 1 << 24  # bytes; pages for less are allocated by the copy itself
 _PAGE = 4096
 
 
 class StagingBuffer:
-    """The buffer of one CheckpointManager; one state at a time, which its caller sees to.
+    """The buffer of one CheckpointManager; one state at a time, which its caller ensures.
 
-    file : descriptor of the memory, for a child process.  shared : whether the child can see what was copied last.
+    Attributes
+    ----------
+    file : descriptor of the memory, for a child process.
+    shared : True when a child can see the last copy.
     """
 
     def __init__(self):
@@ -34,11 +37,11 @@ class StagingBuffer:
                 self.file = os.dup(file.fileno())
         self._view, self._pinned, self.shared = memoryview(b""), False, True
         self._process = os.getpid()
-        self._one_growth, self._grower, self._tried = threading.Lock(), None, _AT_ONCE
+        self._grow_lock, self._allocator, self._requested_bytes = threading.Lock(), None, _INLINE_BYTES
 
     def copy(self, layout: Layout) -> memoryview:
-        """The state's bytes, copied as they are now; valid until the next copy. Raises NonFiniteError."""
-        with self._one_growth:
+        """Copy the state's present bytes; the view is valid until the next copy. Raises NonFiniteError."""
+        with self._grow_lock:
             if len(self._view) < layout.size:
                 self._grow(layout.size)
         if layout.on_device and not self._pinned:
@@ -48,26 +51,26 @@ class StagingBuffer:
         return view
 
     def prepare(self, size: int) -> None:
-        """Have pages for a state of so many bytes soon, without waiting for them; nothing to do for a small one."""
-        if size > max(len(self._view), self._tried) and not self.preparing:
-            self._tried = size
-            self._grower = threading.Thread(target=self._make_pages, args=(size,), name="staging", daemon=True)
-            self._grower.start()
+        """Allocate pages for a state of `size` bytes in the background; no effect for a small one."""
+        if size > max(len(self._view), self._requested_bytes) and not self.preparing:
+            self._requested_bytes = size
+            self._allocator = threading.Thread(target=self._allocate_pages, args=(size,), name="staging", daemon=True)
+            self._allocator.start()
 
     @property
     def preparing(self) -> bool:
-        """Whether pages are being made now: a copy would wait for them."""
-        return self._grower is not None and self._grower.is_alive()
+        """True while pages are being allocated: a copy would wait for them."""
+        return self._allocator is not None and self._allocator.is_alive()
 
-    def _make_pages(self, size: int) -> None:
-        with self._one_growth, suppress(MemoryError):  # then the save itself will tell
+    def _allocate_pages(self, size: int) -> None:
+        with self._grow_lock, suppress(MemoryError):  # then the save itself raises
             if self.file >= 0 and len(self._view) < size:
                 self._grow(size)
                 np.frombuffer(self._view, np.uint8)[::_PAGE] = 0  # NumPy lets the other threads run meanwhile
 
     def close(self) -> None:
-        if self._grower is not None and self._process == os.getpid():
-            self._grower.join()
+        if self._allocator is not None and self._process == os.getpid():
+            self._allocator.join()
         self._unpin()
         self._view = memoryview(b"")
         if self.file >= 0:
@@ -83,11 +86,11 @@ class StagingBuffer:
         try:
             os.ftruncate(self.file, size)
             self._view, self.shared = memoryview(mmap.mmap(self.file, size)), True
-        except OSError:  # a limit on the size of files counts for this one, too
+        except OSError:  # a limit on file sizes applies to anonymous files, too
             self._view, self.shared = memoryview(bytearray(size)), False
 
     def _pin(self) -> None:
-        """Tell CUDA that these pages stay, so that it copies into them without a detour."""
+        """Register the pages with CUDA, so that device copies are direct."""
         address = np.frombuffer(self._view, np.uint8).ctypes.data
         self._pinned = not sys.modules["torch"].cuda.cudart().cudaHostRegister(address, len(self._view), 0).value
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a flag that a training honours at its next step: it saves, then ends as the signal asks."""
+"""SIGTERM and SIGINT as a flag: a training saves at its next step, then ends as the signal asks."""
 
 import logging
 import os
@@ -10,9 +10,11 @@ _log = logging.getLogger("ml_factory")
 
 
 class StopFlag:
-    """Handlers for the time in which somebody listens; those from before come back after it.
+    """Signal handlers while a listener is registered; the earlier handlers are restored afterwards.
 
-    asked : the signal that came, or None. A second one acts at once, as it would without us.
+    Attributes
+    ----------
+    requested : number of the received signal, or None. A second signal acts at once, as it would without this flag.
     """
 
     def __init__(self):
@@ -21,40 +23,47 @@ class StopFlag:
         self._listeners = 0
 
     def listen(self) -> None:
-        """Pairs with `unlisten`. Handlers can be set by the main thread alone: with the first listener there."""
+        """Register a listener; each call pairs with `unlisten`. Handlers are set by the first listener on the main
+        thread.
+        """
         self._listeners += 1
         if not self._before and threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 before = signal.getsignal(number)
                 if before not in (signal.SIG_IGN, None):
                     self._before[number] = before
-                    signal.signal(number, self._heard)
+                    signal.signal(number, self._on_signal)
 
     def unlisten(self) -> None:
-        """The last one to leave puts the handlers back (from another thread: the next signal does, and then acts); one
-        that nobody honoured yet acts now."""
+        """Unregister; the last listener restores the handlers (from another thread: the next signal does, and then
+        acts). A signal that no step has honoured acts now.
+        """
         self._listeners = max(0, self._listeners - 1)
         if not self._listeners:
             self.resend_if_requested()
-            self._put_back()
+            self._restore_handlers()
 
     def resend_if_requested(self) -> None:
-        """Everything is saved: let the signal do what it does without us. Returns when none came."""
-        asked, self.requested = self.requested, None
-        if asked is not None:
-            self._put_back()
-            os.kill(os.getpid(), asked)
+        """Restore the handlers and send the received signal again, after everything is saved. Returns when none
+        came.
+        """
+        number, self.requested = self.requested, None
+        if number is not None:
+            self._restore_handlers()
+            os.kill(os.getpid(), number)
 
-    def _heard(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if not self._listeners:
-            self._put_back()
+            self._restore_handlers()
             os.kill(os.getpid(), number)
             return
         self.requested = number
         signal.signal(number, self._before.pop(number))
-        _log.warning("%s: saving at the next step, then stopping; once more stops at once", signal.Signals(number).name)
+        _log.warning(
+            "%s: saving at the next step, then stopping; a second signal stops at once", signal.Signals(number).name
+        )
 
-    def _put_back(self) -> None:
+    def _restore_handlers(self) -> None:
         if threading.current_thread() is threading.main_thread():
             while self._before:
                 signal.signal(*self._before.popitem())

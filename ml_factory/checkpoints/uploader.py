@@ -1,7 +1,8 @@
-"""Who carries a saved checkpoint on: from memory to the local disk, from there to the mount, while training goes on.
+"""Background upload of checkpoints: from memory to the local disk, and from there to the mount, while training
+continues.
 
-Two threads, because a slow mount must not delay the next local save. Neither is waited for when the interpreter ends
-later than a few seconds; what did not reach the mount lies on the local disk and is carried over by the next session.
+Two threads, because a slow mount must not delay the next local save. At interpreter exit both threads get a few seconds
+to finish; a checkpoint that did not reach the mount is on the local disk and is uploaded by the next session.
 """
 
 import logging
@@ -24,19 +25,19 @@ _log = logging.getLogger("ml_factory")
 
 
 class BackgroundThread:
-    """One daemon thread that does jobs in order; `wait` tells when none is left.
+    """One daemon thread that runs jobs in order; `wait` returns when none is left.
 
-    A job that fails costs a line in the log and no other job; after `close` the next job has a thread again.
+    A job that fails is logged and stops no other job; after `close` the next job starts a new thread.
     """
 
     def __init__(self, name: str):
         self._name, self._jobs, self._working = name, queue.SimpleQueue(), False
         self._thread: threading.Thread | None = None
-        self._left, self._changed = 0, threading.Condition()
+        self._unfinished, self._changed = 0, threading.Condition()
 
     def submit(self, job: Callable[[], None]) -> None:
         with self._changed:
-            self._left += 1
+            self._unfinished += 1
             self._jobs.put(job)
             if not self._working:
                 self._working = True
@@ -44,12 +45,12 @@ class BackgroundThread:
                 self._thread.start()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether every job is done, at the latest after so many seconds."""
+        """Wait until every job is finished; return False after `seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._left, seconds)
+            return self._changed.wait_for(lambda: not self._unfinished, seconds)
 
     def close(self) -> None:
-        """End after the jobs that are there."""
+        """End the thread after the queued jobs."""
         with self._changed:
             if self._working:
                 self._working = False
@@ -63,16 +64,16 @@ class BackgroundThread:
                 job()
             except FactoryError as error:
                 _log.warning("%s", error)
-            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save undone
+            except Exception:  # noqa: BLE001 - a thread that ends here would leave every later save unwritten
                 _log.exception("A job of the thread %s failed; it goes on with the next", self._name)
             finally:
                 with self._changed:
-                    self._left -= 1
+                    self._unfinished -= 1
                     self._changed.notify_all()
 
 
 class InlineExecutor:
-    """The interface of BackgroundThread without a thread: each job is done before `do` returns."""
+    """The interface of BackgroundThread without a thread: each job is finished before `submit` returns."""
 
     def submit(self, job: Callable[[], None]) -> None:
         job()
@@ -81,15 +82,19 @@ class InlineExecutor:
         return True
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """No effect: no job is under way."""
 
 
 @dataclass
 class SaveStatus:
-    """How far the newest checkpoint of a unit has come.
+    """Status of a unit's newest checkpoint.
 
-    where : IN_MEMORY, SAVED (a workspace on a disk of this machine), LOCAL or COPIED (one on a mount), or REFUSED.
-    at : wall-clock seconds.
+    Parameters
+    ----------
+    phase : of the unit.
+    sequence : of the checkpoint, once written.
+    where : IN_MEMORY, SAVED (a workspace on a local disk), LOCAL or COPIED (one on a mount), or REFUSED.
+    at : seconds since 1970.
     """
 
     phase: str
@@ -102,26 +107,32 @@ class SaveStatus:
         return f"{self.phase}{number} {self.where} {time.strftime('%H:%M:%S', time.localtime(self.at))}"
 
 
-_newest: list[SaveStatus] = []
+_published: list[SaveStatus] = []
 
 
-def publish_status(state: SaveStatus) -> None:
-    """From now on `status_line` tells of this one."""
-    _newest[:] = [state]
+def publish_status(status: SaveStatus) -> None:
+    """Make `status_line` report this checkpoint from now on."""
+    _published[:] = [status]
 
 
 def status_line() -> str:
-    """How far the newest checkpoint of this process has come; "" before the first."""
-    return str(_newest[0]) if _newest else ""
+    """Return the status of this process's newest checkpoint; "" before the first."""
+    return str(_published[0]) if _published else ""
 
 
 class Uploader:
-    """Copies what lies in the local pool (`home`) to the pool on a mount, as far as the mount answers.
+    """Copies checkpoints from the local pool (`home`) to the pool on a mount, as far as the mount answers.
 
-    Only the newest and the best checkpoint of a unit are copied: a slow mount skips those between. One line tells that
-    it fell behind, one that it caught up.
+    Only the newest and the best checkpoint of a unit are copied: a slow mount skips those in between. One warning
+    reports that uploads fell behind, one that they caught up.
 
-    place : the folder on the mount, by name.
+    Parameters
+    ----------
+    home, mount : `Slots` of the local pool and of the mount.
+    keep : checkpoints retained per unit.
+    executor : runs the copies.
+    retry_seconds : between two attempts while the mount fails.
+    target : the folder on the mount, by name.
     """
 
     def __init__(
@@ -131,57 +142,61 @@ class Uploader:
         keep: int,
         executor: BackgroundThread | InlineExecutor,
         retry_seconds: float = 60,
-        place: str = "",
+        target: str = "",
     ):
         self._home, self._mount, self._keep, self._executor, self._retry = home, mount, keep, executor, retry_seconds
-        self._place = place
+        self._target = target
         self._pending: dict[Unit, tuple[Callable[[], None], Callable[[TakenOverError], None], int]] = {}
         self._next_try, self._unresponsive = 0.0, False
 
     @property
     def has_pending(self) -> bool:
-        """Whether something that was saved locally is not on the mount."""
+        """True while a local checkpoint is not on the mount."""
         return bool(self._pending)
 
     @property
     def unresponsive(self) -> bool:
-        """Whether the mount did not take what was brought last; what is copied then waited for the mount."""
+        """True when the mount failed the last upload."""
         return self._unresponsive
 
     def enqueue_upload(
-        self, unit: Unit, then: Callable[[], None] = lambda: None,
-        lost: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
+        self, unit: Unit, on_uploaded: Callable[[], None] = lambda: None,
+        on_taken_over: Callable[[TakenOverError], None] = lambda error: _log.warning("%s", error), fence: int = 0,
     ) -> None:  # fmt: skip
-        """Copy the unit's newest checkpoint when its turn comes; `then` is called once it is there, `lost` when the
-        mount tells that another session has taken the unit over (without one, a line in the log tells).
+        """Upload the unit's newest checkpoint in the background.
 
-        fence : of this session; what an earlier one of this machine left behind is carried under it.
+        Parameters
+        ----------
+        unit : the unit of work.
+        on_uploaded : called once the checkpoint is on the mount.
+        on_taken_over : called when another session has taken the unit over; logs a warning by default.
+        fence : of this session; checkpoints that an earlier session of this machine left are uploaded under it.
         """
-        self._pending[unit] = then, lost, fence
+        self._pending[unit] = on_uploaded, on_taken_over, fence
         if not self._unresponsive:
             self._executor.submit(self._upload_unless_unresponsive)
         self.retry_if_due()
 
     def retry_if_due(self) -> None:
-        """A moment to try again what failed a while ago; costs nothing."""
+        """Retry failed uploads after `retry_seconds`; cheap otherwise."""
         if self._unresponsive and self._pending and time.monotonic() >= self._next_try:
             self._next_try = time.monotonic() + self._retry
             self._executor.submit(self.upload_pending)
 
     def _upload_unless_unresponsive(self) -> None:
-        """What was queued before the mount fell silent does not ask it again, one deadline after the other."""
+        """Skip jobs that were queued before the mount became unresponsive: each would cost one more deadline."""
         if not self._unresponsive:
             self.upload_pending()
 
     def upload_pending(self) -> None:
-        """Try all that is behind."""
+        """Try every pending upload."""
         for unit, job in list(self._pending.items()):
-            then, lost, fence = job
+            on_uploaded, on_taken_over, fence = job
             try:
                 self._copy(unit, fence)
             except TakenOverError as error:
                 del self._pending[unit]
-                lost(error)
+                on_taken_over(error)
                 continue
             except (WorkspaceError, CheckpointError) as error:
                 self._next_try = time.monotonic() + self._retry
@@ -191,42 +206,41 @@ class Uploader:
                 return
             if self._pending.get(unit) == job:
                 del self._pending[unit]
-                clear_pending((self._place, unit))
-            then()
+                clear_pending((self._target, unit))
+            on_uploaded()
         if self._unresponsive:
             _log.warning("The mount answers again: it holds every newest checkpoint now")
         self._unresponsive = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Something small on the mount, when its turn comes."""
+        """Run a small job on the mount, after the queued uploads."""
         self._executor.submit(job)
 
     def release(self, unit: Unit, holder: dict | None = None) -> None:
-        """The unit's artifact is where it belongs: its slots on the mount serve others, unless a later session than the
-        one with this lease holds the unit."""
+        """Return the unit's slots on the mount to its pool, unless a later session than this lease's holds the unit."""
         self._pending.pop(unit, None)
-        clear_pending((self._place, unit))
+        clear_pending((self._target, unit))
         self._executor.submit(lambda: self._mount.release(unit, holder))
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether everything is on the mount now; what failed before is tried once more."""
+        """Wait for all uploads, after retrying failed ones; return True when every checkpoint is on the mount."""
         if self.has_pending:
             self._executor.submit(self.upload_pending)
         return self._executor.wait(seconds) and not self.has_pending
 
     def close(self) -> None:
-        """What is behind now stays so until another session carries it."""
+        """Stop; pending uploads are left to the next session."""
         for unit in self._pending:
-            mark_pending((self._place, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
+            mark_pending((self._target, unit), f"the newest checkpoint of {unit.phase} ({unit.run})")
         self._executor.close()
 
     def _copy(self, unit: Unit, fence: int) -> None:
-        here = self._home.list_unverified(unit)
-        if not here:
+        local = self._home.list_unverified(unit)
+        if not local:
             return
-        there = {info["hash"] for info in self._mount.list_unverified(unit)}
-        best = min(here, key=val_loss)
-        for info in [*([best] if val_loss(best) < float("inf") else []), here[0]]:
-            if info["hash"] not in there:
+        remote_hashes = {info["hash"] for info in self._mount.list_unverified(unit)}
+        best = min(local, key=val_loss)
+        for info in [*([best] if val_loss(best) < float("inf") else []), local[0]]:
+            if info["hash"] not in remote_hashes:
                 self._mount.copy_in(unit, self._keep, info["path"], fence)
-                there.add(info["hash"])
+                remote_hashes.add(info["hash"])

@@ -1,11 +1,11 @@
-"""Finished artifacts by content hash: what training leaves and what stacking, evaluation and prediction load.
+"""Registry of finished artifacts by content hash: written by training, read by stacking, evaluation and prediction.
 
     models/{SYMBOL}/{kind}-{name}-{hash12}/state.safetensors   the numbers
                                            artifact.json       hash, facts, sequence; written last
 
 A folder without `artifact.json` is an interrupted registration and does not exist for `find`. The newest artifact is
-the one with the highest sequence number; no time stamp of a file is ever asked. Each names the hashes of what it was
-made from: `Registry.lineage` walks from a stack over its models to their runs and data.
+the one with the highest sequence number; file times are never used. Each artifact names the hashes of its sources:
+`Registry.lineage` walks from a stack over its models to their runs and data.
 """
 
 import hashlib
@@ -42,19 +42,23 @@ from ml_factory.storage.workspace import check_symbol
 
 VERSION = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,63}")
-RETRY_SECONDS = 60.0  # until a workspace that refused an artifact is asked to take it again
+RETRY_SECONDS = 60.0  # until an artifact that the workspace refused is written again
 _log = logging.getLogger("ml_factory")
-_next_try: dict[Path, float] = {}
+_retry_at: dict[Path, float] = {}
 
 
 @dataclass(frozen=True)
 class Artifact:
     """One registered state.
 
-    path : its folder.  hash : SHA-256 of the state's bytes.  sequence : order of registration within the symbol.
-    facts : what is told of it (horizon, model, settings, metrics).
-    made_from : the hashes of what it was made from: {"data": the prepared data's fingerprint, "run": the run's id,
-    "models": {name: hash of the artifact it stands on}}, those that apply.
+    Parameters
+    ----------
+    path : its folder.
+    hash : SHA-256 of the state's bytes.
+    sequence : order of registration within the symbol.
+    facts : JSON-able description (horizon, model, settings, metrics).
+    made_from : hashes of its sources: {"data": the prepared data's fingerprint, "run": the run's id, "models": {name:
+        hash of the base artifact}}, those that apply.
     """
 
     path: Path
@@ -67,10 +71,10 @@ class Artifact:
     facts: dict = field(default_factory=dict)
     made_from: dict = field(default_factory=dict)
 
-    def whole(self) -> bool:
-        """Whether the state is there with its hash. One that is not is made again by whoever can.
+    def is_intact(self) -> bool:
+        """Return True when the state's file exists and matches its hash.
 
-        Raises UnresponsiveMountError: what a mount does not tell is not lost.
+        Raises UnresponsiveMountError: a file on a mount that does not answer is not lost.
         """
         try:
             return file_hash(self.path / "state.safetensors") == self.hash
@@ -80,7 +84,9 @@ class Artifact:
             return False
 
     def load_state(self) -> dict:
-        """The state, verified against its hash. Raises CheckpointError naming the file when it does not match."""
+        """Return the state, verified against its hash. Raises CheckpointError naming the file when it does not
+        match.
+        """
         file = self.path / "state.safetensors"
         data = read_file(file)
         if hashlib.sha256(data).hexdigest() != self.hash:
@@ -98,16 +104,20 @@ class Artifact:
 class LineageEntry:
     """One line of a lineage.
 
-    depth : 0 for the artifact itself, 1 for what it was made from.  kind : that of an artifact, "run" or "data".
-    name : of a model, or "".  hash : of its content; a run's id.  here : whether the registry has it whole; None for
-    what lies elsewhere.
+    Parameters
+    ----------
+    depth : 0 for the artifact itself, 1 for its direct sources.
+    kind : that of an artifact, "run" or "data".
+    name : of a model, or "".
+    hash : of its content; a run's id.
+    available : True when the registry has it intact; None for a run or data.
     """
 
     depth: int
     kind: str
     name: str
     hash: str
-    here: bool | None = None
+    available: bool | None = None
 
 
 class Registry:
@@ -118,134 +128,150 @@ class Registry:
 
     @property
     def local_fallback(self) -> "Registry":
-        """On this machine's disk: what a mount did not take, until it does."""
+        """Registry on the local disk for artifacts that a mount refused, until it accepts them."""
         return Registry(cache_folder("models") / fingerprint(os.path.abspath(self.folder))[:12])
 
     def is_persisted(self, artifact: Artifact) -> bool:
-        """Whether the artifact is in the workspace, and not on this machine's disk alone."""
+        """Return True when the artifact is in the workspace, not only on the local disk."""
         return artifact.path.is_relative_to(self.folder)
 
     def register(
         self, symbol: str, kind: str, name: str, state: dict, facts: dict | None = None, made_from: dict | None = None
     ) -> Artifact:
-        """Keep a finished state; the same content again takes a new sequence number, not new space.
+        """Store a finished state; equal content again takes a new sequence number, not new space.
 
-        kind : "model", "stack", "bundle" …  name : the model's name.  facts : JSON-able, such as {"horizon": 20}.
+        Parameters
+        ----------
+        symbol : as of `check_symbol`.
+        kind : "model", "stack", "bundle" …
+        name : the model's name.
+        state : as of `encode_state`.
+        facts : JSON-able, such as {"horizon": 20}.
         made_from : as of `Artifact`.
-        What a mount does not take is kept on this machine's disk, which one line tells, and taken there by whoever
-        looks for artifacts when it answers again.
-        Raises CheckpointError for a state that cannot be kept, WorkspaceError when the disk is full.
+
+        An artifact that a mount refuses is stored on the local disk, with a warning, and moved to the workspace by the
+        next `list` once the mount answers.
+        Raises CheckpointError for a state that cannot be stored, WorkspaceError when the disk is full.
         """
         for field_name, value in (("kind", kind), ("name", name)):
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 wanted = "letters, digits, '_' and '.'"
                 raise SettingsError("An artifact's name becomes a folder", where=field_name, got=value, wanted=wanted)
         digest = hashlib.sha256(data := encode_state(state)).hexdigest()
-        told = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
-        told |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
+        description = {"facts": to_json_value(facts or {}), "made_from": to_json_value(made_from or {})}
+        description |= {"symbol": check_symbol(symbol), "kind": kind, "name": name, "hash": digest}
         try:
-            return self._keep(data, **told)
+            return self._store(data, **description)
         except WorkspaceError as error:
             if not on_mount(self.folder):
                 raise
-            kept = self.local_fallback._keep(data, **told)
+            artifact = self.local_fallback._store(data, **description)
             mark_pending((str(self.folder), digest), f"{name} of {symbol}")
             _log.warning(
-                "%s of %s is kept on this machine's disk for now (%s), and goes to the workspace when that takes it: "
-                "%s", name, symbol, kept.path, error,
+                "%s of %s is stored on this machine's disk for now (%s), and moves to the workspace when possible: %s",
+                name, symbol, artifact.path, error,
             )  # fmt: skip
-            return kept
+            return artifact
 
     def import_artifact(self, folder: Path) -> Artifact:
-        """Take in a copy of an artifact from elsewhere, as `state.safetensors` and `artifact.json` in a folder.
+        """Import a copy of an artifact: a folder with `state.safetensors` and `artifact.json`.
 
-        Raises CheckpointError or WorkspaceError when it is not whole; nothing is taken in then.
+        Raises CheckpointError or WorkspaceError when the copy is not intact; nothing is imported then.
         """
-        there = _artifact(Path(folder) / "artifact.json")
-        there.load_state()
-        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (there.kind, there.name)):
-            raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=there.name)
+        source = _artifact(Path(folder) / "artifact.json")
+        source.load_state()
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in (source.kind, source.name)):
+            raise CheckpointError("This artifact's name cannot be a folder", where=folder, got=source.name)
         data = read_file(Path(folder) / "state.safetensors")
-        kept = {name: value for name, value in _record(there).items() if name not in ("sequence", "registered_at")}
-        return self._keep(data, **{**kept, "symbol": check_symbol(there.symbol)})
+        description = {
+            name: value for name, value in _record(source).items() if name not in ("sequence", "registered_at")
+        }
+        return self._store(data, **{**description, "symbol": check_symbol(source.symbol)})
 
-    def _keep(self, data: bytes, **told) -> Artifact:
-        """Write it, the description last, with the next sequence number."""
-        home = self.folder / told["symbol"]
-        path = home / f"{told['kind']}-{told['name']}-{told['hash'][:12]}"
-        with file_lock(home / ".registry.lock"):
-            self._write_state(path / "state.safetensors", data, told["hash"])
-            sequence = 1 + max((one.sequence for one in self._there(told["symbol"])), default=0)
-            artifact = Artifact(path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **told)
+    def _store(self, data: bytes, **description) -> Artifact:
+        """Write the state and, last, the description with the next sequence number."""
+        symbol_folder = self.folder / description["symbol"]
+        path = symbol_folder / f"{description['kind']}-{description['name']}-{description['hash'][:12]}"
+        with file_lock(symbol_folder / ".registry.lock"):
+            self._write_state(path / "state.safetensors", data, description["hash"])
+            sequence = 1 + max(
+                (artifact_there.sequence for artifact_there in self._list_stored(description["symbol"])), default=0
+            )
+            artifact = Artifact(
+                path=path, sequence=sequence, registered_at=datetime.now(UTC).isoformat(), **description
+            )
             write_json(path / "artifact.json", {"version": VERSION, **_record(artifact)})
         return artifact
 
     def _write_state(self, file: Path, data: bytes, wanted: str) -> None:
-        """Write it and read it back: the checkpoints behind an artifact are given up once it is registered."""
+        """Write the state and read it back: its checkpoints are released once it is registered."""
         for _ in range(2):
             write_bytes_atomic(file, data)
             if is_file(file) and file_hash(file, remembered=False) == wanted:
                 return
         raise WorkspaceError(
-            "This folder did not keep what was written to it, twice", where=file,
+            "This folder lost what was written to it, twice", where=file,
             next_step="mount it again and run again: training goes on from its last checkpoint",
         )  # fmt: skip
 
     def list(self, symbol: str) -> list[Artifact]:
-        """Every complete artifact of this symbol, oldest first. One that cannot be read is named in the log.
+        """List every complete artifact of this symbol, oldest first. One that cannot be read costs a warning.
 
-        What lies aside is taken to the workspace first, as far as that takes it; the rest is the newest. What was
-        refused is tried again after RETRY_SECONDS.
-        Raises UnresponsiveMountError where the folder is on a mount that does not answer: that is not an empty one.
+        Artifacts in `local_fallback` are first moved to the workspace, as far as it accepts them; the rest count as the
+        newest. A refused one is tried again after RETRY_SECONDS.
+        Raises UnresponsiveMountError where the folder is on a mount that does not answer: that is not an empty folder.
         """
-        left = self._carry(symbol) if on_mount(self.folder) else []
-        found = self._there(symbol)
+        pending = self._move_pending(symbol) if on_mount(self.folder) else []
+        found = self._list_stored(symbol)
         last = max((one.sequence for one in found), default=0)
-        return found + [replace(one, sequence=last + number) for number, one in enumerate(left, start=1)]
+        return found + [replace(one, sequence=last + number) for number, one in enumerate(pending, start=1)]
 
-    def _carry(self, symbol: str) -> "list[Artifact]":
-        """Take what lies aside to where it belongs; what was not taken, oldest first."""
-        left, home = [], self.local_fallback.folder / check_symbol(symbol)
-        if not is_folder(home):
-            return left
-        if time.monotonic() < _next_try.get(home, 0.0):
-            return self.local_fallback._there(symbol)
-        with file_lock(home / ".carry.lock"):
-            for artifact in self.local_fallback._there(symbol):
+    def _move_pending(self, symbol: str) -> "list[Artifact]":
+        """Move artifacts from the local fallback to the workspace; return those that were refused, oldest first."""
+        pending, pending_folder = [], self.local_fallback.folder / check_symbol(symbol)
+        if not is_folder(pending_folder):
+            return pending
+        if time.monotonic() < _retry_at.get(pending_folder, 0.0):
+            return self.local_fallback._list_stored(symbol)
+        with file_lock(pending_folder / ".carry.lock"):
+            for artifact in self.local_fallback._list_stored(symbol):
                 try:
                     self.import_artifact(artifact.path)
                     shutil.rmtree(artifact.path, ignore_errors=True)
                     clear_pending((str(self.folder), artifact.hash))
                     _log.warning(
-                        "%s of %s, kept on this machine's disk, is in the workspace now", artifact.name, symbol
+                        "%s of %s, stored on this machine's disk, is in the workspace now", artifact.name, symbol
                     )
                 except UnresponsiveMountError:
                     raise
                 except FactoryError as error:
-                    left.append(artifact)
-                    _next_try[home] = time.monotonic() + RETRY_SECONDS
+                    pending.append(artifact)
+                    _retry_at[pending_folder] = time.monotonic() + RETRY_SECONDS
                     _log.warning("%s of %s stays on this machine's disk: %s", artifact.name, symbol, error)
-        return left
+        return pending
 
-    def _there(self, symbol: str) -> "list[Artifact]":
-        """Those in the folder itself, oldest first."""
-        found, home = [], self.folder / check_symbol(symbol)
-        for file in [home / name / "artifact.json" for name in names_in(home)]:
+    def _list_stored(self, symbol: str) -> "list[Artifact]":
+        """List the artifacts in the folder itself, oldest first."""
+        found, symbol_folder = [], self.folder / check_symbol(symbol)
+        for file in [symbol_folder / name / "artifact.json" for name in names_in(symbol_folder)]:
             try:
                 if is_file(file):
                     found.append(_artifact(file))
             except UnresponsiveMountError:
                 raise
             except WorkspaceError as error:
-                _log.warning("An artifact is passed over: %s", error)
+                _log.warning("An artifact is skipped: %s", error)
         return sorted(found, key=lambda one: (one.sequence, one.registered_at, one.hash))
 
     def find(
         self, symbol: str, horizon: int | None = None, model: str | None = None, *, kind: str | None = None, **facts
     ) -> Artifact | None:
-        """The artifact registered last among those that match everything given, or None.
+        """Return the newest artifact that matches everything given, or None.
 
-        model : its name.  horizon and any other keyword : the fact of that name must equal the value given.
+        Parameters
+        ----------
+        model : the artifact's name.
+        horizon, any other keyword : the fact of that name must equal the value.
         """
         wanted = facts if horizon is None else {"horizon": horizon, **facts}
         for artifact in reversed(self.list(symbol)):
@@ -258,8 +284,9 @@ class Registry:
         return None
 
     def lineage(self, artifact: Artifact) -> tuple[LineageEntry, ...]:
-        """The artifact and everything it was made from, each right below what was made from it; a thing that several
-        were made from stands below each. One that is no longer here is listed with its hash and `here` False."""
+        """List the artifact and its sources recursively, each source right below its artifact; a shared source is
+        listed under each. A source that no longer exists is listed with its hash and `available` False.
+        """
         by_hash = {one.hash: one for one in self.list(artifact.symbol)}
         return tuple(_walk(artifact, by_hash, 0, ()))
 
@@ -267,25 +294,25 @@ class Registry:
 def _walk(
     artifact: Artifact, by_hash: dict[str, Artifact], depth: int, above: tuple[str, ...]
 ) -> Iterator[LineageEntry]:
-    yield LineageEntry(depth, artifact.kind, artifact.name, artifact.hash, artifact.whole())
+    yield LineageEntry(depth, artifact.kind, artifact.name, artifact.hash, artifact.is_intact())
     made_from = artifact.made_from
     for kind in ("run", "data"):
         if kind in made_from:
             yield LineageEntry(depth + 1, kind, "", str(made_from[kind]))
     for name, digest in dict(made_from.get("models", {})).items():
-        if digest in by_hash and digest not in above:  # a description that was tampered with may name itself
+        if digest in by_hash and digest not in above:  # a modified description may name itself
             yield from _walk(by_hash[digest], by_hash, depth + 1, (*above, artifact.hash))
         else:
             yield LineageEntry(depth + 1, "model", name, str(digest), False)
 
 
 def _first_version(facts: dict) -> dict:
-    """What an artifact was made from, as far as its facts say: `made_from` came with version 2."""
+    """Return the sources recorded in the facts of an artifact of version 1; `made_from` came with version 2."""
     run = facts.get("run")
     settings = run.get("settings", {}) if isinstance(run, dict) else {}
     models = dict(zip(settings.get("base_models", ()), settings.get("bases", ()), strict=False))
-    told = {"run": facts.get("run_id"), "data": facts.get("data"), "models": models}
-    return {name: value for name, value in told.items() if value}
+    sources = {"run": facts.get("run_id"), "data": facts.get("data"), "models": models}
+    return {name: value for name, value in sources.items() if value}
 
 
 def _record(artifact: Artifact) -> dict:
@@ -300,7 +327,7 @@ def _artifact(file: Path) -> Artifact:
             raise WorkspaceError("A later version of ml_factory registered this", where=file, got=f"version {version}")
         artifact = Artifact(path=file.parent, **record)
         if type(artifact.sequence) is not int or not all(
-            isinstance(told, dict) for told in (artifact.facts, artifact.made_from)
+            isinstance(value, dict) for value in (artifact.facts, artifact.made_from)
         ):
             raise TypeError("sequence is a number, facts and made_from are objects")
         return artifact if artifact.made_from else replace(artifact, made_from=_first_version(artifact.facts))

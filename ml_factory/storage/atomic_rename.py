@@ -1,4 +1,4 @@
-"""A new file takes its place in one step: written aside in the folder it will live in, flushed to the disk, renamed."""
+"""Atomic rename: a temporary file in the target's folder, flushed to the disk, replaces the target in one step."""
 
 import errno
 import os
@@ -7,28 +7,28 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# What a file system answers that has no fsync (some network mounts); the write itself went through.
+# Errors of file systems without fsync (some network mounts); the write itself succeeded.
 _NO_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 _LEFTOVER_SECONDS = 3600
 
 
 def temp_path(path: Path) -> Path:
-    """Where `path` is written before it takes its place."""
+    """Return the temporary path that `path` is written to before the rename."""
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
 
 
-def commit_rename(aside: Path, path: Path, flush: bool = True) -> None:
-    """Rename a file that was written aside to its place; with `flush` it lasts through a power cut."""
+def commit_rename(temporary: Path, path: Path, flush: bool = True) -> None:
+    """Rename a finished temporary file to `path`; with `flush` the rename survives a power cut."""
     if flush:
-        with open(aside, "r+b") as file:
+        with open(temporary, "r+b") as file:
             flush_to_disk(file.fileno())
-    os.replace(aside, path)
+    os.replace(temporary, path)
     if flush:
         _flush_folder(path.parent)
 
 
 def sweep_leftovers(path: Path) -> None:
-    """Remove what a process killed in the middle of writing this very file left behind."""
+    """Delete temporary files of `path` that a killed process left behind more than an hour ago."""
     with suppress(OSError):
         for leftover in path.parent.glob(f".{path.name}.*.tmp"):
             if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
@@ -36,7 +36,7 @@ def sweep_leftovers(path: Path) -> None:
 
 
 def flush_to_disk(descriptor: int) -> None:
-    """fsync, except on file systems that have none."""
+    """Call fsync, except on file systems that have none."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -45,7 +45,7 @@ def flush_to_disk(descriptor: int) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename last through a power cut; a system that cannot open folders does it by itself."""
+    """Make a rename survive a power cut; systems that cannot open folders do this themselves."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

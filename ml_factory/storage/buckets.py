@@ -1,7 +1,7 @@
-"""A workspace in a bucket: a folder of its own on the local disk, brought level with the bucket before and after work.
+"""A workspace in a bucket: a local folder that is synchronized with the bucket before and after work.
 
-What is read is copied once and verified; what is written here goes up, the data first and the small JSON files that
-speak of them last, so that a machine that dies between them leaves nothing that names what is not there.
+Objects are downloaded once and verified. Local changes are uploaded data first, the small JSON files that refer to them
+last, so that a machine that dies in between leaves no reference to a missing object.
 """
 
 import base64
@@ -20,15 +20,15 @@ from ml_factory.storage.atomic_files import fingerprint, read_json, replace_file
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
-# Seconds for one request. The client waits for ever by default, also for an answer that was lost.
+# Seconds for one request. The client waits for ever by default, also for a lost response.
 REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
-_levels: dict[Path, threading.RLock] = {}  # one pass at a time over a mirror
+_sync_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mirror
 
 
 @dataclass(frozen=True)
-class Synced:
-    """What one pass moved: names below the workspace, as the bucket spells them."""
+class SyncResult:
+    """Names that one pass transferred or deleted, relative to the workspace."""
 
     pulled: tuple[str, ...] = ()
     pushed: tuple[str, ...] = ()
@@ -38,11 +38,13 @@ class Synced:
 class BucketMirror:
     """A local folder that mirrors a prefix of a bucket.
 
-    url : gs://bucket/prefix.  folder : where the mirror is; by default below the user's cache folder, the same for
-        the same url.
+    Parameters
+    ----------
+    url : gs://bucket/prefix.
+    folder : the local mirror; by default below the user's cache folder, the same for the same url.
 
-    Raises SettingsError for an address that is none, WorkspaceError where the bucket does not answer or gcsfs is
-    not installed.
+    Raises SettingsError for a malformed address, WorkspaceError where the bucket does not answer or gcsfs is not
+    installed.
     """
 
     def __init__(self, url: str, folder: str | os.PathLike | None = None):
@@ -51,44 +53,48 @@ class BucketMirror:
         self.folder = Path(folder or base / "ml_factory" / "buckets" / fingerprint(url)[:16])
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files = _open()
-        self._level = _levels.setdefault(self.folder, threading.RLock())
-        self._asking, self._asked = threading.Lock(), False
+        self._sync_lock = _sync_locks.setdefault(self.folder, threading.RLock())
+        self._push_lock, self._push_requested = threading.Lock(), False
         self._thread: threading.Thread | None = None
 
     def push_in_background(self, *places: str) -> None:
-        """As `push`, in a thread that nobody waits for. What is asked for while it works is done after it; a bucket
-        that refuses costs a line, and the next push brings what is missing."""
-        with self._asking:
-            self._asked = True
+        """Push in a daemon thread. Requests that arrive while it works are merged into one further pass.
+
+        A bucket that refuses costs a warning, and the next push uploads what is missing.
+        """
+        with self._push_lock:
+            self._push_requested = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._push_asked, args=places, name="bucket", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._push_requested_changes, args=places, name="bucket", daemon=True
+                )
                 self._thread.start()
 
-    def _push_asked(self, *places: str) -> None:
+    def _push_requested_changes(self, *places: str) -> None:
         while True:
-            with self._asking:
-                if not self._asked:
+            with self._push_lock:
+                if not self._push_requested:
                     self._thread = None
                     return
-                self._asked = False
+                self._push_requested = False
             try:
                 self.push(*places)
             except (WorkspaceError, OSError) as error:
-                _log.warning("The bucket does not have the newest yet, the run goes on: %s", error)
+                _log.warning("The bucket does not have the newest files yet, the run goes on: %s", error)
 
-    def pull(self, *places: str) -> Synced:
-        """Bring files of the bucket here that are new there or changed; those taken away there go here too, unless
-        they were changed here.
+    def pull(self, *places: str) -> SyncResult:
+        """Download objects that are new or changed in the bucket; delete local files that were deleted there, unless
+        they were changed locally.
 
-        places : what to look at below the workspace, such as "models/MES/"; everything without.
+        places : prefixes below the workspace, such as "models/MES/"; everything without.
         """
-        with self._level:
+        with self._sync_lock:
             return self._pull(places)
 
-    def _pull(self, places: tuple[str, ...]) -> Synced:
-        ledger, there = self._ledger(), self._there(places)
+    def _pull(self, places: tuple[str, ...]) -> SyncResult:
+        ledger, remote = self._ledger(), self._list_remote(places)
         pulled, removed = [], []
-        for name, facts in sorted(there.items(), key=_data_first):
+        for name, facts in sorted(remote.items(), key=_data_first):
             known = ledger.get(name)
             if known and known["version"] == facts["version"] and (self.folder / name).exists():
                 continue
@@ -96,88 +102,90 @@ class BucketMirror:
                 version = self._fetch(name, facts)
                 ledger[name] = {"version": version, "local": _stamp(self.folder / name)}
                 pulled.append(name)
-        for name in [name for name in ledger if _within(name, places) and name not in there]:
+        for name in [name for name in ledger if _within(name, places) and name not in remote]:
             if _stamp(self.folder / name) in (ledger[name]["local"], None):
                 (self.folder / name).unlink(missing_ok=True)
                 removed.append(name)
             del ledger[name]
-        self._remember(ledger, pulled, removed)
-        return Synced(pulled=tuple(pulled), removed=tuple(removed))
+        self._write_ledger(ledger, pulled, removed)
+        return SyncResult(pulled=tuple(pulled), removed=tuple(removed))
 
     def fetch(self, name: str) -> Path:
-        """One file of the bucket, where it lies here: copied and verified, unless this version is here already."""
-        with self._level:
-            ledger, facts, path = self._ledger(), self._now(name), self.folder / name
+        """Return the local path of one object: downloaded and verified, unless this version is already there."""
+        with self._sync_lock:
+            ledger, facts, path = self._ledger(), self._remote_info(name), self.folder / name
             known = ledger.get(name)
             if not (known and known["version"] == facts["version"] and _stamp(path) == known["local"]):
                 ledger[name] = {"version": self._fetch(name, facts), "local": _stamp(path)}
-                self._remember(ledger, [name])
+                self._write_ledger(ledger, [name])
             return path
 
-    def push(self, *places: str) -> Synced:
-        """Bring files that are new here or changed since the last pass to the bucket; those taken away here go there
-        too. Data first, JSON last. `places` as for `pull`."""
-        with self._level:
+    def push(self, *places: str) -> SyncResult:
+        """Upload files that are new or changed since the last pass, and delete objects whose files were deleted.
+        Data first, JSON last. `places` as for `pull`.
+        """
+        with self._sync_lock:
             return self._push(places)
 
-    def _push(self, places: tuple[str, ...]) -> Synced:
+    def _push(self, places: tuple[str, ...]) -> SyncResult:
         ledger = self._ledger()
-        here = {name: _stamp(self.folder / name) for name in self._here(places)}
-        changed = [name for name, stamp in here.items() if ledger.get(name, {}).get("local") != stamp]
+        local = {name: _stamp(self.folder / name) for name in self._list_local(places)}
+        changed = [name for name, stamp in local.items() if ledger.get(name, {}).get("local") != stamp]
         pushed, removed = [], []
         for name in sorted(changed, key=lambda name: _data_first((name, None))):
             try:
-                ledger[name] = {"version": self._send(name), "local": here[name]}
+                ledger[name] = {"version": self._send(name), "local": local[name]}
             except WorkspaceError:
-                if _stamp(self.folder / name) == here[name]:
+                if _stamp(self.folder / name) == local[name]:
                     raise
-                continue  # a slot that was written over on its way: the next pass brings it
+                continue  # a slot overwritten during its upload: the next pass uploads it
             pushed.append(name)
-        for name in [name for name in ledger if _within(name, places) and name not in here]:
+        for name in [name for name in ledger if _within(name, places) and name not in local]:
             with self._errors(name):
                 if self._files.exists(self._key(name)):
                     self._files.rm_file(self._key(name))
             del ledger[name]
             removed.append(name)
-        self._remember(ledger, pushed, removed)
-        return Synced(pushed=tuple(pushed), removed=tuple(removed))
+        self._write_ledger(ledger, pushed, removed)
+        return SyncResult(pushed=tuple(pushed), removed=tuple(removed))
 
     # ------------------------------------------------------------------ one file
 
     def _fetch(self, name: str, facts: dict) -> str:
-        """Bring an object here and give the version that came: another one than was listed, where somebody has written
-        it over since."""
+        """Download an object and return its version: a later version than listed, where another process has
+        overwritten it since.
+        """
         try:
             self._copy(name, facts)
         except WorkspaceError:
-            now = self._now(name)
+            now = self._remote_info(name)
             if now["version"] == facts["version"]:
                 raise
             return self._fetch(name, now)
         return facts["version"]
 
     def _copy(self, name: str, facts: dict) -> None:
-        """Copy an object aside, compare its size and MD5 with what the bucket says, then put it in its place."""
+        """Download an object to a temporary file, compare size and MD5 with the bucket's, then rename it into place."""
 
-        def fill(aside: Path) -> None:
+        def fill(temporary: Path) -> None:
             with self._errors(name):
-                self._files.get_file(self._key(name), str(aside))
-            _check(aside, facts, f"{self.url}/{name}")
+                self._files.get_file(self._key(name), str(temporary))
+            _check(temporary, facts, f"{self.url}/{name}")
 
         replace_file(self.folder / name, fill, facts["size"])
 
     def _send(self, name: str) -> str:
-        """Copy a file up, compare what arrived, and give the bucket's name of that version."""
+        """Upload a file, compare size and MD5 with the bucket's, and return the new version."""
         path = self.folder / name
         with self._errors(name):
             self._files.put_file(str(path), self._key(name))
-        facts = self._now(name)
+        facts = self._remote_info(name)
         _check(path, facts, f"{self.url}/{name}")
         return facts["version"]
 
-    # ------------------------------------------------------------------ what is where
+    # ------------------------------------------------------------------ listings
 
-    def _now(self, name: str) -> dict:
+    def _remote_info(self, name: str) -> dict:
         with self._errors(name):
             self._files.invalidate_cache()
             return _facts(self._files.info(self._key(name)))
@@ -185,27 +193,27 @@ class BucketMirror:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
-    def _there(self, places: tuple[str, ...]) -> dict[str, dict]:
+    def _list_remote(self, places: tuple[str, ...]) -> dict[str, dict]:
         with self._errors(""):
             self._files.invalidate_cache()
             found = self._files.find(self._prefix, detail=True)
         names = {path.removeprefix(self._prefix + "/"): _facts(facts) for path, facts in found.items()}
         return {name: facts for name, facts in names.items() if _safe(name) and _within(name, places)}
 
-    def _here(self, places: tuple[str, ...]) -> Iterator[str]:
+    def _list_local(self, places: tuple[str, ...]) -> Iterator[str]:
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            passing = path.name.startswith(".") or path.suffix in (".lock", ".tmp")
-            if path.is_file() and not path.is_symlink() and not passing and _within(name, places):
+            temporary = path.name.startswith(".") or path.suffix in (".lock", ".tmp")
+            if path.is_file() and not path.is_symlink() and not temporary and _within(name, places):
                 yield name
 
-    # ------------------------------------------------------------------ what was level when
+    # ------------------------------------------------------------------ ledger of synchronized versions
 
     def _ledger(self) -> dict[str, dict]:
         path = self.folder / _LEDGER
         return dict(read_json(path)) if path.exists() else {}
 
-    def _remember(self, ledger: dict, *changes: list) -> None:
+    def _write_ledger(self, ledger: dict, *changes: list) -> None:
         if any(changes):
             write_json(self.folder / _LEDGER, ledger)
 
@@ -215,7 +223,7 @@ class BucketMirror:
 
 @contextmanager
 def _bucket_errors(where: str) -> Iterator[None]:
-    """Whatever the client library raises (of HTTP, of tokens, of event loops), told as one clear line."""
+    """Turn any exception of the client library (HTTP, tokens, event loops) into one WorkspaceError."""
     try:
         yield
     except WorkspaceError:
@@ -230,17 +238,19 @@ def _bucket_errors(where: str) -> Iterator[None]:
 
 
 def file_at(address: str) -> Path:
-    """The file at gs://bucket/folder/name, copied to this machine once. Raises SettingsError, WorkspaceError."""
+    """Download the object at gs://bucket/folder/name once and return its local path. Raises SettingsError,
+    WorkspaceError.
+    """
     folder, _, name = address.rpartition("/")
     return BucketMirror(folder).fetch(name)
 
 
 def _open():
-    """The client; at the emulator that STORAGE_EMULATOR_HOST names, where there is one.
+    """Create the client; for the emulator that STORAGE_EMULATOR_HOST names, where there is one.
 
-    By its plain class: the one that fsspec names asks each bucket over gRPC whether it is a special one, and waits a
-    minute for every answer where only HTTP is spoken. What it cannot do it also logs, with every frame of the stack;
-    here each of its errors is told, in one sentence.
+    `GCSFileSystem` itself is used: the class that fsspec picks queries each bucket over gRPC for special storage
+    layouts and waits a minute for every reply where only HTTP is available. The client also logs each failure with a
+    full stack trace; those logs are silenced because every error is raised here in one sentence.
     """
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
@@ -254,7 +264,7 @@ def _prefix_of(url: str) -> str:
     parts = rest.rstrip("/").split("/")
     if scheme != SCHEME or any(part in ("", ".", "..") for part in parts):
         raise SettingsError(
-            "This is no address of a bucket", where="WORKSPACE", got=repr(url), wanted=f"{SCHEME}://bucket/prefix"
+            "This is not the address of a bucket", where="WORKSPACE", got=repr(url), wanted=f"{SCHEME}://bucket/prefix"
         )
     return "/".join(parts)
 
@@ -265,7 +275,9 @@ def _facts(info: dict) -> dict:
 
 
 def _check(path: Path, facts: dict, where: str) -> None:
-    """Refuse a copy that is not what the bucket holds. A composed object has no MD5; then its size must do."""
+    """Raise WorkspaceError for a copy that differs from the object. A composed object has no MD5; then only sizes
+    are compared.
+    """
     size = path.stat().st_size
     with open(path, "rb") as file:
         digest = base64.b64encode(hashlib.file_digest(file, "md5").digest()).decode() if facts["md5"] else None
@@ -277,7 +289,7 @@ def _check(path: Path, facts: dict, where: str) -> None:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """Changes whenever the file does; None when it is not there."""
+    """Return size, time and inode, which change whenever the file does; None when it does not exist."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -291,7 +303,7 @@ def _within(name: str, places: Iterable[str]) -> bool:
 
 
 def _safe(name: str) -> bool:
-    """Whether an object's name is a plain path below the workspace."""
+    """Return True for an object name that is a plain path below the workspace."""
     parts = PurePosixPath(name).parts
     return bool(parts) and not name.startswith("/") and ".." not in parts and not parts[-1].startswith(".")
 

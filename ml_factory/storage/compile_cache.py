@@ -1,7 +1,7 @@
-"""What compilers have made for a GPU or a TPU, kept with the workspace for the next session.
+"""Compiled GPU and TPU programs, cached in the workspace for the next session.
 
-A compiler reads and writes its files itself, in the middle of a training. So those of a workspace on a mount are a copy
-on this machine's disk: brought once, and what is new is taken to the mount beside the training.
+A compiler reads and writes its cache files itself, in the middle of a training. The cache of a workspace on a mount is
+therefore a copy on the local disk: downloaded once, and new files are uploaded in the background.
 """
 
 import logging
@@ -18,43 +18,45 @@ from ml_factory.storage.mount_table import on_mount
 
 FOLDER = "compiled"
 _log = logging.getLogger("ml_factory")
-_carriers: dict[Path, threading.Thread] = {}
+_uploads: dict[Path, threading.Thread] = {}
 
 
-def compile_cache_folder(there: Path) -> Path:
-    """Where a compiler may work, on a disk of this machine: the folder itself, or a copy of one on a mount.
+def compile_cache_folder(remote: Path) -> Path:
+    """Return a compiler's cache folder on a local disk: the folder itself, or a copy of one on a mount.
 
-    A mount that does not answer costs its deadline once in a process, and a line: everything is compiled anew.
+    A mount that does not answer costs its deadline once per process and a warning: everything is compiled again.
     """
-    return _copy_of(Path(there), os.getpid()) if on_mount(there) else Path(there)
+    return _downloaded(Path(remote), os.getpid()) if on_mount(remote) else Path(remote)
 
 
 @lru_cache(maxsize=8)
-def _copy_of(there: Path, process: int) -> Path:
-    here = _here(there)
+def _downloaded(remote: Path, process: int) -> Path:
+    local = _local_folder(remote)
     try:
-        with disk_errors(there):
-            here.mkdir(parents=True, exist_ok=True)
-            file_access.download_missing(there, str(here))
+        with disk_errors(remote):
+            local.mkdir(parents=True, exist_ok=True)
+            file_access.download_missing(remote, str(local))
     except WorkspaceError as error:
-        _log.warning("Compiled programs are not taken from the workspace: %s", error)
-    return here
+        _log.warning("Compiled programs are not downloaded from the workspace: %s", error)
+    return local
 
 
 def upload_compile_cache(root: Path) -> None:
-    """Take what is new to the mount, in a thread that nobody waits for; one that hangs is not joined by others."""
-    there = Path(root) / FOLDER
-    carrier = _carriers.get(there)
-    if not on_mount(there) or not any(_here(there).glob("*")) or (carrier is not None and carrier.is_alive()):
+    """Upload new compiled programs to the mount in a daemon thread; a thread that hangs is not joined by a second
+    one.
+    """
+    remote = Path(root) / FOLDER
+    upload = _uploads.get(remote)
+    if not on_mount(remote) or not any(_local_folder(remote).glob("*")) or (upload is not None and upload.is_alive()):
         return
-    _carriers[there] = threading.Thread(target=_carry, args=(there,), name="programs", daemon=True)
-    _carriers[there].start()
+    _uploads[remote] = threading.Thread(target=_upload, args=(remote,), name="programs", daemon=True)
+    _uploads[remote].start()
 
 
-def _carry(there: Path) -> None:
-    with suppress(OSError):  # the next save tries again, and what never arrives is compiled anew
-        file_access.upload_changed(there, str(_here(there)))
+def _upload(remote: Path) -> None:
+    with suppress(OSError):  # the next save tries again, and a program that never arrives is compiled again
+        file_access.upload_changed(remote, str(_local_folder(remote)))
 
 
-def _here(there: Path) -> Path:
-    return cache_folder(FOLDER) / fingerprint(os.path.abspath(there))[:12]
+def _local_folder(remote: Path) -> Path:
+    return cache_folder(FOLDER) / fingerprint(os.path.abspath(remote))[:12]

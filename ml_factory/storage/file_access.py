@@ -1,9 +1,9 @@
-"""Files of a workspace, wherever it is: on a disk of this machine directly, on a mount through a child process.
+"""File operations on any path: direct on a local disk, in a child process on a mount.
 
-A mount that hangs stops whoever asks it for as little as a file's size, and keeps the process from ending. So each
-operation below on a path that is on a mount is done by a child (`children`), and one that says nothing for half a
-minute raises MountTimeout, an OSError. From then on the mount is given two seconds a question, until it answers again:
-twenty questions to a dead mount do not take twenty times half a minute.
+A mount that hangs blocks any process that asks as little as a file's size, and keeps that process from ending. Each
+operation below on a path of a mount therefore runs in a child (`worker_process`), and a child that sends nothing for
+half a minute raises MountTimeout, an OSError. From then on the mount gets two seconds per operation until it answers
+again: twenty operations on a dead mount do not take twenty times half a minute.
 """
 
 import errno
@@ -21,34 +21,40 @@ from ml_factory.storage.atomic_rename import commit_rename, sweep_leftovers, tem
 from ml_factory.storage.mount_table import mount_of
 from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 
-DEADLINE, AGAIN = 30.0, 2.0  # seconds of silence: of a mount that has answered so far, of one that has not
-YOUNG_SECONDS = 5.0  # that a file of a compiler's lies untouched before it is taken for whole
-_PIECE = 1 << 18  # a sign of life at least every 5 s at 50 kB/s
+DEADLINE, RETRY_DEADLINE = (
+    30.0,
+    2.0,
+)  # seconds without a reply: of a mount that has answered so far, of one that has not
+SETTLE_SECONDS = 5.0  # a compiler's file that was not written for so long counts as complete
+_PIECE = 1 << 18  # bytes between two signs of life: at most 5 s at 50 kB/s
 
 
 class MountTimeout(TimeoutError):
-    """A mount that does not answer, as the operating system would tell it; `strerror` says why it is thought so."""
+    """A mount that does not answer, as an OSError; `strerror` holds the reason."""
 
 
 class UnresponsiveMountError(WorkspaceError):
-    """The same for the user: nothing is known of the file, and nothing was lost."""
+    """A mount that does not answer, as the user's error: the file's state is unknown, and nothing was lost."""
 
 
 # ---------------------------------------------------------------------- the operations
 
 _OPERATIONS: dict[str, Callable] = {}
-_alive: Callable[[], None] = bool  # in a child: says that the last piece came back; here there is nobody to tell
+_alive: Callable[[], None] = bool  # a child reports progress with it; in this process it does nothing
 _direct = False
 
 
 def run_in_process(alive: Callable[[], None] = bool) -> None:
-    """For a process that may hang: from now on the operations are done by itself, wherever the path is."""
+    """Run all operations in this process from now on, on mounts too; for a process that may hang.
+
+    alive : called after each piece of a long operation.
+    """
     global _alive, _direct
     _alive, _direct = alive, True
 
 
 def remote_call(operation: Callable) -> Callable:
-    """The operation as it is for a disk of this machine; by a child where its path is on a mount."""
+    """Wrap an operation: run it directly on a local path, in a child where its path is on a mount."""
     _OPERATIONS[operation.__name__] = operation
 
     @functools.wraps(operation)
@@ -61,7 +67,7 @@ def remote_call(operation: Callable) -> Callable:
 
 @remote_call
 def read(path: Path) -> bytes:
-    """The whole file. Raises OSError, as all of these do."""
+    """Read the whole file. Raises OSError, as all of these operations do."""
     pieces = []
     with open(path, "rb") as file:
         while piece := file.read(_PIECE):
@@ -72,7 +78,10 @@ def read(path: Path) -> bytes:
 
 @remote_call
 def sha256(path: Path, remembered: bool = True) -> str:
-    """Of the file's content, 64 hex digits.  remembered : whether what the system still has in memory will do."""
+    """Hash the file's content, 64 hex digits.
+
+    remembered : accept pages of the page cache; False reads the disk itself.
+    """
     seen, buffer = hashlib.sha256(), memoryview(bytearray(_PIECE))
     with open(path, "rb", buffering=0) as file:
         if not remembered and hasattr(os, "posix_fadvise"):
@@ -85,7 +94,7 @@ def sha256(path: Path, remembered: bool = True) -> str:
 
 @remote_call
 def names(path: Path) -> list[str]:
-    """What is in the folder, sorted; nothing where there is no such folder."""
+    """List the folder's entries, sorted; none where it does not exist."""
     try:
         return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -94,7 +103,7 @@ def names(path: Path) -> list[str]:
 
 @remote_call
 def kind(path: Path) -> str:
-    """What is there: "file", "folder", or "" for nothing. Unlike pathlib's tests it raises where the disk refuses."""
+    """Return "file", "folder", or "" for nothing. Unlike pathlib's tests it raises where the disk refuses."""
     try:
         found = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -104,9 +113,9 @@ def kind(path: Path) -> str:
 
 @remote_call
 def is_mount_point(path: Path) -> bool:
-    """Whether something is mounted there, that answers."""
+    """Return True for a mount point that answers."""
     try:
-        os.stat(path)  # ismount itself takes every refusal for a no
+        os.stat(path)  # ismount itself returns False for every error
     except FileNotFoundError:
         return False
     return os.path.ismount(path)
@@ -114,13 +123,13 @@ def is_mount_point(path: Path) -> bool:
 
 @remote_call
 def size(path: Path) -> int:
-    """Of a file, in bytes."""
+    """Return the file's size in bytes."""
     return os.stat(path).st_size
 
 
 @remote_call
 def sizes(path: Path) -> list[int]:
-    """Bytes of the file there, or of each file in the folder and below it; nothing where nothing is."""
+    """Return the bytes of the file, or of each file in the folder and below it; [] where nothing exists."""
     found = [os.stat(path).st_size] if path.is_file() else []
     for folder, _, files in os.walk(path):
         _alive()
@@ -130,25 +139,25 @@ def sizes(path: Path) -> list[int]:
 
 @remote_call
 def same_file(path: Path, other: str) -> bool:
-    """Whether both paths lead to one file."""
+    """Return True when both paths lead to one file."""
     return os.path.samefile(path, other)
 
 
 @remote_call
 def remove(path: Path) -> None:
-    """The file; one that is not there is fine."""
+    """Delete the file if it exists."""
     path.unlink(missing_ok=True)
 
 
 @remote_call
 def writable(path: Path) -> bool:
-    """Whether this user may write there."""
+    """Return True where this user may write."""
     return os.access(path, os.W_OK)
 
 
 @remote_call
 def free_bytes(path: Path) -> int:
-    """Bytes free on the disk that holds `path`, or that would hold it."""
+    """Return the free bytes of the disk that holds `path`, or that would hold it."""
     folder = path.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -157,30 +166,30 @@ def free_bytes(path: Path) -> int:
 
 @remote_call
 def make_folder(path: Path) -> None:
-    """With those above it; one that is there is fine."""
+    """Make the folder and its parents if they do not exist."""
     path.mkdir(parents=True, exist_ok=True)
 
 
 @remote_call
 def upload(path: Path, source: str) -> None:
-    """Put a copy of a local file in the place of `path` in one step: written aside in its folder, flushed, renamed."""
+    """Replace `path` with a copy of a local file in one step: temporary file in its folder, flushed, renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep_leftovers(path)
-    aside = temp_path(path)
+    temporary = temp_path(path)
     try:
-        with open(source, "rb") as file, open(aside, "wb") as copy:
+        with open(source, "rb") as file, open(temporary, "wb") as copy:
             while piece := file.read(_PIECE):
                 copy.write(piece)
                 _alive()
-        commit_rename(aside, path)
+        commit_rename(temporary, path)
     finally:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 @remote_call
 def download(path: Path, target: str) -> None:
-    """Copy the file to a path on the local disk, over what is there."""
+    """Copy the file to a local path, over what is there."""
     with open(path, "rb") as file, open(target, "wb") as copy:
         while piece := file.read(_PIECE):
             copy.write(piece)
@@ -189,49 +198,53 @@ def download(path: Path, target: str) -> None:
 
 @remote_call
 def download_missing(path: Path, target: str) -> None:
-    """Copy what is in the folder and below it, and is not in the local folder `target`, there; nothing of no folder."""
-    _copy_new(path, Path(target), _is_absent)
+    """Copy the files in and below the folder that the local folder `target` lacks; none where the folder does not
+    exist.
+    """
+    _copy_files(path, Path(target), _is_absent)
 
 
 @remote_call
 def upload_changed(path: Path, source: str) -> None:
-    """Copy what is in the local folder `source` and below it, and is not in the folder or of another size, there; what
-    was written in the last YOUNG_SECONDS may be half of a file, and waits for the next time."""
-    _copy_new(Path(source), path, _is_settled)
+    """Copy the files in and below the local folder `source` that `path` lacks or has with another size.
+
+    A file written in the last SETTLE_SECONDS may be incomplete and waits for the next call.
+    """
+    _copy_files(Path(source), path, _needs_upload)
 
 
-def _copy_new(source: Path, target: Path, wanted: Callable[[Path, Path], bool]) -> None:
+def _copy_files(source: Path, target: Path, wanted: Callable[[Path, Path], bool]) -> None:
     for folder, _, files in os.walk(source):
         for name in files:
             file = Path(folder) / name
-            there = target / file.relative_to(source)
-            if not name.endswith(".tmp") and wanted(file, there):
-                upload.__wrapped__(there, str(file))
+            copy = target / file.relative_to(source)
+            if not name.endswith(".tmp") and wanted(file, copy):
+                upload.__wrapped__(copy, str(file))
             _alive()
 
 
-def _is_absent(file: Path, there: Path) -> bool:
-    return not there.is_file()
+def _is_absent(file: Path, copy: Path) -> bool:
+    return not copy.is_file()
 
 
-def _is_settled(file: Path, there: Path) -> bool:
-    """Whether the file is there to stay, and its copy is not or is half of it."""
-    about = file.stat()
-    return time.time() - about.st_mtime >= YOUNG_SECONDS and sizes.__wrapped__(there) != [about.st_size]
+def _needs_upload(file: Path, copy: Path) -> bool:
+    """Return True for a complete file whose copy is missing or of another size."""
+    status = file.stat()
+    return time.time() - status.st_mtime >= SETTLE_SECONDS and sizes.__wrapped__(copy) != [status.st_size]
 
 
-# ---------------------------------------------------------------------- asking a child
+# ---------------------------------------------------------------------- the parent's side
 
 
 class _Mount:
-    """One mount, as this process asks it: each thread by a child of its own."""
+    """One mount as this process reaches it: each thread has a child of its own."""
 
     def __init__(self, top: str):
-        self._top, self._idle, self.silent = top, [], False
+        self._top, self._idle, self.unresponsive = top, [], False
 
     def call(self, name: str, path: str | os.PathLike, args: tuple):
         request = {"do": name, "path": os.path.abspath(path), "words": args}
-        seconds = min(AGAIN, DEADLINE) if self.silent else DEADLINE
+        seconds = min(RETRY_DEADLINE, DEADLINE) if self.unresponsive else DEADLINE
         try:
             child = self._idle.pop()
         except IndexError:
@@ -239,9 +252,9 @@ class _Mount:
         try:
             answer, content = child.call(request, seconds)
         except WorkerUnavailable as error:
-            self.silent = True
+            self.unresponsive = True
             raise MountTimeout(errno.ETIMEDOUT, str(error), str(path)) from error
-        self.silent = False
+        self.unresponsive = False
         self._idle.append(child)
         if "errno" in answer:
             raise OSError(answer["errno"], answer["strerror"], str(path))
@@ -250,7 +263,7 @@ class _Mount:
 
 @functools.lru_cache(maxsize=64)
 def _mount_for(top: str, process: int) -> _Mount:
-    """A process made by fork asks by children of its own."""
+    """Create the mount's children; a forked process has its own."""
     return _Mount(top)
 
 
@@ -259,27 +272,27 @@ def _mount(top: str) -> _Mount:
 
 
 def mark_unresponsive(path: str | os.PathLike) -> None:
-    """Somebody else's question to the mount of this path found no answer: ours need not wait as long for theirs."""
+    """Mark the mount of this path as unresponsive, so that later calls use the short timeout."""
     if (top := mount_of(path)) is not None:
-        _mount(top).silent = True
+        _mount(top).unresponsive = True
 
 
 def is_unresponsive(path: str | os.PathLike) -> bool:
-    """Whether the last question to the mount of this path found no answer."""
-    return (top := mount_of(path)) is not None and _mount(top).silent
+    """Return True when the last operation on the mount of this path timed out."""
+    return (top := mount_of(path)) is not None and _mount(top).unresponsive
 
 
-# ---------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------- the child's side
 
 
 def serve(channel: str, parent: str) -> None:
-    """Do what the parent asks until it is gone."""
+    """Run the parent's requests until the parent is gone."""
     link = ParentConnection(channel, parent)
     run_in_process(link.alive)
-    link.answer_with(_done)
+    link.answer_with(_run_operation)
 
 
-def _done(request: dict) -> tuple[dict, bytes]:
+def _run_operation(request: dict) -> tuple[dict, bytes]:
     try:
         result = _OPERATIONS[request["do"]](Path(request["path"]), *request["words"])
     except OSError as error:

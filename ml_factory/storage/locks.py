@@ -1,9 +1,9 @@
-"""One living process for each thing that must not have two writers.
+"""File locks: one living process for each resource that must not have two writers.
 
-A lock of the operating system (flock) ends with its process, so nothing is stale after SIGKILL. Where a file system
-has none, the process id in the lock file decides; so it does when a child of the dead owner still holds the lock.
-Nothing here reaches another machine: flock on a mount is local, so the lock of something on a mount is a file on the
-local disk, which never hangs.
+A lock of the operating system (flock) ends with its process, so no lock is stale after SIGKILL. Where a file system has
+no flock, the process id in the lock file decides, and also when a child of the dead owner still holds the lock. No lock
+reaches another machine: flock on a mount is local, so the lock of a path on a mount is a file on the local disk, which
+never hangs.
 """
 
 import errno
@@ -22,14 +22,19 @@ from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerpri
 from ml_factory.storage.mount_table import on_mount
 
 _BUSY = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
-# path -> (descriptor, owning process, how many claims of this process stand)
+# path -> (descriptor, owning process, number of nested acquisitions)
 _held: dict[Path, tuple[int, int, int]] = {}
 
 
 def acquire(path: Path, what: str) -> None:
-    """Own `path` (a lock file) for this process; claims add up and are given back by `release`.
+    """Own `path` (a lock file) for this process; nested calls are counted, and each needs its own `release`.
 
-    Raises CheckpointError naming the other process when a living one owns it.
+    Parameters
+    ----------
+    path : the lock file, on a local disk.
+    what : the resource, for the message.
+
+    Raises CheckpointError naming the other process when a living one owns the lock.
     """
     path = Path(os.path.abspath(path))
     descriptor, owner, count = _held.pop(path, (-1, 0, 0))
@@ -44,7 +49,7 @@ def acquire(path: Path, what: str) -> None:
 
 
 def release(path: Path) -> None:
-    """Give one claim back; the last one frees the lock."""
+    """Undo one `acquire`; the last one frees the lock."""
     path = Path(os.path.abspath(path))
     descriptor, owner, count = _held.pop(path, (-1, 0, 0))
     if owner != os.getpid():
@@ -58,18 +63,18 @@ def release(path: Path) -> None:
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun started this process, to work with others."""
+    """Return True when torchrun started this process as one of a group."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def process_rank() -> int:
-    """This process's place among those that torchrun started together; 0 for the first, and for one that is alone."""
+    """Return this process's rank in its torchrun group; 0 without a group."""
     return int(os.environ.get("RANK", 0)) if launched_by_torchrun() else 0
 
 
 @lru_cache(maxsize=1)
 def machine_id() -> str:
-    """A name for this machine since it was started; two that were given one host name are told apart."""
+    """Return a name for this machine since its last boot, distinct also for machines with equal host names."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -79,7 +84,7 @@ def machine_id() -> str:
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold a lock for a moment, waiting for whoever holds it; where there are no locks, go on without."""
+    """Hold a lock inside a `with`, waiting for the current holder; without locks on a file system that has none."""
     if on_mount(path):
         path = cache_folder("locks") / f"{fingerprint(os.path.abspath(path))[:16]}.lock"
     with disk_errors(path):
@@ -94,7 +99,7 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 def _acquire(path: Path, what: str) -> int:
-    """A locked descriptor of the file that is at `path` now."""
+    """Return a locked descriptor of the file that is at `path` now."""
     for _ in range(20):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -105,15 +110,15 @@ def _acquire(path: Path, what: str) -> int:
                     f"Another process is working on {what}",
                     where=path,
                     got=f"process {other}",
-                    next_step="wait for it or stop it, or open a new run beside it with FRESH",
+                    next_step="wait for it or stop it, or open a new run with FRESH",
                 )
-            if locked is False:  # held by what a dead owner left behind: leave that file to it
+            if locked is False:  # held by a child of a dead owner: unlink the file and make a new one
                 if _same_file(descriptor, path):
                     path.unlink(missing_ok=True)
             elif _same_file(descriptor, path):
                 _sign(descriptor)
-                kept, descriptor = descriptor, -1
-                return kept
+                held, descriptor = descriptor, -1
+                return held
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -122,7 +127,7 @@ def _acquire(path: Path, what: str) -> int:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """True: locked. False: someone holds it. None: this file system has no locks."""
+    """Return True when locked, False when another process holds the lock, None when the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -131,7 +136,7 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def _living_owner(descriptor: int) -> int | None:
-    """The process that signed the lock file, if it lives on this machine and is not this one."""
+    """Return the id of the process that signed the lock file, if it lives on this machine and is not this one."""
     try:
         note = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
         pid, host = note.get("pid"), note.get("host")

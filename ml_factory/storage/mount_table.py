@@ -1,4 +1,4 @@
-"""Which paths are on a mount, told without asking the mount itself."""
+"""Detection of mounted file systems by the mount table, without touching the mount itself."""
 
 import os
 from contextlib import suppress
@@ -11,25 +11,25 @@ _MOST_LINKS = 40
 
 
 def on_mount(path: str | os.PathLike) -> bool:
-    """Whether the file system is another machine's: slow, and gone when the connection is.
+    """Return True when the path's file system is another machine's: slow, and gone when the connection is.
 
-    By the mount table, where Colab's Drive is FUSE; what $ML_FACTORY_MOUNTS lists (folders, with : between) always is.
-    The root itself never is: where that hangs, nothing runs.
+    Known from the mount table, where Colab's Drive is FUSE, and from the folders in $ML_FACTORY_MOUNTS (separated by
+    `:`). The root file system never counts as a mount: where it hangs, no program runs.
     """
     return mount_of(path) is not None
 
 
 def mount_of(path: str | os.PathLike) -> str | None:
-    """The mount's top folder that `path` is in, None on a disk of this machine. Never asks the mount itself."""
+    """Return the mount point that holds `path`, None on a local disk. Never touches the mount itself."""
     table = _table()
-    told = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
-    tops = {os.path.abspath(folder) for folder in told if folder}
+    listed = os.environ.get("ML_FACTORY_MOUNTS", "").split(os.pathsep)
+    tops = {os.path.abspath(folder) for folder in listed if folder}
     tops |= {_followed(folder, table)[0] for folder in tops}
     return _followed(os.path.abspath(path), table, tops)[1]
 
 
 def _followed(path: str, table: dict[str, bool], tops: set[str] = frozenset()) -> tuple[str, str | None]:
-    """(the path with its links followed, the mount it leads into): links inside a mount are not looked at."""
+    """Return (the path with its links followed, the mount it leads into); links inside a mount are not followed."""
     waiting, place, links = path.split("/")[1:], "", 0
     while waiting:
         place = f"{place}/{waiting.pop(0)}"
@@ -37,7 +37,7 @@ def _followed(path: str, table: dict[str, bool], tops: set[str] = frozenset()) -
             return "/".join([place, *waiting]), place
         try:
             target = os.readlink(place)
-        except OSError:  # no link, or not there
+        except OSError:  # not a link, or absent
             continue
         links += 1
         if links > _MOST_LINKS:
@@ -48,7 +48,7 @@ def _followed(path: str, table: dict[str, bool], tops: set[str] = frozenset()) -
 
 
 def _table() -> dict[str, bool]:
-    """Mount point -> whether what is mounted there last is another machine's."""
+    """Return {mount point: True when the file system mounted there last is another machine's}."""
     found = {}
     with suppress(OSError), open(MOUNTS, encoding="utf-8") as mounts:
         for line in mounts:

@@ -1,4 +1,4 @@
-"""Uploads that this process gave up: what lies on the local disk only and is uploaded by the next session."""
+"""Uploads that this process gave up: files on the local disk only, uploaded by the next session."""
 
 _pending: dict[tuple, str] = {}
 
@@ -9,10 +9,10 @@ def mark_pending(key: tuple, description: str) -> None:
 
 
 def clear_pending(key: tuple) -> None:
-    """Record that an upload arrived after all, or is not needed any more."""
+    """Record that an upload succeeded after all, or is not needed any more."""
     _pending.pop(key, None)
 
 
 def pending() -> list[str]:
-    """Return the descriptions of all uploads that this process gave up, sorted."""
+    """List the descriptions of all uploads that this process gave up, sorted."""
     return sorted(_pending.values())

@@ -1,8 +1,8 @@
-"""Arrays in the safetensors format, copied straight into a buffer that is there already.
+"""Arrays in the safetensors format, copied straight into an existing buffer.
 
-`safetensors.numpy.save` builds new bytes, and a checkpoint of 600 MB would wait for their pages. Here the header is
-made first, and each array is copied once to its place: at the speed of memory, or from the device into pinned pages.
-Floats that must be finite are looked at block by block while the block is still in the cache.
+`safetensors.numpy.save` allocates new bytes, and a checkpoint of 600 MB would wait for their pages. Here the header is
+made first, and each array is copied once to its offset: at the speed of memory, or from the device into pinned pages.
+Floats that must be finite are checked block by block while the block is still in the cache.
 """
 
 import json
@@ -24,15 +24,18 @@ _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
 
 
 class NonFiniteError(CheckpointError):
-    """A weight or an optimizer's tensor that is not finite: such a state is never kept as a good one."""
+    """A weight or an optimizer tensor is not finite: such a state is never saved."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
     """One array of a state.
 
-    data : flat and contiguous, a NumPy array or a torch tensor on a CUDA device; not yet copied.
-    shape : as the file tells it.  path : where it stands in the state.
+    Parameters
+    ----------
+    data : flat and contiguous NumPy array, or torch tensor on a CUDA device; not copied yet.
+    shape : as written to the file.
+    path : position in the state, such as ['opt']['step'].
     floats : "" or the dtype whose values must all be finite (`data` may hold it as raw bytes).
     """
 
@@ -47,86 +50,93 @@ class TensorEntry:
 
 
 class Layout:
-    """Where each array goes in the bytes of one file.
+    """Offset of each array in the bytes of one safetensors file.
 
-    blobs : name -> array.  size : bytes of the file.
+    Parameters
+    ----------
+    entries : name -> array.
+
+    Attributes: `size`, bytes of the file.
     """
 
-    def __init__(self, blobs: dict[str, TensorEntry]):
+    def __init__(self, entries: dict[str, TensorEntry]):
         # Wide items first, so that each array stands at a multiple of its item; the format allows no holes.
-        order = sorted(blobs, key=lambda name: -_itemsize(blobs[name]))
-        table, offset, places = {}, 0, []
+        order = sorted(entries, key=lambda name: -_itemsize(entries[name]))
+        table, offset, positions = {}, 0, []
         for name in order:
-            blob = blobs[name]
-            end = offset + _bytes(blob)
-            dtype = "U8" if blob.on_device else _NAMES[blob.data.dtype.str[1:]]
-            table[name] = {"dtype": dtype, "shape": list(blob.shape), "data_offsets": [offset, end]}
-            places.append((blob, offset, end))
+            entry = entries[name]
+            end = offset + _bytes(entry)
+            dtype = "U8" if entry.on_device else _NAMES[entry.data.dtype.str[1:]]
+            table[name] = {"dtype": dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
+            positions.append((entry, offset, end))
             offset = end
         text = json.dumps(table, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % _ALIGN)
         self._head = len(text).to_bytes(8, "little") + text
-        self._places = [(blob, len(self._head) + start, len(self._head) + end) for blob, start, end in places]
+        self._positions = [(entry, len(self._head) + start, len(self._head) + end) for entry, start, end in positions]
         self.size = len(self._head) + offset
 
     @property
     def on_device(self) -> bool:
-        """Whether something is still on an accelerator, so that pinned pages pay."""
-        return any(blob.on_device for blob, *_ in self._places)
+        """True when an array is still on an accelerator, so that pinned pages are faster."""
+        return any(entry.on_device for entry, *_ in self._positions)
 
     def fill(self, buffer: memoryview) -> None:
-        """Copy everything to the first `size` bytes. Raises NonFiniteError naming the first array that must be finite
-        and is not; the buffer then holds nothing to keep."""
+        """Copy every array into the first `size` bytes of the buffer.
+
+        Raises NonFiniteError naming the first array that must be finite and is not; the buffer's content is then
+        invalid.
+        """
         buffer[: len(self._head)] = self._head
         flat, bad = np.frombuffer(buffer, np.uint8), []
-        for blob, start, end in self._places:
-            if not blob.on_device and not _copy(blob, flat[start:end]):
-                bad.append(blob.path)
+        for entry, start, end in self._positions:
+            if not entry.on_device and not _copy(entry, flat[start:end]):
+                bad.append(entry.path)
         bad += list(self._from_device(buffer))
         if bad:
             raise NonFiniteError(
-                "This state is not kept: a weight or an optimizer's tensor is not finite",
-                where=min(bad), got=f"NaN or infinity in {len(bad)} of {len(self._places)} arrays",
+                "This state is not saved: a weight or an optimizer tensor is not finite",
+                where=min(bad), got=f"NaN or infinity in {len(bad)} of {len(self._positions)} arrays",
                 next_step="go on from the last checkpoint, which is from before; lower lr if it comes again",
             )  # fmt: skip
 
     def _from_device(self, buffer: memoryview) -> Iterator[str]:
-        """Queue every copy, wait once; the paths of what is not finite."""
-        places = [(blob, start, end) for blob, start, end in self._places if blob.on_device]
-        if not places:
+        """Queue every device copy, wait once; yield the paths of arrays that are not finite."""
+        positions = [(entry, start, end) for entry, start, end in self._positions if entry.on_device]
+        if not positions:
             return
         torch = sys.modules["torch"]
-        for blob, start, end in places:
+        for entry, start, end in positions:
             if end > start:
                 target = torch.frombuffer(buffer, dtype=torch.uint8, count=end - start, offset=start)
-                target.copy_(blob.data.view(torch.uint8), non_blocking=True)
-        checked = [(blob.path, torch.isfinite(blob.data).all()) for blob, *_ in places if blob.floats]
-        fine = torch.stack([one.to(checked[0][1].device) for _, one in checked]).tolist() if checked else []
-        for device in {blob.data.device for blob, *_ in places}:
+                target.copy_(entry.data.view(torch.uint8), non_blocking=True)
+        checked = [(entry.path, torch.isfinite(entry.data).all()) for entry, *_ in positions if entry.floats]
+        finite = torch.stack([check.to(checked[0][1].device) for _, check in checked]).tolist() if checked else []
+        for device in {entry.data.device for entry, *_ in positions}:
             torch.cuda.synchronize(device)
-        yield from (path for (path, _), good in zip(checked, fine, strict=True) if not good)
+        yield from (path for (path, _), ok in zip(checked, finite, strict=True) if not ok)
 
 
-def _itemsize(blob: TensorEntry) -> int:
-    return blob.data.element_size() if blob.on_device else blob.data.itemsize
+def _itemsize(entry: TensorEntry) -> int:
+    return entry.data.element_size() if entry.on_device else entry.data.itemsize
 
 
-def _bytes(blob: TensorEntry) -> int:
-    return blob.data.numel() * blob.data.element_size() if blob.on_device else blob.data.nbytes
+def _bytes(entry: TensorEntry) -> int:
+    return entry.data.numel() * entry.data.element_size() if entry.on_device else entry.data.nbytes
 
 
-def _copy(blob: TensorEntry, target: np.ndarray) -> bool:
-    """Whether what was copied is as finite as it must be."""
-    source = blob.data.reshape(-1).view(np.uint8)
-    if not blob.floats:
+def _copy(entry: TensorEntry, target: np.ndarray) -> bool:
+    """Copy one array; return False when it must be finite and is not."""
+    source = entry.data.reshape(-1).view(np.uint8)
+    if not entry.floats:
         target[:] = source
         return True
-    fine = True
+    finite = True
     for start in range(0, len(source), _BLOCK):
         block = target[start : start + _BLOCK]
         block[:] = source[start : start + _BLOCK]
-        fine = fine and _finite(block, blob.floats)
-    return fine
+        finite = finite and _finite(block, entry.floats)
+    return finite
 
 
 def _finite(block: np.ndarray, dtype: str) -> bool:

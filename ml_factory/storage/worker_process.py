@@ -1,8 +1,8 @@
-"""A child process that is asked, and given up on when it falls silent.
+"""A child process that runs requests with a deadline, and is killed when it stops responding.
 
-What may hang (a mount) stops the process that asked it, and no signal gets it out. So that process is a small child:
-it says after each operation that it lives, and one that says nothing for too long is killed and left behind, never
-waited for: one inside a dead mount ends when the kernel lets it.
+An operation that may hang (on a mount) blocks its process, and no signal gets the process out. A small child therefore
+does the work: it sends a sign of life after each operation, and a child that sends nothing for too long is killed and
+abandoned, never waited for: one inside a dead mount ends when the kernel lets it.
 
     parent -> child   {…}
     child -> parent   {} while it works; then {"bytes": n, …} and n bytes
@@ -22,78 +22,88 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path[:0] = sys.argv[1].split('{sep}'); from {module} import serve; serve(*sys.argv[2:])"
-_TELL_EVERY = 0.2  # seconds
-_MOST_ABANDONED = 4
+_ALIVE_INTERVAL = 0.2  # seconds
+_MAX_ABANDONED = 4
 _PIECE = 1 << 20
-_abandoned: list[tuple[str, subprocess.Popen]] = []  # what they are stuck in, and they
+_abandoned: list[tuple[str, subprocess.Popen]] = []  # (resource, the process that hangs in it)
 
 
 class WorkerUnavailable(TimeoutError):
-    """A child said nothing in time, died, or cannot be started; the text says which."""
+    """A child sent nothing in time, died, or cannot be started; the text holds the reason."""
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Wait until something can be read from a descriptor, or it was closed at the other end; False after `seconds`."""
+    """Wait until the descriptor can be read or its other end was closed; return False after `seconds`."""
     poll = select.poll()  # not select.select, which refuses descriptors from 1024 on
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * max(seconds, 0.0)))
 
 
 class WorkerProcess:
-    """One child process, started when it is first asked something and again after it was given up.
+    """One child process, started with the first request and again after it was killed.
 
-    module : whose `serve(channel, parent, *words)` the child runs.  stuck_in : what it may hang in; no child is started
-    while four that asked the same still hang.  deadline : seconds of silence after which it is given up.
-    descriptors : open files that it inherits.  paths : where it finds what it imports beside the library.
+    Parameters
+    ----------
+    module : its `serve(channel, parent, *arguments)` runs in the child.
+    arguments : passed to `serve` as text.
+    stuck_in : resource that the child may hang in, such as a mount; no child is started while four for this resource
+        hang.
+    deadline : seconds without a sign of life after which the child is killed.
+    descriptors : open files that the child inherits.
+    paths : folders that the child imports from, in addition to the library's.
+
     One request at a time; a second thread waits for its turn.
     """
 
     def __init__(
-        self, module: str, words: Sequence[object], stuck_in: str, deadline: float, descriptors: Sequence[int] = (),
+        self, module: str, arguments: Sequence[object], stuck_in: str, deadline: float, descriptors: Sequence[int] = (),
         paths: Sequence[Path] = (),
     ):  # fmt: skip
         self.deadline = deadline
-        self._module, self._words, self._stuck_in, self._descriptors = module, words, stuck_in, descriptors
+        self._module, self._arguments, self._stuck_in, self._descriptors = module, arguments, stuck_in, descriptors
         self._paths = [_ROOT, *paths]
         self._process: subprocess.Popen | None = None
         self._channel: socket.socket | None = None
-        self._heard, self._parent, self._closed = bytearray(), os.getpid(), False
+        self._received, self._parent, self._closed = bytearray(), os.getpid(), False
         self._one_call = threading.Lock()
 
     def call(self, request: dict, deadline: float | None = None) -> tuple[dict, bytes]:
-        """(the answer, the bytes behind it). Raises NoAnswer; then the next request has another child."""
-        patience = self.deadline if deadline is None else deadline
-        if not self._one_call.acquire(timeout=patience):
+        """Send one request; return (the answer, the bytes that follow it).
+
+        Raises WorkerUnavailable; the next request then starts another child.
+        """
+        deadline_seconds = self.deadline if deadline is None else deadline
+        if not self._one_call.acquire(timeout=deadline_seconds):
             raise WorkerUnavailable("an earlier request is still under way")
         try:
             if self._closed:
-                raise WorkerUnavailable("it was let go")
+                raise WorkerUnavailable("it was closed")
             if self._process is None or self._process.poll() is not None or self._parent != os.getpid():
                 self._start()
             try:
-                self._channel.settimeout(patience)
+                self._channel.settimeout(deadline_seconds)
                 self._channel.sendall(json.dumps(request).encode() + b"\n")
-                return self._answer(patience)
+                return self._answer(deadline_seconds)
             except WorkerUnavailable:
-                self._give_up()
+                self._kill()
                 raise
             except OSError as error:
-                self._give_up()
+                self._kill()
                 raise WorkerUnavailable(
                     "the child process died" if isinstance(error, ConnectionError) else error
                 ) from error
-            except BaseException:  # a signal in the middle: the answer that is still to come is nobody's
-                self._give_up()
+            except BaseException:  # a signal in the middle: the pending answer belongs to no request
+                self._kill()
                 raise
         finally:
             self._one_call.release()
 
     def close(self) -> None:
-        """Let the child go; one that does not answer is killed, never waited for."""
-        if self._parent != os.getpid():  # made before a fork: the child is not ours
+        """End the child; one that does not respond is killed, never waited for."""
+        if self._parent != os.getpid():  # made before a fork: the child is the parent's
             return
         self._closed = True
-        if not self._one_call.acquire(timeout=0):  # a thread waits for its answer: it hears that there is none
+        if not self._one_call.acquire(timeout=0):  # a thread waits for its answer: the kill ends that wait
             if (process := self._process) is not None:
                 process.kill()
             return
@@ -101,57 +111,57 @@ class WorkerProcess:
             if self._process is not None:
                 self._channel.close()  # an idle child ends by itself now
                 self._process.wait(0.5)
-        self._give_up()
+        self._kill()
         self._one_call.release()
 
     __del__ = close
 
-    def _answer(self, patience: float) -> tuple[dict, bytes]:
-        """The next line that is not only a sign of life, and the bytes behind it."""
-        while (line := self._line(patience)) == b"{}":
+    def _answer(self, deadline_seconds: float) -> tuple[dict, bytes]:
+        """Return the next line that is not only a sign of life, and the bytes that follow it."""
+        while (line := self._line(deadline_seconds)) == b"{}":
             pass
         answer = json.loads(line)
-        while len(self._heard) < answer["bytes"]:
-            self._hear(patience)
-        data = bytes(self._heard[: answer["bytes"]])
-        del self._heard[: answer["bytes"]]
+        while len(self._received) < answer["bytes"]:
+            self._receive(deadline_seconds)
+        data = bytes(self._received[: answer["bytes"]])
+        del self._received[: answer["bytes"]]
         return answer, data
 
-    def _line(self, patience: float) -> bytes:
-        while (end := self._heard.find(b"\n")) < 0:
-            self._hear(patience)
-        line = bytes(self._heard[:end])
-        del self._heard[: end + 1]
+    def _line(self, deadline_seconds: float) -> bytes:
+        while (end := self._received.find(b"\n")) < 0:
+            self._receive(deadline_seconds)
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
         return line
 
-    def _hear(self, patience: float) -> None:
-        if not readable(self._channel.fileno(), patience):
-            raise WorkerUnavailable(f"no answer for {patience:g} s")
+    def _receive(self, deadline_seconds: float) -> None:
+        if not readable(self._channel.fileno(), deadline_seconds):
+            raise WorkerUnavailable(f"no answer for {deadline_seconds:g} s")
         more = self._channel.recv(_PIECE)
         if not more:
             raise ConnectionResetError
-        self._heard += more
+        self._received += more
 
     def _start(self) -> None:
-        """Start a child, unless too many earlier ones are still stuck."""
-        _abandoned[:] = [(what, process) for what, process in _abandoned if _lives(process.pid)]
-        stuck = sum(what == self._stuck_in for what, _ in _abandoned)
-        if stuck >= _MOST_ABANDONED:
-            raise WorkerUnavailable(f"{stuck} earlier requests still hang")
+        """Start a child, unless too many earlier ones still hang."""
+        _abandoned[:] = [(what, process) for what, process in _abandoned if _is_alive(process.pid)]
+        hanging = sum(what == self._stuck_in for what, _ in _abandoned)
+        if hanging >= _MAX_ABANDONED:
+            raise WorkerUnavailable(f"{hanging} earlier requests still hang")
         ours, theirs = socket.socketpair()
-        self._heard, self._parent = bytearray(), os.getpid()
+        self._received, self._parent = bytearray(), os.getpid()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))
-        words = [sys.executable, "-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._words]
-        # A group of its own, so that Ctrl-C is not for it; not a session, where its niceness would count for nothing:
-        # the kernel shares the cores among sessions first (autogroup).
+        command = [sys.executable, "-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments]
+        # A process group of its own, so that Ctrl-C does not reach it; not a session, where its niceness would have no
+        # effect: the kernel shares the cores among sessions first (autogroup).
         with theirs:
             self._process = subprocess.Popen(
-                [str(word) for word in words], pass_fds=[theirs.fileno(), *self._descriptors], cwd="/",
+                [str(word) for word in command], pass_fds=[theirs.fileno(), *self._descriptors], cwd="/",
                 process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         self._channel = ours
 
-    def _give_up(self) -> None:
+    def _kill(self) -> None:
         """Kill the child and forget it."""
         process, self._process = self._process, None
         channel, self._channel = self._channel, None
@@ -162,45 +172,47 @@ class WorkerProcess:
             try:
                 process.wait(0.2)
             except subprocess.TimeoutExpired:
-                process.returncode = -9  # nobody waits for it any more, not even the interpreter's end
+                process.returncode = -9  # no code waits for it any more, not even the interpreter's exit
                 _abandoned.append((self._stuck_in, process))
 
 
-def _lives(pid: int) -> bool:
-    """Whether a killed child is still there: inside a mount, the kernel lets it go only when the mount answers."""
+def _is_alive(pid: int) -> bool:
+    """Return True while a killed child exists: inside a mount, the kernel ends it only when the mount answers."""
     try:
         return os.waitpid(pid, os.WNOHANG) == (0, 0)
     except ChildProcessError:
         return False
 
 
-# ---------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------- the child's side
 
 
 class ParentConnection:
-    """The child's end of the line. It ends the process when the parent is gone: another one may own its files."""
+    """The child's end of the channel. It ends the process when the parent is gone: another process may own its
+    files.
+    """
 
     def __init__(self, channel: str, parent: str):
-        self._socket, self._told = socket.socket(fileno=int(channel)), 0.0
-        threading.Thread(target=_die_with, args=(self._socket.fileno(), int(parent)), daemon=True).start()
+        self._socket, self._reported_at = socket.socket(fileno=int(channel)), 0.0
+        threading.Thread(target=_exit_with_parent, args=(self._socket.fileno(), int(parent)), daemon=True).start()
 
     def alive(self) -> None:
-        """Say that the last operation came back; cheap."""
+        """Send a sign of life, at most once per _ALIVE_INTERVAL; cheap."""
         now = time.monotonic()
-        if now - self._told > _TELL_EVERY:
-            self._told = now
+        if now - self._reported_at > _ALIVE_INTERVAL:
+            self._reported_at = now
             self._socket.sendall(b"{}\n")
 
-    def answer_with(self, do: Callable[[dict], tuple[dict, bytes]]) -> None:
+    def answer_with(self, handle: Callable[[dict], tuple[dict, bytes]]) -> None:
         """Answer every request until the parent is gone."""
         with self._socket.makefile("rb") as requests:
             for line in requests:
-                answer, data = do(json.loads(line))
+                answer, data = handle(json.loads(line))
                 self._socket.sendall(json.dumps({**answer, "bytes": len(data)}).encode() + b"\n")
                 self._socket.sendall(data)
 
 
-def _die_with(channel: int, parent: int) -> None:
+def _exit_with_parent(channel: int, parent: int) -> None:
     poll = select.poll()
     poll.register(channel, 0)
     while not poll.poll(200) and os.getppid() == parent:

@@ -1,7 +1,7 @@
-"""Where a user's files are: data/raw, data/processed, models, checkpoints and results under one root.
+"""The user's folders: data/raw, data/processed, models, checkpoints and results under one root.
 
-The root is the one given, else $ML_FACTORY_ROOT, else Google Drive on Colab, else `workspace` in the checkout, else
-`./workspace` when the library was installed without one.
+The root is the given one, else $ML_FACTORY_ROOT, else Google Drive on Colab, else `workspace` in the checkout, else
+`./workspace` when the library was installed without a checkout.
 """
 
 import functools
@@ -31,7 +31,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def check_symbol(symbol: str) -> str:
-    """Give the symbol back when it is a legal one, such as MES, BTC-USDT or BRK.B.
+    """Return the symbol when it is a legal one, such as MES, BTC-USDT or BRK.B.
 
     Raises SettingsError with a legal spelling: a symbol becomes a folder and must not lead out of the workspace.
     """
@@ -48,20 +48,20 @@ def check_symbol(symbol: str) -> str:
 
 
 def legal_symbol(text: str) -> str:
-    """The nearest legal spelling, or '' when nothing is left of it."""
-    words = re.sub(r"[^A-Z0-9_.-]+", "-", text.upper().strip())
-    words = re.sub(r"\.+(?=-|$)|(?<=-)\.+|\.(?=\.)", "", words)  # dots stand only between two words
-    words = words.lstrip("._-")[:SYMBOL_LENGTH].rstrip("._-")
-    return words if _SYMBOL.fullmatch(words) else ""
+    """Return the nearest legal spelling, or '' when no legal character is left."""
+    spelling = re.sub(r"[^A-Z0-9_.-]+", "-", text.upper().strip())
+    spelling = re.sub(r"\.+(?=-|$)|(?<=-)\.+|\.(?=\.)", "", spelling)  # dots stand only between two words
+    spelling = spelling.lstrip("._-")[:SYMBOL_LENGTH].rstrip("._-")
+    return spelling if _SYMBOL.fullmatch(spelling) else ""
 
 
 def on_colab() -> bool:
-    """Whether this is a real Colab runtime (a shim makes `import google.colab` work anywhere)."""
+    """Return True on a real Colab runtime (a shim makes `import google.colab` work anywhere)."""
     return "COLAB_RELEASE_TAG" in os.environ or Path("/var/colab/hostname").exists()
 
 
 def default_root() -> Path:
-    """The root when none is given."""
+    """Return the root when none is given."""
     if os.environ.get("ML_FACTORY_ROOT"):
         return Path(os.environ["ML_FACTORY_ROOT"])
     if on_colab():
@@ -77,13 +77,13 @@ def default_root() -> Path:
 
 
 class Workspace:
-    """The folders of one user; makes those that are missing.
+    """The folders of one workspace; makes those that are missing.
 
     Parameters
     ----------
-    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_root`). A bucket is
-        mirrored in a local folder, `root`: small things come at once, a symbol's bars and data when they are first
-        asked for, and `push` brings up what was written.
+    root : folder, or gs://bucket/prefix, or "" or None for the default rule (see `default_root`). A bucket is mirrored
+        in a local folder, `root`: small files are downloaded at once, a symbol's bars and data when they are first
+        used, and `push` uploads what was written.
 
     Raises WorkspaceError when the root is a file, cannot be written, or is a bucket that does not answer.
     """
@@ -92,7 +92,7 @@ class Workspace:
         if isinstance(root, Workspace):
             root = root.address
         text = os.fspath(root).strip() if root is not None else ""
-        # On demand: a folder needs nothing beyond the standard library, before anything is installed.
+        # Imported on demand: a folder needs only the standard library, before packages are installed.
         self._bucket = (
             importlib.import_module("ml_factory.storage.buckets").BucketMirror(text) if "://" in text else None
         )
@@ -110,24 +110,24 @@ class Workspace:
 
     @property
     def address(self) -> str:
-        """What another process opens this workspace by."""
+        """The argument with which another process opens this workspace."""
         return self._bucket.url if self._bucket else str(self.root)
 
     def push(self) -> None:
-        """Bring what was written here to the bucket; nothing to do for a folder."""
+        """Upload local changes to the bucket; no effect for a folder."""
         if self._bucket:
             self._bucket.push()
 
     def _pull(self, *places: str) -> None:
-        """Once for each opening: what is written or removed here afterwards stands."""
-        new = [place for place in places if place not in self._pulled]
-        if self._bucket and new:
-            self._bucket.pull(*new)
-            self._pulled.update(new)
+        """Download these prefixes once per opened workspace, so that later local changes are not undone."""
+        pending = [place for place in places if place not in self._pulled]
+        if self._bucket and pending:
+            self._bucket.pull(*pending)
+            self._pulled.update(pending)
 
     @property
     def raw(self) -> Path:
-        """data/raw, where the bars are."""
+        """data/raw, the raw bars."""
         return self.root / "data" / "raw"
 
     @property
@@ -146,9 +146,9 @@ class Workspace:
         return self.root / "results"
 
     def raw_bars(self, symbol: str, minutes: int | None = None) -> Path:
-        """data/raw/{SYMBOL}_{minutes}m.parquet; the file may not exist yet.
+        """Return data/raw/{SYMBOL}_{minutes}m.parquet; the file may not exist yet.
 
-        minutes : length of the bars; None: that of the file which is there, 1-minute bars before longer ones, else 1.
+        minutes : length of the bars; None: that of the existing file, 1-minute bars before longer ones, else 1.
         """
         names = [f"{check_symbol(symbol)}_{length}m.parquet" for length in BAR_MINUTES]
         self._pull(*(f"data/raw/{name}" for name in names))
@@ -156,11 +156,11 @@ class Workspace:
             return self.raw / names[BAR_MINUTES.index(minutes)]
         if is_file(self.raw / names[0]):
             return self.raw / names[0]
-        there = set(names_in(self.raw))
-        return self.raw / next((name for name in names if name in there), names[0])
+        existing = set(names_in(self.raw))
+        return self.raw / next((name for name in names if name in existing), names[0])
 
     def processed(self, symbol: str) -> Path:
-        """data/processed/{SYMBOL}; made when something is first written there."""
+        """Return data/processed/{SYMBOL}; the folder is made with the first file written there."""
         self._pull(f"data/processed/{check_symbol(symbol)}/")
         return self.root / "data" / "processed" / symbol
 
@@ -175,42 +175,43 @@ class Workspace:
 
 
 def parse_raw_name(name: str) -> tuple[str, int] | None:
-    """(symbol, minutes of a bar) of the name of a file of data/raw, such as MES_5m.parquet; None of another name."""
+    """Split a file name of data/raw, such as MES_5m.parquet, into (symbol, minutes of a bar); None for other names."""
     found = _RAW.fullmatch(name)
     return (found[1], int(found[2])) if found and int(found[2]) in BAR_MINUTES else None
 
 
 def require_raw_bars(workspace: Workspace, symbol: str) -> Path:
-    """The symbol's raw file. Raises NotPreparedError where there is none."""
+    """Return the symbol's raw file. Raises NotPreparedError where none exists."""
     path = workspace.raw_bars(symbol)
     if is_file(path):
         return path
-    there = symbols_in(workspace)
+    symbols = symbols_in(workspace)
     raise NotPreparedError(
         "There are no raw bars for this symbol",
         where=path,
-        got="no file; symbols here: " + (", ".join(there) or "none"),
+        got="no file; symbols here: " + (", ".join(symbols) or "none"),
         wanted="bars as Parquet, their length in the name: SYMBOL_1m.parquet, SYMBOL_5m.parquet",
-        next_step=(did_you_mean(symbol, there) + "; else " if symbol and did_you_mean(symbol, there) else "")
+        next_step=(did_you_mean(symbol, symbols) + "; else " if symbol and did_you_mean(symbol, symbols) else "")
         + f"put the file there, or run: python -m ml_factory prepare --data YOUR_FILE --symbol {symbol}",
     )
 
 
 def symbols_in(workspace: Workspace) -> list[str]:
-    """Symbols with raw bars in this workspace, sorted."""
+    """List the symbols with raw bars in this workspace, sorted."""
     return sorted({found[0] for found in map(parse_raw_name, names_in(workspace.raw)) if found})
 
 
 def push_checkpoints(root: Path) -> None:
-    """Bring the checkpoints of the workspace at `root` to its bucket while work goes on; nothing for a folder."""
+    """Upload the checkpoints of the workspace at `root` to its bucket in the background; no effect for a folder."""
     bucket = _buckets.get(root)
     if bucket:
         bucket.push_in_background("checkpoints/")
 
 
 def push_on_exit(verb: Verb) -> Verb:
-    """A function whose first argument is a workspace, which brings to the bucket what it wrote, also when it fails:
-    checkpoints and parts that are whole are worth keeping."""
+    """Decorate a function whose first argument is a workspace: its changes are uploaded to the bucket, also when it
+    fails, because complete checkpoints and parts are worth keeping.
+    """
 
     @functools.wraps(verb)
     def run(workspace: "str | os.PathLike | Workspace | None", *args: Any, **settings: Any) -> Any:

@@ -28,7 +28,7 @@ def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, f
         if artifact.kind == STACK or (facts.get("data"), facts.get("horizon")) != (data.fingerprint, data.horizon):
             continue
         path = predictions_path(workspace, artifact)
-        if not artifact.whole() or not is_prediction_of(path, artifact):
+        if not artifact.is_intact() or not is_prediction_of(path, artifact):
             continue  # what is not whole, or not vouched for, is made again before anyone reads it
         part = f"predictions of {facts['run_id']}"
         state, frame = artifact.load_state(), read_frame(path)

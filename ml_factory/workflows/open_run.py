@@ -82,7 +82,7 @@ def find_or_open_run(
     restore_from_wandb(workspace, run, spec, source=options.source, mirror=options.mirror, fresh=options.fresh)
     if spec.task != "folds":
         artifact = Registry(workspace.models).find(spec.symbol, spec.horizon, spec.model, kind=kind, run_id=run.run_id)
-    whole = artifact if artifact is not None and artifact.whole() else None
+    whole = artifact if artifact is not None and artifact.is_intact() else None
     finished = whole is not None or (spec.task == "folds" and run.ended)
     line = format_run_status(workspace, run, spec, finished=finished)
     if not finished:

@@ -108,7 +108,7 @@ def plan_models(
     columns = {
         "starts_at_minute": [row.starts / 60 for row in rows],
         "minutes": [row.cost.seconds / 60 for row in rows],
-        "done_percent": [100 * row.unit.done for row in rows],
+        "done_percent": [100 * row.unit.completed for row in rows],
         "memory_mb": [row.cost.memory_bytes / 1e6 for row in rows],
         "device_mb": [row.cost.device_bytes / 1e6 for row in rows],
         "workspace_mb": [row.takes_bytes / 1e6 for row in rows],
@@ -165,7 +165,7 @@ def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
             continue
         whole, model = request.measured.of(name, request.fit_settings(name))
         iterations = parse_progress(str(request.reached(run, f"train_{name}").get("reached", "")))
-        yield WorkUnit(name, model, work_of(name, whole), done=min(1.0, iterations / whole.iterations))
+        yield WorkUnit(name, model, work_of(name, whole), completed=min(1.0, iterations / whole.iterations))
 
 
 def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
@@ -200,7 +200,7 @@ def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
     each = Cost(*(max(values) for values in zip(*map(astuple, costs), strict=True)))
     mean = replace(each, seconds=float(np.mean([cost.seconds for cost in costs])))
     work = count * len(request.models)
-    yield WorkUnit("stack", _cost_per_item(mean), work, finished / work, after=request.models)
+    yield WorkUnit("stack", _cost_per_item(mean), work, finished / work, depends_on=request.models)
 
 
 TASKS = ("train", "folds", "stack")

@@ -384,7 +384,7 @@ def test_a_save_that_cannot_fit_touches_nothing(tmp_path, caplog):
         save(manager, 1)
     before = {path: path.read_bytes() for path in tmp_path.glob("slot-*")}
     with written(tmp_path, quota_bytes=2 * size + 100) as manager:
-        assert save(manager, 2) is None and "No room" in caplog.text
+        assert save(manager, 2) is None and "Not enough space" in caplog.text
         assert {path: path.read_bytes() for path in tmp_path.glob("slot-*")} == before
 
 
@@ -603,7 +603,7 @@ with CheckpointManager(sys.argv[1], run="r", background=False) as manager:
 
 
 def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(staging_buffer, "_AT_ONCE", 1000)
+    monkeypatch.setattr(staging_buffer, "_INLINE_BYTES", 1000)
     made, grow = [], staging_buffer.StagingBuffer._grow
     monkeypatch.setattr(
         staging_buffer.StagingBuffer,
@@ -614,12 +614,12 @@ def test_the_first_save_of_a_large_state_finds_its_pages(tmp_path, monkeypatch):
     with CheckpointManager(tmp_path, run="r") as manager:
         phase, steps = manager.phase("p"), 0
         while phase.save(state) is None:
-            manager.staging._grower.join()
+            manager.staging._allocator.join()
             steps += 1
         assert steps <= 1 and made == ["staging"]  # a step later, and no page is waited for
     with CheckpointManager(tmp_path, run="r") as manager:
         assert (manager.phase("p").load()["state"]["a"] == state["a"]).all()
-        manager.staging._grower.join()
+        manager.staging._allocator.join()
         assert manager.phase("p").due() and manager.save_checkpoint("p", state) is not None  # the size was known
     assert made == ["staging", "staging"]
     with CheckpointManager(tmp_path, run="other") as manager:

@@ -58,7 +58,7 @@ def test_the_shortest_first_finishes_the_most_by_any_moment():
 
 
 def test_what_was_begun_comes_first_and_costs_what_is_left_of_it():
-    begun = WorkUnit("begun", line(4, 1), 100, done=0.75)
+    begun = WorkUnit("begun", line(4, 1), 100, completed=0.75)
     rows = plan([WorkUnit("short", line(0, 1), 5), begun], Budget(seconds=1000))
     assert [row.unit.name for row in rows] == ["begun", "short"]
     assert rows[0].cost.seconds == pytest.approx(29) and rows[1].starts == pytest.approx(29)
@@ -94,7 +94,7 @@ def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced)
     lives = rng.exponential(1800, 40)
     known = learned(lives)
     ours = share(lives, lambda clock, number: SaveTimer(clock=clock, mean_life=known[number]), False, given)["useful"]
-    fixed = share(lives, lambda clock, _: SaveTimer(first=1800, clock=clock), False, given)["useful"]
+    fixed = share(lives, lambda clock, _: SaveTimer(first_interval=1800, clock=clock), False, given)["useful"]
     best = optimum(lives, given)["useful"]
     assert ours > best - 0.02 and fixed < best - 0.1
 
@@ -123,7 +123,7 @@ def test_slots_that_are_there_already_are_not_charged_and_a_device_that_is_too_s
 
 def test_what_waits_for_others_is_last_and_begins_when_they_fit_whole():
     units = [
-        WorkUnit("stack", line(0, 1), 1, after=("a", "b")),
+        WorkUnit("stack", line(0, 1), 1, depends_on=("a", "b")),
         WorkUnit("a", line(0, 1), 10),
         WorkUnit("b", line(0, 1), 60),
     ]
@@ -131,5 +131,5 @@ def test_what_waits_for_others_is_last_and_begins_when_they_fit_whole():
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "whole"), ("stack", "whole")]
     rows = plan(units, Budget(seconds=50 + reserved_seconds(0)))
     assert [(row.unit.name, row.fits) for row in rows] == [("a", "whole"), ("b", "in part"), ("stack", "later")]
-    begun = plan([WorkUnit("stack", line(0, 1), 30, done=0.5, after=("a",))], Budget(seconds=100))
+    begun = plan([WorkUnit("stack", line(0, 1), 30, completed=0.5, depends_on=("a",))], Budget(seconds=100))
     assert begun[0].fits == "whole"  # what it waited for is no unit any more

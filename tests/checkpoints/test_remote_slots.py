@@ -279,7 +279,7 @@ def test_a_child_whose_parent_was_killed_writes_no_more(drive, spawn):
 @pytest.mark.parametrize("background", [True, False])
 def test_the_values_are_those_of_the_call(tmp_path, background, monkeypatch):
     """Also of a state that a child process reads out of shared memory while the caller goes on."""
-    monkeypatch.setattr(manager_module, "_SMALL", 1000)
+    monkeypatch.setattr(manager_module, "_INLINE_BYTES", 1000)
     array = np.ones(1_500_000)
     with CheckpointManager(tmp_path, run="r", background=background) as manager:
         for value in range(1, 5):
@@ -307,7 +307,7 @@ def test_a_safe_stop_writes_the_logs_flushes_and_says_safe_only_then(drive):
     done = []
     with manager_of(drive) as manager:
         save(manager, 1)
-        assert "nobody told" in manager.safe_stop(LONG).text
+        assert "upload is not confirmed" in manager.safe_stop(LONG).text
         steps = {"logs": [lambda: done.append("log")], "flush": lambda: done.append("flush")}
         assert manager.safe_stop(LONG, **steps).safe and done == ["log", "flush"]
         stopped = manager.safe_stop(0.3, flush=lambda: time.sleep(5))
@@ -337,7 +337,7 @@ def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(d
         assert said[1].startswith("  p #2 saved locally") and said[-1].startswith("Not confirmed")
         assert not any(line.startswith("Safe") for line in said)
         told = []
-        manager_module.safe_stop(0.1, tell=told.append)
+        manager_module.safe_stop(0.1, on_status=told.append)
         assert told[-1].startswith("Not confirmed") and not capsys.readouterr().out
 
 
@@ -393,7 +393,7 @@ def test_nothing_here_and_a_mount_that_hangs_is_not_nothing(drive):
 
 
 def test_a_local_disk_is_written_while_all_children_on_the_mount_hang(drive, monkeypatch):
-    monkeypatch.setattr(manager_module, "_SMALL", 1000)
+    monkeypatch.setattr(manager_module, "_INLINE_BYTES", 1000)
     stuck = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
     monkeypatch.setattr(worker_process, "_abandoned", [(str(drive), process) for process in stuck])
     try:
@@ -433,7 +433,7 @@ def test_a_full_drive_spills_to_the_local_disk_says_so_and_is_caught_up_with(dri
     with manager_of(drive, disk=Disk(), quota_bytes=2 * size + 500) as manager:
         saved = [manager.save_checkpoint("p", state, force=True) for _ in range(3)]
         assert not manager.wait(LONG)
-        assert [one["status"] for one in saved] == [LOCAL] * 3 and caplog.text.count("No room") == 1
+        assert [one["status"] for one in saved] == [LOCAL] * 3 and caplog.text.count("Not enough space") == 1
         assert {path: path.read_bytes() for path in drive.glob("slot-*.ckpt")} == before
         manager.mount.pool.quota = None  # somebody emptied the Trash
         assert manager.wait(LONG) and saved[-1]["status"] == COPIED

@@ -86,5 +86,5 @@ def test_cadence_is_where_waste_is_least():
     assert save_interval(500.0, 28800.0) == 1800.0  # never longer than promised
     assert save_interval(20.0, math.inf) == 1800.0
     assert save_interval(0.0, 7200.0) == 1800.0
-    with pytest.raises(SettingsError, match="cadence"):
+    with pytest.raises(SettingsError, match="No save interval"):
         save_interval(1.0, 0.0)

@@ -61,7 +61,7 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
 
 def test_a_runtime_that_outlived_its_tier_is_of_the_next_and_goes_on_training(monkeypatch, tmp_path, caplog):
     lived = {"hours": 12 - 10 / 3600}
-    session._say_outlived.cache_clear()
+    session._warn_outlived.cache_clear()
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
     here = session.Session(tmp_path / "free")
@@ -79,7 +79,7 @@ def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected
         monkeypatch.setattr(session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
         here = session.Session(tmp_path / str(hours))
         here.record_alive()
-        here._record._writer.join()
+        here._writer._thread.join()
         told = written(tmp_path / str(hours))[0]
         assert here.mean_life == 2 * 3600
         assert told["limit"] == (left and pytest.approx(told["seen"] + left, abs=60))
@@ -97,7 +97,7 @@ def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch
     for _ in range(5):
         one = session.Session(tmp_path)
         one.record_alive()
-        one._record._writer.join()
+        one._writer._thread.join()
     assert len(written(tmp_path)) == 1
 
 
@@ -120,10 +120,10 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
         assert manager.status()[0].where == COPIED and asked == ["hung"]
     with CheckpointManager(tmp_path / "b", on_saved=full.record_alive, background=False) as manager:
         assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
-    hung._record._end()
+    hung._writer._end()
     hangs.set()
-    hung._record._writer.join()
-    full._record._writer.join()
+    hung._writer._thread.join()
+    full._writer._thread.join()
     assert asked == ["hung", "full"] and not caplog.text
 
 

@@ -31,7 +31,7 @@ class Slow(Disk):  # a mount
         return super().write(descriptor, data, offset)
 
 folder, local, slow = sys.argv[1], sys.argv[2] or None, float(sys.argv[3])
-phase._LAST_COPY = 60.0 if slow < 60 else 0.5
+phase._END_UPLOAD_SECONDS = 60.0 if slow < 60 else 0.5
 disk = Slow() if local else None
 often = {"auto_save_minutes": 600, "first_save_minutes": 600, "local": local, "disk": disk}
 with CheckpointManager(folder, run="r", **often) as manager:
@@ -147,6 +147,6 @@ def test_the_first_listener_in_another_thread_leaves_the_main_thread_its_handler
         thread.join()
         signal.raise_signal(signal.SIGTERM)
         assert acted == [signal.SIGTERM] and flag.requested is None
-        assert signal.getsignal(signal.SIGTERM) != flag._heard
+        assert signal.getsignal(signal.SIGTERM) != flag._on_signal
     finally:
         signal.signal(signal.SIGTERM, before)

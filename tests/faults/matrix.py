@@ -134,9 +134,7 @@ def check(world: World, fault: Fault, loading: bool) -> None:
     kept = sorted(world.saved_files)[-(2 if fault.rule in FULL else KEEP) :]
     if fault.after == "machine":
         world.new_machine()
-        world.saved_files = {
-            number: world.saved_files[number] for number in world.alive()
-        }  # what the cloud never had is gone
+        world.saved_files = {number: world.saved_files[number] for number in world.alive()}  # the cloud's versions
         kept = []
     elif fault.after == "process":
         world.new_process()

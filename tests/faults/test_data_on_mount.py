@@ -29,7 +29,7 @@ def drive(mount, tmp_path, monkeypatch):
     """A drive whose silence is heard of after a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 4.0)
-    monkeypatch.setattr(file_access, "AGAIN", 0.5)
+    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
     monkeypatch.setattr(artifact_registry, "RETRY_SECONDS", 0.0)  # a drive that is healed is asked at once
     made = mount()
     late = threading.Timer(_RELEASE, made.heal)
@@ -119,17 +119,17 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
         train(callbacks=[hang])
     assert len(told) == TREES["rounds"] // TREES["block"]
-    assert "xgboost of DEMO is kept on this machine's disk" in caplog.text
+    assert "xgboost of DEMO is stored on this machine's disk" in caplog.text
     aside = Registry(workspace.models).local_fallback
     [kept] = aside.list(SYMBOL)
-    stopped = safe_stop(5, flush=lambda: None, tell=told.append)
+    stopped = safe_stop(5, flush=lambda: None, on_status=told.append)
     assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
     drive.heal()
     found = train(on_status=told.append)
     assert found.reused and found.artifact_hash == kept.hash and "finished before" in told[-1]
     assert found.artifact.is_relative_to(drive.path) and not aside.list(SYMBOL)
     assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]
-    assert safe_stop(5, flush=lambda: None, tell=told.append).safe
+    assert safe_stop(5, flush=lambda: None, on_status=told.append).safe
     pool = Pool(workspace.checkpoints).scan()
     assert pool and all(slot.returned for slot in pool)
     again = train(fresh=True)  # as one that nothing disturbed; its file names another run
@@ -147,7 +147,9 @@ def test_a_full_drive_leaves_the_model_here_where_it_is_found(workspace, drive, 
     assert (found.facts["which"], found.sequence, found.load_state()["a"].tolist()) == ("new", 2, [0, 0, 0])
     drive.heal()
     found = artifact_registry.find(SYMBOL, model="toy")
-    assert artifact_registry.is_persisted(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.whole()
+    assert (
+        artifact_registry.is_persisted(found) and (found.hash, found.sequence) == (kept.hash, 2) and found.is_intact()
+    )
     assert not artifact_registry.local_fallback.list(SYMBOL)
 
 

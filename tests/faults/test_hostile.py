@@ -172,7 +172,7 @@ def test_registry(place, caplog):
     whole, told = state.read_bytes(), description.read_bytes()
     for name, content in {**bombs(place / "marker"), **damages(whole), **oversized_states(whole)}.items():
         state.write_bytes(content)
-        assert not new.whole(), name
+        assert not new.is_intact(), name
         refused(new.load_state, name)
     state.write_bytes(whole)
     later = json.dumps({**json.loads(told), "version": 99}).encode()
@@ -182,6 +182,6 @@ def test_registry(place, caplog):
         description.write_bytes(content)
         caplog.clear()
         assert registry.find("DEMO", 5, "toy").hash == old.hash, name
-        assert "passed over" in caplog.text, name
+        assert "skipped" in caplog.text, name
     description.write_bytes(json.dumps({**json.loads(told), "hash": "../../../etc/passwd"}).encode())
     refused(registry.list("DEMO")[-1].load_state, "a hash that is a path")

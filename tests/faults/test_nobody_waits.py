@@ -27,7 +27,7 @@ def silent(mount, tmp_path, monkeypatch):
     """(workspace, artifact, manager) on a drive that answered until now."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 2.0)
-    monkeypatch.setattr(file_access, "AGAIN", 0.5)
+    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
     monkeypatch.setattr(run_folder, "CheckpointManager", partial(CheckpointManager, deadline_seconds=2))
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.delenv("ML_FACTORY_WANDB", raising=False)
@@ -51,7 +51,7 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
     for ask in (
         lambda: registry.list("DEMO"),
         lambda: registry.find("DEMO", 5),
-        artifact.whole,
+        artifact.is_intact,
         artifact.load_state,
         lambda: Workspace(workspace.root),
         lambda: open_run(workspace.results, "DEMO", SPEC, False),

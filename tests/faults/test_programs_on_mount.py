@@ -18,7 +18,7 @@ def machine(tmp_path, monkeypatch):
     def move(name: str) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
         monkeypatch.delenv("ML_FACTORY_PROGRAMS", raising=False)
-        compile_cache._copy_of.cache_clear()
+        compile_cache._downloaded.cache_clear()
 
     monkeypatch.setattr(file_access, "DEADLINE", 2.0)
     move("first")
@@ -29,13 +29,11 @@ def machine(tmp_path, monkeypatch):
 def compiled(root: Path, work=lambda folder: None) -> Path:
     """A training's folder of programs, after one save and some work of its compiler."""
     with open_checkpoints(root / "checkpoints", Run("run", root / "results" / "run")) as manager:
-        folder = compile_cache.compile_cache_folder(
-            Path(os.environ["ML_FACTORY_PROGRAMS"])
-        )  # as a network on a GPU asks
+        folder = compile_cache.compile_cache_folder(Path(os.environ["ML_FACTORY_PROGRAMS"]))  # as on a GPU
         work(folder)
         manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager._wait_home()
-        for thread in compile_cache._carriers.values():
+        for thread in compile_cache._uploads.values():
             thread.join()
     return folder
 
@@ -68,4 +66,4 @@ def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine
 def test_on_a_disk_of_this_machine_they_lie_in_the_workspace(tmp_path, machine, caplog):
     caplog.set_level(logging.WARNING)
     assert compiled(tmp_path / "ml_factory") == tmp_path / "ml_factory" / "compiled"
-    assert not compile_cache._carriers.get(tmp_path / "ml_factory" / "compiled")
+    assert not compile_cache._uploads.get(tmp_path / "ml_factory" / "compiled")

@@ -31,9 +31,8 @@ def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, ca
     drive.fault("copy", "rename")
     drive.fault("die", "copy", after=pieces)
     register(registry, "new")
-    assert bool(registry.local_fallback.list("DEMO")) == (
-        pieces < 5
-    )  # four pieces of the state, one of its description
+    # four pieces of the state, one of its description
+    assert bool(registry.local_fallback.list("DEMO")) == (pieces < 5)
     shutil.rmtree(registry.local_fallback.folder, ignore_errors=True)  # the machine is gone with its disk
     drive.remount()
     seen = {}
@@ -41,11 +40,11 @@ def test_a_machine_that_dies_inside_a_rename_loses_no_artifact(mount, pieces, ca
         try:
             seen[artifact.facts["which"]] = len(artifact.load_state()["weights"])
         except FactoryError:
-            assert not artifact.whole()  # told as torn; whoever can makes it again
+            assert not artifact.is_intact()  # told as torn; whoever can makes it again
     assert seen["old"] == SIZES["old"]
     assert seen.get("new", SIZES["new"]) == SIZES["new"]
     register(registry, "new")
-    assert registry.find("DEMO", which="new").whole()
+    assert registry.find("DEMO", which="new").is_intact()
 
 
 def test_each_rename_over_an_old_file_fills_the_trash_and_a_new_one_does_not(mount):

@@ -58,13 +58,13 @@ def test_an_interrupted_registration_does_not_exist(registry):
 
 def test_damage_is_named(registry, caplog):
     old, new = put(registry, 1), put(registry, 2)
-    assert new.whole()
+    assert new.is_intact()
     (new.path / "state.safetensors").write_bytes(encode_state({"value": 0}))
-    assert old.whole() and not new.whole()
+    assert old.is_intact() and not new.is_intact()
     with pytest.raises(CheckpointError, match=r"state\.safetensors.*another hash"):
         registry.find("ES").load_state()
     (new.path / "state.safetensors").unlink()
-    assert not new.whole()
+    assert not new.is_intact()
     with pytest.raises(WorkspaceError, match=r"state\.safetensors"):
         registry.find("ES").load_state()
     record = json.loads((new.path / "artifact.json").read_text())
@@ -107,7 +107,7 @@ for i in range(8):
 
 
 def told(registry, artifact):
-    return [(one.depth, one.kind, one.name, one.hash[:8], one.here) for one in registry.lineage(artifact)]
+    return [(one.depth, one.kind, one.name, one.hash[:8], one.available) for one in registry.lineage(artifact)]
 
 
 def test_the_lineage_of_a_stack_of_a_stack(registry):
@@ -182,11 +182,11 @@ def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
         write(path, data)
 
     monkeypatch.setattr(registry_module, "write_bytes_atomic", forgetful)
-    with pytest.raises(WorkspaceError, match="did not keep"):
+    with pytest.raises(WorkspaceError, match="lost what was written"):
         registry.register("DEMO", "model", "toy", {"weights": np.ones(3)})
     assert registry.list("DEMO") == []
     dropped[0] = 1  # once: written again
-    assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).whole()
+    assert registry.register("DEMO", "model", "toy", {"weights": np.ones(3)}).is_intact()
 
 
 def test_what_a_full_drive_refused_is_offered_once_a_minute(tmp_path, monkeypatch, caplog):

@@ -218,7 +218,7 @@ def test_locks_and_half_written_files_stay_here(machines):
 
 @pytest.mark.parametrize("url", ["gs://", "s3://bucket/x", "gs:///x", "gs://bucket/../x", "bucket/x"])
 def test_what_is_no_bucket_is_refused(url, tmp_path):
-    with pytest.raises(SettingsError, match="no address of a bucket"):
+    with pytest.raises(SettingsError, match="not the address of a bucket"):
         BucketMirror(url, tmp_path)
 
 

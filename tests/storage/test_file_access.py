@@ -28,7 +28,7 @@ def drive(tmp_path, monkeypatch):
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 3.0)
-    monkeypatch.setattr(file_access, "AGAIN", 2.0)
+    monkeypatch.setattr(file_access, "RETRY_DEADLINE", 2.0)
     file_access._mount_for.cache_clear()
     yield folder
     file_access._mount_for.cache_clear()
@@ -79,7 +79,7 @@ def test_this_process_asks_nothing_of_a_mount_itself(drive, untouched):
     assert atomic_files.names_in(drive / "a") == ["b.json"] and atomic_files.is_folder(drive / "a")
     registry = Registry(drive / "models")
     artifact = registry.register("DEMO", "model", "toy", {"a": np.ones(3)}, {"horizon": 5})
-    assert registry.find("DEMO", 5).hash == artifact.hash and artifact.whole()
+    assert registry.find("DEMO", 5).hash == artifact.hash and artifact.is_intact()
     assert artifact.load_state()["a"].tolist() == [1, 1, 1]
     with file_lock(drive / "some.lock"), CheckpointManager(drive / "checkpoints", run="r") as manager:
         manager.save_checkpoint("p", {"value": 1}, force=True)
@@ -115,7 +115,7 @@ def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
     state = artifact.path / "state.safetensors"
     state.unlink()
     os.mkfifo(state)
-    for ask in (artifact.whole, artifact.load_state):
+    for ask in (artifact.is_intact, artifact.load_state):
         with pytest.raises(UnresponsiveMountError):
             ask()
     (artifact.path / "artifact.json").unlink()

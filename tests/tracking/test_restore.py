@@ -61,7 +61,7 @@ def test_models_and_the_stack_come_back_into_an_empty_workspace(
     monkeypatch.setattr("ml_factory.workflows.train.build_model", None)  # nothing is trained
     again = pipeline.stack(tmp_path / "empty", "DEMO", 5, bases, folds=2, quick=True)
     assert again.artifact.name == first.artifact.name and again.predictions_hash == first.predictions_hash
-    assert first.lineage.drop(columns="here").equals(again.lineage.drop(columns="here"))
+    assert first.lineage.drop(columns="available").equals(again.lineage.drop(columns="available"))
     assert again.lineage["kind"].tolist() == ["stack", "run", "data"] + ["model", "run", "data"] * 2
     # Asked for by name, W&B gives the bases although the registry has them; what it lacks, it is said to lack.
     sequence = max(one.sequence for one in Registry(tmp_path / "empty/models").list("DEMO"))

@@ -79,7 +79,7 @@ def test_compiled_programs_of_a_gpu_are_kept_where_we_say(tmp_path, monkeypatch)
 def test_compiled_programs_are_brought_for_a_network_on_a_gpu_alone(tmp_path, gpu, monkeypatch):
     """The workspace's may lie on a mount, and are many."""
     brought = []
-    monkeypatch.setattr(compile_cache, "_copy_of", lambda there, process: brought.append(there) or tmp_path / "here")
+    monkeypatch.setattr(compile_cache, "_downloaded", lambda there, process: brought.append(there) or tmp_path / "here")
     monkeypatch.setenv("ML_FACTORY_MOUNTS", str(tmp_path / "drive"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("ML_FACTORY_PROGRAMS", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):

@@ -333,7 +333,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_computed(tmp_path, mo
     monkeypatch.setattr(atomic_files, "free_bytes", lambda folder: 900_000)
     monkeypatch.setattr(prepare, "build_features", lambda *_: pytest.fail("computed all the same"))
     with pytest.raises(
-        WorkspaceError, match=r"no room for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
+        WorkspaceError, match=r"[Nn]ot enough space for the features and labels of MES .*0\.9 MB free.*about 1\.\d MB"
     ):
         pipeline.prepare(place, "MES", (5,))
 
