@@ -59,7 +59,7 @@ def test_a_mount_that_hangs_gives_no_programs_and_the_work_begins(mount, machine
     (folder / "kernel.so").write_bytes(b"program")
     drive.fault("hang", path="*compiled*")
     assert mount_of(compiled(drive.path / "ml_factory")) is None
-    assert "Compiled programs are not taken from the workspace" in caplog.text
+    assert "Compiled programs are not downloaded from the workspace" in caplog.text
     drive.heal()
 
 
