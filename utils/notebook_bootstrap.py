@@ -100,7 +100,7 @@ def _moved(partial: Path, place: Path) -> Path:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """What git prints about a folder; empty where it fails or is not installed."""
+    """Return the output of git for a folder; empty where git fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=False)
     except FileNotFoundError:
