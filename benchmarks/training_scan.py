@@ -20,10 +20,10 @@ from ml_factory.models.recurrent import kernels
 from ml_factory.models.registry import build_model
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.training.device import pick
+from ml_factory.training.loop import take_step
 from ml_factory.training.losses import weighted_cross_entropy
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
-from ml_factory.training.step import take_step
 
 F, HIDDEN, BATCH, EPOCH_ROWS = 32, 64, 256, 500_000
 

@@ -49,7 +49,7 @@ models.layers models.recurrent models.sequence models.transformer models.tft_lay
 models.contract_checks models.source_hash models.settings models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
 training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
-training.state training.step training.evaluate training.progress_line training.loop training.estimator_base
+training.state training.evaluate training.progress_line training.loop training.estimator_base
 training.estimator training.state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ml_factory.progress import phase
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import Device
-from ml_factory.training.step import Loss
+from ml_factory.training.losses import Loss
 
 _log = logging.getLogger("ml_factory.training")
 T = TypeVar("T")

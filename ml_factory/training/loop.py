@@ -8,19 +8,26 @@ epoch and what early stopping remembers, and a run that goes on from it is the r
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import FactoryError
 from ml_factory.models.base import FitResult, hint_when_flat, replay_history
 from ml_factory.progress import phase
+from ml_factory.seeding import derive_seed
 from ml_factory.training.device import Device, pinned
+from ml_factory.training.losses import Loss
+from ml_factory.training.optim import controls, total_norm
 from ml_factory.training.progress_line import ProgressMeter
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
-from ml_factory.training.step import Batch, Loss, take_step
+
+Batch = Callable[[np.ndarray], Any]
 
 
 def fit(
@@ -47,24 +54,29 @@ def fit(
     epoch's loss on the validation rows is not.
     """
     with pinned(device), device.training():
-        # ------------------------------------------------------------------ start or resume
         network.train()
         run, result = TrainingRun(device.to_device(network), rows, spec, device, identity), FitResult()
-        saver = _Saver(run, checkpoints)
-        if saver.resume():
-            result.resumed_from, result.resumed_step = len(run.memory.history), run.step
-            replay_history(callbacks, run.memory.history)
-        elif from_start and validate is not None:
-            _evaluate_untrained(run, validate)
+        saver = _start_or_resume(run, result, checkpoints, callbacks, validate if from_start else None)
         meter = ProgressMeter(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
         with phase("training", total, start=before) as moved:
             while not run.done:
-                began = time.perf_counter()
-                _epoch(run, batch, loss, saver, meter, moved)
-                # ---------------------------------------------------------- the epoch's verdict
+                began, end, timed = time.perf_counter(), run.order.steps_until(run.epoch), _Timed(batch)
+                while run.step < end or run.check_finite():
+                    # -------------------------------------------------- the step: nothing waits for the device
+                    try:
+                        take_step(run, timed, loss, end)
+                    except (RuntimeError, MemoryError) as error:
+                        _halve_or_raise(run, error)
+                        continue
+                    # -------------------------------------------------- the log, and once-in-a-while jobs
+                    moved(run.order.batch)
+                    meter.record_step(timed.lap())
+                    if run.step % run.spec.log_steps == 0 and not run.check_finite():
+                        meter.log_if_due(saver.due_in())
+                    saver.step()
+                # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
                 metrics = _end_epoch(run, validate, began)
-                # ---------------------------------------------------------- save, then tell
                 saver.save_after_epoch(metrics)
                 device.recompiles.end_first_cycle()
                 for callback in callbacks:
@@ -73,34 +85,84 @@ def fit(
     return _fill_result(run, result, meter)
 
 
-def _epoch(run: TrainingRun, batch: Batch, loss: Loss, saver: "_Saver", meter: ProgressMeter, moved: Callable) -> None:
-    """Steps up to the end of the epoch that `run.step` is in."""
-    end, timed = run.order.steps_until(run.epoch), _Timed(batch)
-    while run.step < end or run.check_finite():
-        # ------------------------------------------------------------------ the step: nothing waits for the device
-        if not _step_or_halve(run, timed, loss, end):
-            continue
-        # ------------------------------------------------------------------ the log
-        moved(run.order.batch)
-        meter.record_step(timed.lap())
-        # ------------------------------------------------------------------ once-in-a-while jobs
-        if run.step % run.spec.log_steps == 0 and not run.check_finite():
-            meter.log_if_due(saver.due_in())
-        saver.step()
+def _start_or_resume(
+    run: TrainingRun, result: FitResult, checkpoints: Any, callbacks: Sequence[Callable], validate: Callable | None
+) -> "_Saver":
+    """Restore the last checkpoint, if there is one; else evaluate the untrained network where `validate` is given."""
+    saver = _Saver(run, checkpoints)
+    if saver.resume():
+        result.resumed_from, result.resumed_step = len(run.memory.history), run.step
+        replay_history(callbacks, run.memory.history)
+    elif validate is not None:
+        _evaluate_untrained(run, validate)
+    return saver
 
 
-def _step_or_halve(run: TrainingRun, batch: Batch, loss: Loss, end: int) -> bool:
-    """Take a step. False when memory ran out and the run went back, with smaller micro-batches."""
-    try:
-        take_step(run, batch, loss, end)
-        return True
-    except (RuntimeError, MemoryError) as error:
-        if not run.device.out_of_memory(error):
-            raise
-        failed = error.with_traceback(None)  # the frames would keep the step's tensors alive
+def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
+    """Descend once on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
+
+    Nothing in here waits for the device, so that its queue never runs dry.
+
+    end : the step before which the epoch ends; up to it, the part after each one is fetched while that is computed.
+    """
+    numbers = run.device.to_device(controls(run.step, run.learning_rate(), run.spec))
+    totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
+    for part, rows in enumerate(parts):
+        data = batch(rows)
+        last = part == len(parts) - 1
+        if ahead is not None and not (last and run.step + 1 >= end):
+            ahead(run.rows_of(run.step + 1)[0] if last else parts[part + 1])
+        # The only place that seeds the device.
+        run.device.seed_step(derive_seed(run.spec.seed, "step", run.step, part, run.device.processes.rank))
+        # Processes add up their gradients once, with the last part.
+        with nullcontext() if last or not hasattr(run.forward, "no_sync") else run.forward.no_sync():
+            with run.device.autocast():
+                loss_sum, weight = loss(run.forward, data)
+            # Divided by the batch's rows only to stay near a mean's size; the weights' sum is known at the end.
+            scaled = loss_sum / run.order.batch
+            (scaled if run.scale is None else scaled * run.scale.scale).backward()
+        part_totals = torch.stack([loss_sum.detach().float(), weight.detach().float()])
+        del loss_sum, weight, scaled  # with them the part's graph
+        totals = part_totals if totals is None else totals + part_totals
+        if not last:
+            run.device.mark_step("accumulate", data, (totals, *run.optimizer.gradients()))
+    _descend(run, numbers, run.device.processes.all_reduce_sum(totals))
+    run.optimizer.clear()
+    run.device.mark_step("train", data, (run.totals, *run.optimizer.parameters))
+    run.step += 1
+
+
+@torch.no_grad()
+def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
+    """Update weights, averages and the epoch's sums, unless loss or gradient is not finite: then only the flag."""
+    # Processes give the mean of their gradients, so that `world` makes it a sum.
+    to_mean = run.order.batch * run.device.processes.world / totals[1].clamp_min(1e-12)
+    if run.scale is not None:
+        to_mean = to_mean / run.scale.scale
+    norm = total_norm(run.optimizer.gradients()) * to_mean
+    finite, loss_finite = torch.isfinite(norm), torch.isfinite(totals[0])
+    ok = finite & loss_finite
+    clip = (run.spec.clip / (norm + 1e-6)).clamp(max=1.0)
+    run.optimizer.update(numbers, torch.where(ok, to_mean * clip, torch.zeros_like(norm)), ok)
+    if run.average is not None:
+        run.average.update(torch.where(ok, numbers[4], torch.zeros_like(norm)))
+    run.totals = run.totals + torch.where(ok, totals, torch.zeros_like(totals)).double()
+    bad = ~ok
+    if run.scale is not None:
+        # A scale that was too large is found in this way: not the network's fault, unless none is left to try.
+        bad = ~loss_finite | (~finite & run.scale.exhausted())
+        run.scale.adapt(finite)
+    first_bad, counter = run.flag.unbind()
+    run.flag = torch.stack([torch.where(bad & (first_bad < 0), counter, first_bad), counter + 1])
+
+
+def _halve_or_raise(run: TrainingRun, error: RuntimeError | MemoryError) -> None:
+    """Go back to the last snapshot with smaller micro-batches where memory ran out; raise every other error."""
+    if not run.device.out_of_memory(error):
+        raise error
+    error.with_traceback(None)  # its frames would keep the step's tensors alive
     if not run.halve_micro_batch():
-        raise failed
-    return False
+        raise error
 
 
 def _evaluate_untrained(run: TrainingRun, validate: Callable[[], float]) -> None:

@@ -1,10 +1,13 @@
 """Losses as a sum and a weight, so that batches, epochs and processes add up to the same mean."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]  # (network, batch) -> (sum of w * loss, sum of w)
 
 
 def weighted_cross_entropy(logits_BC: Tensor, target_B: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor]:

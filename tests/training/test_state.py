@@ -10,11 +10,10 @@ from torch import nn
 from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.storage.state import decode_state, encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import fit
+from ml_factory.training.loop import fit, take_step
 from ml_factory.training.optim import total_norm
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
-from ml_factory.training.step import take_step
 
 CPU = Device("cpu", 1)
 IDENTITY = {"model": "small", "settings": {}, "data": {}}

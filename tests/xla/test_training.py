@@ -16,11 +16,10 @@ from ml_factory.storage.state import decode_state, encode_state
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import fit
+from ml_factory.training.loop import fit, take_step
 from ml_factory.training.losses import weighted_mse
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
-from ml_factory.training.step import take_step
 from tests.models.cases import SMALL
 from tests.training.test_state import Kept, flat, small, weighted
 from tests.xla.side_by_side import IDENTITY, device_of
