@@ -83,8 +83,8 @@ def write_json(path: str | os.PathLike, obj: object) -> None:
 
     NaN and infinity are refused because JSON cannot represent them.
     """
-    text = redact(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False))
-    write_bytes_atomic(path, (text + "\n").encode())
+    data = (redact(json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)) + "\n").encode()
+    replace_file(path, lambda temporary: temporary.write_bytes(data), len(data))
 
 
 def read_json(path: str | os.PathLike) -> object:

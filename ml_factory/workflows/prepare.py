@@ -121,7 +121,8 @@ def prepare(
             if missing:
                 try:
                     store = store or StoreWriter.begin(processed, key)
-                    store = _write(store, workspace, symbol, settings, missing, raw)
+                    store, prefixes, seen = _write(store, workspace, symbol, settings, missing, raw)
+                    _certify(store, workspace, missing, prefixes, seen)
                 except FactoryError:
                     if before is not None:  # what was prepared before belongs to the bars before
                         write_bytes_atomic(workspace.raw_bars(symbol), before)
@@ -249,7 +250,8 @@ class _Rows:
 
 def _write(
     store: StoreWriter, workspace: Workspace, symbol: str, settings: DataSpec, horizons: list[int], raw_hash: str
-) -> StoreWriter:
+) -> tuple[StoreWriter, PrefixHasher, Sequence[PrefixBuild]]:
+    """Write features and the parts of these horizons; with the bars' prefix hashes and prefix builds for the proof."""
     for length in (settings.features.base, *settings.features.frames):
         if isinstance(length, int):
             check_length(length, settings.bars.minutes)
@@ -287,8 +289,7 @@ def _write(
             store.reopen(horizon)
             facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
-    _certify(store, workspace, horizons, checked.prefixes, rows.seen)
-    return store
+    return store, checked.prefixes, rows.seen
 
 
 def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
