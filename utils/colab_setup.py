@@ -1,10 +1,10 @@
-"""One call that makes any runtime ready: Drive, packages, accelerator, secrets, folders, and one table of versions.
+"""Set up any runtime with one call: Drive, packages, accelerator, secrets, folders, and one table of versions.
 
     from utils.colab_setup import setup_colab_environment
     env_info = setup_colab_environment()
 
 The same call works on Colab, on a workstation and in CI. Only the standard library is imported here, so it also runs
-before anything is installed.
+before any package is installed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from ml_factory.checkpoints.session_history import DEFAULT_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.secrets import has_wandb_key
 from ml_factory.storage import file_access
-from ml_factory.storage import workspace as places
+from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.atomic_files import is_file, write_bytes_atomic
 from ml_factory.tracking.wandb_process import MODES, mirror_mode
 from utils import runtime
@@ -35,17 +35,23 @@ LOCAL_ROOT = Path("/content/ml_factory_local")  # on Colab when Drive is refused
 
 @dataclasses.dataclass(frozen=True)
 class EnvInfo:
-    """What this runtime is.
+    """Description of this runtime.
 
-    accelerator : cuda, tpu or cpu; `device` is torch's word for it (tpu -> xla), `device_name` the model.
+    Parameters
+    ----------
+    on_colab : True on a Colab runtime.
+    accelerator : cuda, tpu or cpu; `device` is torch's name for it (tpu -> xla), `device_name` the model.
+    workspace : the opened workspace.
+    versions : package -> version.
     hours_remaining : float, math.inf where nothing ends the session.
     tracking : online, offline or off.
-    installed : what was added just now; notes : lines that a person should read.
+    installed : packages added by this call.
+    notes : lines for the user.
     """
 
     on_colab: bool
     accelerator: str
-    workspace: places.Workspace
+    workspace: workspaces.Workspace
     versions: dict[str, str]
     hours_remaining: float
     device_name: str = ""
@@ -54,7 +60,7 @@ class EnvInfo:
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str):
-        """A field by its name, as `env_info["workspace"]`; KeyError names those there are."""
+        """Return a field by name, as `env_info["workspace"]`; KeyError lists the names."""
         names = [item.name for item in dataclasses.fields(self)] + ["device"]
         if name not in names:
             raise KeyError(f"{name!r} is not known of this runtime; there are {', '.join(names)}")
@@ -66,7 +72,7 @@ class EnvInfo:
         return {"tpu": "xla"}.get(self.accelerator, self.accelerator)
 
     def table(self) -> str:
-        """The version table and the notes, as text."""
+        """Format the version table and the notes as text."""
         rows = {
             "runtime": f"{'Colab' if self.on_colab else platform.system()}, {os.cpu_count()} cores, {_memory()}",
             "accelerator": self.accelerator + (f" ({self.device_name})" if self.device_name else ""),
@@ -75,22 +81,22 @@ class EnvInfo:
             "tracking": f"wandb {self.tracking}",
             "installed": ", ".join(self.installed),
         }
-        lines = [_row(name, text) for name, text in rows.items() if text]
-        return "\n".join([*lines, *_grid(self.versions), *(_row("note", note) for note in self.notes)])
+        lines = [_format_row(name, text) for name, text in rows.items() if text]
+        return "\n".join([*lines, *_format_columns(self.versions), *(_format_row("note", note) for note in self.notes)])
 
 
 def setup_colab_environment(
-    workspace: "str | os.PathLike | places.Workspace | None" = None,
+    workspace: "str | os.PathLike | workspaces.Workspace | None" = None,
     wandb: "bool | str | None" = None,
     install: "bool | str" = True,
 ) -> EnvInfo:
-    """Make this runtime ready, print one table, and say what it is. Calling it again changes nothing more.
+    """Set up this runtime, print one table, and return its description. Calling it again changes nothing more.
 
     Parameters
     ----------
     workspace : the root of the workspace; None or "" for the usual rule (on Colab, Drive is mounted for it).
-    wandb : None keeps what the environment says; True or "auto", "offline", False or "off" set it.
-    install : True installs on Colab what that runtime lacks; "always" does so elsewhere too; False installs nothing.
+    wandb : None keeps the environment's setting; True or "auto", "offline", False or "off" set it.
+    install : True installs on Colab the packages that the runtime lacks; "always" does so elsewhere too; False never.
 
     Raises RuntimeMismatchError for packages that cannot work together or cannot be installed, WorkspaceError for a
     workspace that cannot be used, SettingsError for an unknown choice.
@@ -98,7 +104,7 @@ def setup_colab_environment(
     if install not in (True, False, "always"):
         raise SettingsError("Unknown choice", where="install", got=repr(install), wanted="True, False or 'always'")
     workspace = None if workspace is ... else workspace  # a guide writes the call with three dots
-    colab, notes = places.on_colab(), []
+    colab, notes = workspaces.on_colab(), []
     _set_tracking_mode(wandb)
     runtime.check_torch_xla_pair(runtime.installed_versions())
     root = _choose_root(workspace, colab, notes)
@@ -112,7 +118,7 @@ def setup_colab_environment(
     versions = runtime.installed_versions()
     runtime.check_torch_xla_pair(versions)
     accelerator, device_name = runtime.choose_accelerator(tpu, gpu, versions, notes)
-    root = places.Workspace(root)
+    root = workspaces.Workspace(root)
     info = EnvInfo(
         on_colab=colab,
         accelerator=accelerator,
@@ -132,15 +138,16 @@ def setup_colab_environment(
 
 
 def estimate_training_time_remaining(tier: str | None = None, limit_hours: float | None = None) -> float:
-    """Hours until Colab may end this runtime, counted from its real start; math.inf where nothing ends it.
+    """Return the hours until Colab may end this runtime, counted from its real start; math.inf where nothing ends
+    it.
 
     Parameters
     ----------
-    tier : free (12 h), pro, pro+ or enterprise (24 h). A runtime is not told its tier: give it here, or by
+    tier : free (12 h), pro, pro+ or enterprise (24 h). A runtime does not know its tier: give it here, or by
         ML_FACTORY_COLAB_TIER; free is assumed.
-    limit_hours : the limit itself, over any tier; also ML_FACTORY_SESSION_HOURS, which counts off Colab too.
+    limit_hours : the limit itself, overrides any tier; also ML_FACTORY_SESSION_HOURS, which counts off Colab too.
 
-    An upper bound: an idle page, or units used up, can end a runtime sooner.
+    An upper bound: an idle page, or used-up units, can end a runtime sooner.
     """
     return hours_left(tier, limit_hours)
 
@@ -149,10 +156,10 @@ def estimate_training_time_remaining(tier: str | None = None, limit_hours: float
 
 
 def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
-    """Mount Google Drive once; '' when it is there, else the reason why not. For Colab's main thread only."""
-    mountpoint = Path(mountpoint or places.COLAB_ROOT.parents[1])
+    """Mount Google Drive once; return '' when it is mounted, else the reason. For Colab's main thread only."""
+    mountpoint = Path(mountpoint or workspaces.COLAB_ROOT.parents[1])
     if threading.current_thread() is not threading.main_thread():
-        return "Drive asks the person at the page, so only a cell can mount it, never a thread"
+        return "Drive prompts the user on the page, so only a cell can mount it, never a thread"
     state = _mount_state(mountpoint)
     if state == "alive":
         return ""
@@ -161,21 +168,25 @@ def mount_drive(mountpoint: "str | os.PathLike | None" = None) -> str:
     except (ImportError, *_colab_failures()) as error:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     try:
-        there = file_access.kind(mountpoint / "MyDrive") == "folder"
+        mounted = file_access.kind(mountpoint / "MyDrive") == "folder"
     except OSError as error:
         return f"{mountpoint} does not answer after mounting: {error.strerror}"
-    return "" if there else f"{mountpoint / 'MyDrive'} is not there after mounting"
+    return "" if mounted else f"{mountpoint / 'MyDrive'} is missing after mounting"
 
 
 def safe_stop(seconds: float = 300, logs=()) -> bool:
-    """Before this machine is given back: wait for the checkpoints, let `logs` (callables) write theirs, and on Colab
-    flush Drive, which also unmounts it (there is no call that only flushes). Prints how far each checkpoint has come,
-    and prints and tells whether all is safe.
+    """Wait for the checkpoints, write the logs, and on Colab flush Drive, before this machine is given back.
 
-    seconds : for all of it; on expiry nothing is confirmed.
+    Flushing also unmounts Drive (there is no call that only flushes). Prints each checkpoint's status and the result;
+    returns True when all is safe.
+
+    Parameters
+    ----------
+    seconds : time for everything; on expiry nothing is confirmed.
+    logs : callables that write their logs.
     """
     flush = None
-    if places.on_colab():
+    if workspaces.on_colab():
         drive = importlib.import_module("google.colab.drive")
 
         def flush() -> None:
@@ -186,7 +197,7 @@ def safe_stop(seconds: float = 300, logs=()) -> bool:
 
 
 def _mount_state(mountpoint: Path) -> str:
-    """alive, dead (mounted, but the other end is gone: ENOTCONN, EIO, ESTALE, or no answer at all) or absent."""
+    """Return "alive", "dead" (mounted, but disconnected: ENOTCONN, EIO, ESTALE, or no answer) or "absent"."""
     try:
         return "alive" if file_access.is_mount_point(mountpoint) and file_access.names(mountpoint) else "absent"
     except OSError:
@@ -194,18 +205,18 @@ def _mount_state(mountpoint: Path) -> str:
 
 
 def _choose_root(workspace, colab: bool, notes: list[str]):
-    """The root to hand to Workspace. Drive is mounted when the root is on it, and only then."""
+    """Return the root for Workspace. Drive is mounted when the root is on it, and only then."""
     if os.environ.get("ML_FACTORY_ROOT") == str(LOCAL_ROOT):
         del os.environ["ML_FACTORY_ROOT"]  # an earlier call fell back to it; try Drive again
-    if isinstance(workspace, places.Workspace):
+    if isinstance(workspace, workspaces.Workspace):
         workspace = workspace.address
     given = (os.fspath(workspace).strip() if workspace is not None else "") or os.environ.get("ML_FACTORY_ROOT", "")
-    mountpoint = places.COLAB_ROOT.parents[1]
+    mountpoint = workspaces.COLAB_ROOT.parents[1]
     if not colab or (given and not Path(os.path.abspath(given)).is_relative_to(mountpoint)):
         return given or None
     reason = mount_drive(mountpoint)
     if not reason:
-        return given or places.COLAB_ROOT
+        return given or workspaces.COLAB_ROOT
     if given:
         raise WorkspaceError(
             "Google Drive could not be mounted",
@@ -222,14 +233,14 @@ def _choose_root(workspace, colab: bool, notes: list[str]):
 
 
 def _in_bucket(root: object) -> bool:
-    """Whether the workspace is gs://bucket/prefix."""
+    """Return True for a workspace at gs://bucket/prefix."""
     return str(root or "").startswith("gs://")
 
 
 def _sign_in(address: str) -> None:
-    """Ask the person at the page to let this session into Google Cloud, unless a key file or an emulator is named.
+    """Sign in to Google Cloud through the page, unless a key file or an emulator is configured.
 
-    Raises WorkspaceError when they do not.
+    Raises WorkspaceError when the user refuses.
     """
     if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST")):
         return
@@ -243,7 +254,7 @@ def _sign_in(address: str) -> None:
 
 
 def _colab_failures() -> tuple[type[Exception], ...]:
-    """What google.colab's calls raise: its own errors, and what they run into without a page or a kernel."""
+    """Return the exceptions of google.colab's calls: its own errors, and those without a page or a kernel."""
     failures: list[type[Exception]] = [ValueError, NotImplementedError, OSError, AttributeError, KeyError]
     for name, classes in {
         "google.colab.errors": ("Error",),
@@ -262,7 +273,7 @@ def _colab_failures() -> tuple[type[Exception], ...]:
 
 
 def _set_tracking_mode(wandb: "bool | str | None") -> None:
-    """Put the choice where the tracker reads it; None leaves what is there."""
+    """Store the choice in the environment, where the tracker reads it; None keeps the present one."""
     if wandb is None:
         return
     mode = {True: "auto", False: "off"}.get(wandb, wandb)
@@ -278,8 +289,10 @@ def _set_tracking_mode(wandb: "bool | str | None") -> None:
     os.environ["ML_FACTORY_WANDB"] = mode
 
 
-def _prepare_tracking(colab: bool, workspace: places.Workspace, notes: list[str]) -> str:
-    """online, offline or off. A key of the environment or of Colab's secrets stays in this process's environment."""
+def _prepare_tracking(colab: bool, workspace: workspaces.Workspace, notes: list[str]) -> str:
+    """Return online, offline or off. A key from the environment or Colab's secrets stays in this process's
+    environment.
+    """
     mode = mirror_mode("auto")
     offline_requested = "offline" in (os.environ.get("ML_FACTORY_WANDB"), os.environ.get("WANDB_MODE"))
     if mode != "offline" or offline_requested or os.environ.get("WANDB_MODE") == "dryrun":
@@ -292,22 +305,22 @@ def _prepare_tracking(colab: bool, workspace: places.Workspace, notes: list[str]
         reason = _log_in(workspace)
         if not reason:
             return mirror_mode("auto")
-    notes.append(f"wandb is offline ({reason}); the record in the workspace is whole without it")
+    notes.append(f"wandb is offline ({reason}); the log in the workspace is complete without it")
     return mode
 
 
 def _can_prompt() -> bool:
-    """Whether a person can type below this cell: not under papermill or nbval, and not in a script."""
+    """Return True when the user can type below this cell: not under papermill or nbval, and not in a script."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     on_main = threading.current_thread() is threading.main_thread()
     return on_main and bool(getattr(getattr(shell, "kernel", None), "_allow_stdin", False))
 
 
-def _log_in(workspace: places.Workspace) -> str:
-    """Ask for a W&B key, once a workspace; "" when logged in, else the reason why not.
+def _log_in(workspace: workspaces.Workspace) -> str:
+    """Prompt for a W&B key, once per workspace; return "" when logged in, else the reason why not.
 
-    The wandb client keeps the key in .netrc of this machine, as `wandb login` does. An empty answer is remembered in
-    the workspace, so that no other notebook asks again.
+    The wandb client stores the key in .netrc of this machine, as `wandb login` does. An empty answer is remembered in
+    the workspace, so that no other notebook prompts again.
     """
     declined = workspace.root / "wandb_login.txt"
     if is_file(declined):
@@ -326,7 +339,7 @@ def _log_in(workspace: places.Workspace) -> str:
 
 
 def read_secret(name: str, colab: bool) -> tuple[str, str]:
-    """(secret, "") from the environment, then from Colab's secrets; ("", reason) when neither gives it."""
+    """Return (secret, "") from the environment, then from Colab's secrets; ("", reason) when neither has it."""
     value = os.environ.get(name, "").strip()
     if value or not colab:
         return value, "" if value else f"no {name} in the environment"
@@ -341,7 +354,7 @@ def read_secret(name: str, colab: bool) -> tuple[str, str]:
 # ------------------------------------------------------------------ printing
 
 
-def _row(name: str, text: str) -> str:
+def _format_row(name: str, text: str) -> str:
     return textwrap.fill(text, 110, initial_indent=f"{name:<12} ", subsequent_indent=" " * 13, break_long_words=False)
 
 
@@ -350,8 +363,8 @@ def _time_left(hours: float) -> str:
     return "no limit" if math.isinf(hours) else f"at most {hours:.1f} h{usual}"
 
 
-def _grid(versions: dict[str, str], columns: int = 4) -> list[str]:
-    """The versions in columns, read downwards."""
+def _format_columns(versions: dict[str, str], columns: int = 4) -> list[str]:
+    """Format the versions in columns, read downwards."""
     width = max(map(len, versions))
     cells = [f"{name:<{width}} {version:<12}"[: width + 13] for name, version in versions.items()]
     height = -(-len(cells) // columns)

@@ -1,13 +1,13 @@
-"""A `google.colab` for everywhere else, so that a notebook written for Colab also runs on a workstation and in tests.
+"""A stand-in for `google.colab`, so that a notebook written for Colab also runs on a workstation and in tests.
 
     from utils.google_colab_shim import install
-    install()                       # False, and nothing done, where the real one is
+    install()                       # False, and no effect, on a real Colab runtime
     from google.colab import drive
     drive.mount("/tmp/drive")       # a plain folder with MyDrive in it
 
-Names, signatures, printed lines and exception classes are Colab's; tests hold them to a checked-in description. What
-needs a browser page does nothing, or raises what Colab raises without one. The modules live in sys.modules alone: a
-real folder named google on sys.path would hide google.auth and google.protobuf.
+Names, signatures, printed lines and exception classes are Colab's; tests compare them with a checked-in description.
+Calls that need a browser page have no effect, or raise what Colab raises without a page. The modules live in
+sys.modules alone: a real folder named google on sys.path would hide google.auth and google.protobuf.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _callbacks: dict[str, object] = {}
 
 
 def install() -> bool:
-    """Put the stand-in where `import google.colab` finds it. Returns False where Colab's own is; True when in place."""
+    """Register the stand-in as `google.colab`. Returns False where Colab's own exists; True when in place."""
     if installed():
         return True
     if on_colab() or _NAME in sys.modules or _real_one():
@@ -54,7 +54,7 @@ def install() -> bool:
 
 
 def uninstall() -> None:
-    """Take away what install() put there."""
+    """Remove the modules that install() registered."""
     if installed() and "google" in sys.modules:
         vars(sys.modules["google"]).pop("colab", None)
     while _added:
@@ -64,7 +64,7 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether `google.colab` in this process is this stand-in."""
+    """Return True when `google.colab` in this process is this stand-in."""
     return _NAME in _added and _NAME in sys.modules
 
 
@@ -126,7 +126,7 @@ class TimeoutException(Error):
 
 
 def get(key):
-    """The secret of that name; here, the environment variable of that name."""
+    """Return the secret of that name; here, the environment variable of that name."""
     if key not in os.environ:
         raise SecretNotFoundError(key)
     return os.environ[key]
@@ -188,7 +188,7 @@ def authenticate_service_account(clear_output=True):
 
 
 def unassign():
-    """Give the runtime back; here there is none to give back."""
+    """Give the runtime back; here there is no runtime to give back."""
     raise RuntimeManagementError("Unable to find the runtime management service.")
 
 
@@ -206,7 +206,7 @@ def upload_file(filename):
 
 
 def download(filename):
-    """Send a file to the browser; here it already is on the person's machine."""
+    """Send a file to the browser; here it is already on the user's machine."""
     _must_exist(filename)
 
 
@@ -257,11 +257,11 @@ def redirect_to_element(selector):
 
 
 def enable_custom_widget_manager(version="5.0.0a"):
-    """Let third-party widgets load in Colab's page; Jupyter needs no leave."""
+    """Let third-party widgets load in Colab's page; Jupyter always allows them."""
 
 
 def disable_custom_widget_manager():
-    """The opposite."""
+    """Disable third-party widgets; no effect here."""
 
 
 def serve_kernel_port_as_iframe(port, path="/", width="100%", height="400", cache_in_notebook=False):
@@ -303,7 +303,7 @@ def enable_dataframe_formatter():
 
 
 def disable_dataframe_formatter():
-    """The opposite."""
+    """Show frames as pandas does; no effect here."""
 
 
 def load_ipython_extension(ipython):

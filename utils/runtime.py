@@ -1,7 +1,7 @@
-"""What this runtime has and lacks: packages at which versions, and an accelerator, without importing any of them.
+"""Packages and accelerator of this runtime, found without importing any package.
 
-Versions come from the installed metadata, accelerators from the driver's tool and the PCI bus: quick, and the device
-is left alone. Nothing that a Colab runtime brings along is ever replaced.
+Versions come from the installed metadata, accelerators from the driver's tool and the PCI bus: quick, and the device is
+not opened. Packages that a Colab runtime brings along are never replaced.
 """
 
 import importlib
@@ -29,14 +29,17 @@ _TPU_CHIPS = {"0x0027": "v2/v3", "0x0056": "TPU", "0x005e": "v4", "0x0062": "v5p
 
 
 class RuntimeMismatchError(FactoryError):
-    """Packages of this runtime that cannot work together, or that cannot be installed."""
+    """Packages of this runtime cannot work together, or cannot be installed."""
 
 
 # ------------------------------------------------------------------ packages
 
 
 def check_torch_xla_pair(versions: dict[str, str]) -> None:
-    """torch_xla is compiled against one torch; beside any other its import ends in an undefined symbol."""
+    """Raise RuntimeMismatchError when torch and torch_xla have different versions.
+
+    torch_xla is compiled against one torch; with any other its import ends in an undefined symbol.
+    """
     torch, xla = versions.get("torch"), versions.get("torch_xla")
     if xla is None or (torch is not None and _release(torch) == _release(xla)):
         return
@@ -55,15 +58,21 @@ def check_torch_xla_pair(versions: dict[str, str]) -> None:
 
 
 def requirements_for(colab: bool, tpu: str) -> Path:
-    """The list of what this kind of runtime lacks; off Colab, the library's own."""
+    """Return the requirements file for this kind of runtime; off Colab, the library's own."""
     return ROOT / "requirements" / f"colab-{'tpu' if tpu else 'gpu'}.txt" if colab else GENERAL
 
 
 def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Install what `requirements` and the library ask for and this runtime lacks; nothing that is there is replaced.
+    """Install the packages of `requirements` and of the library that this runtime lacks; no installed package is
+    replaced.
 
-    Lines of `requirements` and `extra` must be met; of the library's own list only what is absent is added, so that a
-    runtime which drops a package heals itself. Returns the names installed. Raises RuntimeMismatchError when pip fails.
+    Parameters
+    ----------
+    requirements : its lines must be met; of the library's own list only absent packages are added, so that a runtime
+        which drops a package heals itself.
+    extra : further lines that must be met.
+
+    Returns the names installed. Raises RuntimeMismatchError when pip fails.
     """
     lines = [line for line in (*requirement_lines(requirements), *extra) if not _is_met(line)]
     listed = {_name(line) for line in lines}
@@ -78,10 +87,10 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
         constraints.write_text("\n".join(keep) + "\n")
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*command, "-c", str(constraints), *lines], capture_output=True, text=True, timeout=PIP_SECONDS
             )
-            failed, output = done.returncode != 0, (done.stderr or done.stdout).strip().splitlines()[-3:]
+            failed, output = result.returncode != 0, (result.stderr or result.stdout).strip().splitlines()[-3:]
         except (subprocess.TimeoutExpired, OSError) as error:
             failed, output = True, [str(error)]
     importlib.invalidate_caches()
@@ -96,7 +105,7 @@ def install_missing(requirements: Path, extra: tuple[str, ...] = ()) -> tuple[st
 
 
 def requirement_lines(path: Path) -> list[str]:
-    """The lines of a requirements file and of those that it includes (-r), without comments and other options."""
+    """Return the lines of a requirements file, without comments and options."""
     found = []
     for line in (line.split("#")[0].strip() for line in path.read_text().splitlines()):
         if line.startswith("-r "):
@@ -107,7 +116,7 @@ def requirement_lines(path: Path) -> list[str]:
 
 
 def keep_lines(path: Path) -> list[str]:
-    """Constraints for pip: what is installed stays at its version, the rest as `path` says."""
+    """Return pip constraints: installed packages stay at their version, the rest follows `path`."""
     found = ((line, version_of(_name(line))) for line in requirement_lines(path))
     return [f"{_name(line)}=={version}" if version else line for line, version in found]
 
@@ -117,7 +126,7 @@ def _name(line: str) -> str:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """2.9.0+cpu -> (2, 9, 0): the numbers only, which is all our own lists compare."""
+    """Return the release numbers, 2.9.0+cpu -> (2, 9, 0), which is all that the library's own lists compare."""
     return tuple(int(part) for part in re.match(r"\d+(\.\d+)*", version)[0].split("."))
 
 
@@ -142,7 +151,7 @@ def version_of(name: str) -> str | None:
 
 
 def installed_versions() -> dict[str, str]:
-    """What is installed of what we use; the absent are left out."""
+    """Return the installed versions of the packages used; absent ones are left out."""
     names = [_name(line) for line in requirement_lines(GENERAL)]
     found = {name: version_of(name) for name in [*names, "torch_xla", "libtpu"]}
     return {"python": platform.python_version()} | {name: version for name, version in found.items() if version}
@@ -155,7 +164,7 @@ def still_missing() -> list[str]:
 
 
 def replaced_after_import() -> list[str]:
-    """A package that was imported before pip replaced it goes on with the old code until the kernel restarts."""
+    """Report packages that pip replaced after they were imported: the old code stays until the kernel restarts."""
     names = {"torch": "torch", "numpy": "numpy", "pandas": "pandas", "scipy": "scipy", "sklearn": "scikit-learn"}
     loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
     stale = [name for name, version in loaded.items() if version and version != version_of(names[name])]
@@ -166,19 +175,19 @@ def replaced_after_import() -> list[str]:
 
 
 def gpu_name() -> str:
-    """Name and memory of the first CUDA GPU, asked of the driver's own tool; '' without one."""
+    """Return name and memory of the first CUDA GPU, from the driver's own tool; '' without one."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1") or not shutil.which("nvidia-smi"):
         return ""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        result = subprocess.run(query, capture_output=True, text=True, timeout=30)
     except (subprocess.TimeoutExpired, OSError):
         return ""
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+    return result.stdout.strip().splitlines()[0] if result.returncode == 0 and result.stdout.strip() else ""
 
 
 def tpu_chip(bus: Path = Path("/sys/bus/pci/devices")) -> str:
-    """Kind of the TPU attached, such as v5e-1; '' without one. Colab's variables first, then the PCI bus."""
+    """Return the kind of the attached TPU, such as v5e-1; '' without one. Colab's variables first, then the PCI bus."""
     if os.environ.get("TPU_ACCELERATOR_TYPE") or os.environ.get("COLAB_TPU_1VM") == "1":
         return os.environ.get("TPU_ACCELERATOR_TYPE") or "TPU"
     for device in sorted(bus.glob("*")):
@@ -192,11 +201,13 @@ def tpu_chip(bus: Path = Path("/sys/bus/pci/devices")) -> str:
 
 
 def choose_accelerator(tpu: str, gpu: str, versions: dict[str, str], notes: list[str]) -> tuple[str, str]:
-    """The best of TPU, GPU, CPU that the installed packages can drive; a note where hardware goes unused."""
+    """Return the best of TPU, GPU, CPU that the installed packages can drive; add a note where hardware goes unused."""
     if tpu and "torch_xla" in versions:
         return "tpu", tpu
     if tpu:
-        notes.append(f"A TPU ({tpu}) is here but torch_xla is not. Next: install torch_xla beside the same torch")
+        notes.append(
+            f"A TPU ({tpu}) is here but torch_xla is not. Next: install torch_xla of the same version as torch"
+        )
     if gpu and torch_cuda():
         return "cuda", gpu
     if gpu:
@@ -205,7 +216,9 @@ def choose_accelerator(tpu: str, gpu: str, versions: dict[str, str], notes: list
 
 
 def torch_cuda() -> str:
-    """The CUDA version torch was built for, read from its version file without importing it; '' for a CPU build."""
+    """Return the CUDA version that torch was built for, from its version file, without importing it; '' for a CPU
+    build.
+    """
     try:
         text = Path(importlib.metadata.distribution("torch").locate_file("torch/version.py")).read_text()
     except (importlib.metadata.PackageNotFoundError, OSError):

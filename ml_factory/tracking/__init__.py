@@ -1,1 +1,1 @@
-"""Tracking of runs: the run's log, its upload to the workspace, and Weights & Biases as a mirror."""
+"""Run tracking: a JSONL log of each run in the workspace, mirrored to W&B."""

@@ -1,7 +1,7 @@
-"""Closed segments of a run's record, and what is said of the run, brought from the local disk to the workspace.
+"""Upload of a run's closed log segments and its JSON files from the local disk to the workspace.
 
-On a mount a child process does it: one that hangs keeps its child, never the training. What did not arrive lies on the
-local disk and is brought with the next segment, or by the next session on this machine.
+On a mount a child process does the upload: one that hangs keeps its child, never the training. Segments that did not
+arrive are on the local disk and are uploaded with the next segment, or by the next session on this machine.
 
     parent -> child   {"writing": "segment-…", "texts": {"run.json": "…"}}
     child -> parent   {"names": […]} or {"error": "…"}
@@ -24,29 +24,36 @@ from ml_factory.storage.worker_process import readable
 from ml_factory.tracking.run_log import Attempt, read_attempts, segments, sort_attempts
 
 _ROOT = Path(__file__).resolve().parents[2]
-_START = (
+_CHILD_CODE = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from ml_factory.tracking.log_upload import serve; serve(*sys.argv[2:])"
 )
 SUMMARY = "summary.json"
-PATIENCE, DEADLINE = 0.5, 60.0  # seconds the training waits for a mount; seconds after which a child is given up
+PATIENCE, DEADLINE = 0.5, 60.0  # seconds that the training waits for a mount; seconds after which a child is killed
 
 
 def upload_segments(local: Path, folder: Path, attempt: Attempt, writing: str, texts: Mapping[str, str]) -> list[str]:
-    """Copy every closed local segment that the folder does not have whole, and write the texts; the names there.
+    """Copy every closed local segment that the folder lacks or has incomplete, and write the texts; return the names
+    there.
 
-    attempt : whose texts they are: a summary is not written over that of a later attempt.  writing : the name of the
-    segment that is still open, or "". Raises WorkspaceError.
+    Parameters
+    ----------
+    local, folder : the run's log on the local disk and in the workspace.
+    attempt : writer of the texts: its summary does not overwrite that of a later attempt.
+    writing : name of the segment that is still open, or "".
+    texts : file name -> content.
+
+    Raises WorkspaceError.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if folder != local:
             for path in segments(local).values():
-                there = folder / path.name
-                if path.name == writing or (there.exists() and there.stat().st_size >= path.stat().st_size):
+                target = folder / path.name
+                if path.name == writing or (target.exists() and target.stat().st_size >= path.stat().st_size):
                     continue
                 if data := path.read_bytes():
-                    write_bytes_atomic(there, data)
+                    write_bytes_atomic(target, data)
         for name, text in texts.items():
             if not (name == SUMMARY and _has_later_attempt(folder, attempt)):
                 write_bytes_atomic(folder / name, text.encode())
@@ -54,39 +61,41 @@ def upload_segments(local: Path, folder: Path, attempt: Attempt, writing: str, t
 
 
 def is_log_complete(folder: Path) -> bool:
-    """Whether a run's log says that it was finished. Raises UnresponsiveMountError where a mount does not answer."""
+    """Return True for the log of a finished run. Raises UnresponsiveMountError where a mount does not answer."""
     try:
-        told = read_json(folder / SUMMARY) if is_file(folder / SUMMARY) else {}
+        summary = read_json(folder / SUMMARY) if is_file(folder / SUMMARY) else {}
     except UnresponsiveMountError:
         raise
-    except WorkspaceError:  # damaged: told again
+    except WorkspaceError:  # damaged: it is written again
         return False
-    return isinstance(told, dict) and told.get("status") == "finished"
+    return isinstance(summary, dict) and summary.get("status") == "finished"
 
 
 def _has_later_attempt(folder: Path, attempt: Attempt) -> bool:
-    """Whether a later attempt has logged there."""
+    """Return True when a later attempt has logged to the folder."""
     try:
         order = sort_attempts({attempt: [], **read_attempts(folder)})
-    except WorkspaceError:  # damaged: nobody can tell
+    except WorkspaceError:  # damaged: the order of attempts is unknown
         return False
     return order[-1] != attempt
 
 
 class LogUploader:
-    """Where one attempt's record goes.
+    """Uploader of one attempt's log.
 
-    Raises nothing of a mount that hangs later than its patience; WorkspaceError of a disk that refuses.
+    Raises WorkspaceError if the disk refuses the write. An unresponsive mount raises after `patience` seconds; the
+    upload continues in the child.
     """
 
     def __init__(self, local: Path, folder: Path):
         self.local, self.folder, self._remote = local, folder, on_mount(folder)
         self._process: subprocess.Popen | None = None
-        self._sent_at = 0.0  # when the child got what it has not answered yet; 0: it is idle
+        self._sent_at = 0.0  # time of the request that the child has not answered yet; 0: it is idle
 
     def upload(self, attempt: Attempt, writing: str, texts: Mapping[str, str], patience: float = PATIENCE) -> list[str]:
-        """As `deliver`. Raises WorkspaceError when the folder refuses, or does not answer for so many seconds: then
-        the child goes on, and what is new is brought by the next call."""
+        """Upload, as `upload_segments`. Raises WorkspaceError when the folder refuses, or does not answer within
+        `patience` seconds: then the child continues, and new content is uploaded by the next call.
+        """
         if not self._remote:
             return upload_segments(self.local, self.folder, attempt, writing, texts)
         ends = time.monotonic() + patience
@@ -105,7 +114,7 @@ class LogUploader:
         return self._receive(ends)
 
     def close(self) -> None:
-        """Let the child go; one that hangs is killed and never waited for."""
+        """End the child; one that hangs is killed and never waited for."""
         process, self._process, self._sent_at = self._process, None, 0.0
         if process is None:
             return
@@ -130,32 +139,32 @@ class LogUploader:
         if not line:
             self.close()
             raise self._unresponsive("the child process died")
-        told = json.loads(line)
-        if "error" in told:
-            raise WorkspaceError(told["error"])
-        return told["names"]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkspaceError(answer["error"])
+        return answer["names"]
 
     def _start(self) -> None:
-        words = [sys.executable, "-c", _START, str(_ROOT), str(self.local), str(self.folder), str(os.getpid())]
+        words = [sys.executable, "-c", _CHILD_CODE, str(_ROOT), str(self.local), str(self.folder), str(os.getpid())]
         self._process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
             start_new_session=True,
         )  # fmt: skip
 
-    def _unresponsive(self, why: str) -> WorkspaceError:
-        return WorkspaceError("This folder does not answer", where=self.folder, got=why)
+    def _unresponsive(self, reason: str) -> WorkspaceError:
+        return WorkspaceError("This folder does not answer", where=self.folder, got=reason)
 
 
 def serve(local: str, folder: str, parent: str) -> None:
-    """The child: do what the parent asks until it is gone."""
+    """Run the parent's requests, in the child, until the parent is gone."""
     run_in_process()
     for line in sys.stdin.buffer:
         if os.getppid() != int(parent):
             return  # another process may own the run already
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
             names = upload_segments(
-                Path(local), Path(folder), Attempt(*asked["attempt"]), asked["writing"], asked["texts"]
+                Path(local), Path(folder), Attempt(*request["attempt"]), request["writing"], request["texts"]
             )
             answer = {"names": names}
         except WorkspaceError as error:

@@ -1,7 +1,7 @@
-"""What W&B kept of a run, brought back where the workspace has nothing; and a whole record told to W&B again.
+"""Restore a run from W&B where the workspace has no local state, and replay a local log to W&B.
 
-Everything that talks to the service is a child process with a deadline. What comes back is verified as if a stranger
-had sent it: an artifact by its content's hash, checkpoints file by file and as containers.
+Every query of the service runs in a child process with a deadline. Downloads are verified like untrusted input: an
+artifact by its content's hash, checkpoints file by file and as containers.
 """
 
 import json
@@ -23,15 +23,15 @@ from ml_factory.tracking.tracker import begin_run, client
 from ml_factory.tracking.wandb_process import FINISH_SECONDS, INIT_SECONDS, disable_wandb, mirror_mode, run_wandb_query
 from ml_factory.tracking.wandb_sync import CHECKPOINTS, WandbSync
 
-ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # until the service says whether it has it; until the files are here
+ANSWER_SECONDS, FETCH_SECONDS = 20.0, 900.0  # for the query whether an artifact exists; for its download
 _FETCH = f"import sys; from {__name__} import fetch_main; fetch_main(sys.stdin.read())"
 _REPLAY = f"import sys; from {__name__} import replay_main; replay_main(sys.stdin.read())"
 
 
 def restore_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | None:
-    """What this run left, from W&B into the registry; None when W&B does not have it.
+    """Download the artifact of this run from W&B into the registry; None when W&B does not have it.
 
-    Raises WorkspaceError when W&B does not answer, CheckpointError for what comes back damaged.
+    Raises WorkspaceError when W&B does not answer, CheckpointError for a damaged download.
     """
     with tempfile.TemporaryDirectory() as folder:
         if not _fetch([artifact_name(kind, run_id)], Path(folder)):
@@ -42,8 +42,19 @@ def restore_artifact(registry: Registry, kind: str, run_id: str) -> Artifact | N
 def restore_run(
     manager: CheckpointManager, snapshot: RunSnapshot, registry: Registry | None = None, kinds: Sequence[str] = ()
 ) -> str:
-    """What W&B kept of this run: the first of `kinds` that it left there, into the registry, else CHECKPOINTS, into
-    the manager's slots and the files beside them; its kind, or "" for nothing. Raises as `recover_artifact` does."""
+    """Restore this run from W&B; return the kind restored, or "" for none.
+
+    The first of `kinds` that W&B has goes into the registry, else CHECKPOINTS into the manager's slots and the files of
+    the snapshot.
+
+    Parameters
+    ----------
+    manager : of the run's checkpoints.
+    snapshot : describes the run's files.
+    registry, kinds : target and types of artifacts, such as "model".
+
+    Raises as `restore_artifact` does.
+    """
     names = {artifact_name(kind, snapshot.run): kind for kind in (*kinds, CHECKPOINTS)}
     with tempfile.TemporaryDirectory() as folder:
         kind = names.get(_fetch(list(names), Path(folder)), "")
@@ -55,10 +66,15 @@ def restore_run(
 
 
 def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
-    """Tell the whole local record in a run's `log` folder to W&B, each step once and in order.
+    """Log the whole local log of a run's `log` folder to W&B, each step once and in order.
 
-    run_id : the W&B run; empty: the run's own.  mirror : as of `Tracker`; "offline" leaves a folder for `wandb sync`.
-    Returns {"run", "steps", "mode", "folder"}. Raises FactoryError where there is no record, or W&B does not take it.
+    Parameters
+    ----------
+    folder : the run's `log` folder.
+    run_id : the W&B run; empty: the run's own.
+    mirror : as of `Tracker`; "offline" leaves a folder for `wandb sync`.
+
+    Returns {"run", "steps", "mode", "folder"}. Raises FactoryError where there is no log, or W&B refuses it.
     """
     mode = mirror_mode(mirror)
     if mode == "off":
@@ -66,14 +82,14 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
     folder = Path(folder).absolute()
     rows = read_steps(folder)
     if not rows:
-        raise WorkspaceError("This run has no record", where=folder, next_step="name a folder under results/{SYMBOL}")
-    told = {}
+        raise WorkspaceError("This run has no log", where=folder, next_step="name a folder under results/{SYMBOL}")
+    run_file = {}
     with suppress(WorkspaceError):
-        told = read_json(folder / "run.json")
+        run_file = read_json(folder / "run.json")
     summary = {}
     with suppress(WorkspaceError):
         summary = read_json(folder / "summary.json").get("summary", {})
-    spec = {"run_id": run_id or told.get("run_id") or folder.parent.name, "settings": told.get("settings", {})}
+    spec = {"run_id": run_id or run_file.get("run_id") or folder.parent.name, "settings": run_file.get("settings", {})}
     spec |= {"folder": str(folder), "local": str(folder), "attempt": [sys.maxsize, ""], "mode": mode}
     spec |= {"summary": summary, "init_seconds": INIT_SECONDS, "snapshot": None}
     answer = run_wandb_query(_REPLAY, spec, folder, INIT_SECONDS + FINISH_SECONDS, mode)
@@ -81,41 +97,41 @@ def replay(folder: Path, run_id: str = "", mirror: str = "auto") -> dict:
 
 
 def try_restore(manager: CheckpointManager, snapshot: RunSnapshot, *rest) -> str:
-    """As `recover`. A service that does not answer costs its deadline once in a process, and one warning."""
+    """Restore as `restore_run`. A service that does not answer costs its deadline once per process, and one warning."""
     try:
         return restore_run(manager, snapshot, *rest)
     except FactoryError as error:
         disable_wandb(
-            f"Nothing is restored from W&B, and it is not waited for again; runs are recorded locally: {error}"
+            f"Nothing is restored from W&B, and this process does not query it again; runs are logged locally: {error}"
         )
         return ""
 
 
 def _fetch(names: Sequence[str], folder: Path) -> str:
-    """The files of the first of these artifacts that W&B has, into the folder; its name, "" where there is none."""
+    """Download the files of the first of these artifacts that W&B has; return its name, "" where it has none."""
     spec = {"names": list(names), "folder": str(folder), "answer_seconds": ANSWER_SECONDS}
-    there = run_wandb_query(_FETCH, {**spec, "files": False}, folder, ANSWER_SECONDS, "online")["there"]
-    if not there:
+    found = run_wandb_query(_FETCH, {**spec, "files": False}, folder, ANSWER_SECONDS, "online")["found"]
+    if not found:
         return ""
-    return run_wandb_query(_FETCH, {**spec, "names": [there], "files": True}, folder, FETCH_SECONDS, "online")["there"]
+    return run_wandb_query(_FETCH, {**spec, "names": [found], "files": True}, folder, FETCH_SECONDS, "online")["found"]
 
 
 def fetch_main(text: str) -> None:
-    """The child: say which of the artifacts W&B has, and bring its files."""
+    """Look the artifacts up and download the first one's files, in the child process."""
     spec = json.loads(text)
     try:
         api = client().Api(overrides={"project": PROJECT}, timeout=int(spec["answer_seconds"]))
-        there = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
-        if there and spec["files"]:
-            api.artifact(f"{PROJECT}/{there}:latest").download(root=spec["folder"])
-        answer = {"there": there}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        found = next((name for name in spec["names"] if api.artifact_exists(f"{PROJECT}/{name}:latest")), "")
+        if found and spec["files"]:
+            api.artifact(f"{PROJECT}/{found}:latest").download(root=spec["folder"])
+        answer = {"found": found}
+    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
         answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
     print(json.dumps(answer), flush=True)
 
 
 def replay_main(text: str) -> None:
-    """The child: tell the record."""
+    """Log the whole record to W&B, in the child process."""
     spec = json.loads(text)
     try:
         wandb = client()
@@ -125,6 +141,6 @@ def replay_main(text: str) -> None:
         where = str(Path(sync.run.dir).parent)
         sync.run.finish()
         answer = {"run": sync.run.id, "folder": where}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+    except Exception as error:  # noqa: BLE001 - any failure is reported to the parent
         answer = {"error": redact(f"{type(error).__name__}: {error}")[:500]}
     print(json.dumps(answer), flush=True)

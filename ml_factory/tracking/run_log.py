@@ -1,9 +1,9 @@
-"""What a run logged, as lines of JSON in numbered segments: segment-{attempt}-{session}-{number}.jsonl.
+"""Log of a run: JSON lines in numbered segments, segment-{attempt}-{session}-{number}.jsonl.
 
 An attempt is one process. It only appends, so a process killed anywhere leaves at most one torn last line. An attempt
-resumes from a checkpoint: from the first step it logs on, everything that earlier attempts said is void. Two machines
-that share a mount may not see each other's attempts and count the same number: the session keeps their files apart,
-and the one that began later is the later attempt.
+resumes from a checkpoint: from the first step it logs on, everything that earlier attempts logged is void. Two machines
+that share a mount may not see each other's attempts and use the same number: the session keeps their files apart, and
+the one that began later is the later attempt.
 """
 
 import json
@@ -19,31 +19,31 @@ import pandas as pd
 from ml_factory.errors import WorkspaceError
 from ml_factory.storage.atomic_files import names_in, read_file
 
-# Records of before sessions had a name are read as those of the session "".
+# Segments of older versions, without a session, belong to the session "".
 _SEGMENT = re.compile(r"segment-(\d{4,})-(?:([0-9a-f]{8})-)?(\d{4,})\.jsonl")
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class Attempt(NamedTuple):
-    """Who logged: the number of the attempt and its session, 8 hex digits."""
+    """One process that logged: the number of the attempt and its session, 8 hex digits."""
 
     number: int
     session: str = ""
 
 
 def segment_name(attempt: Attempt, number: int) -> str:
-    """File name of one segment; an attempt's names sort in the order of writing."""
+    """Return the file name of one segment; an attempt's names sort in the order of writing."""
     return f"segment-{attempt.number:04d}-{attempt.session}-{number:04d}.jsonl"
 
 
 def attempt_of(name: str) -> Attempt:
-    """Whose segment that is, by its file name."""
+    """Return the attempt that wrote the segment with this file name."""
     match = _SEGMENT.fullmatch(name)
     return Attempt(int(match[1]), match[2] or "")
 
 
 def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
-    """{(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
+    """Return {(attempt, number): path} in order. A segment in several folders is taken from the first that has it."""
     found = {}
     for folder in folders:
         for name in names_in(folder):
@@ -54,7 +54,9 @@ def segments(*folders: Path) -> dict[tuple[Attempt, int], Path]:
 
 
 def record_line(step: int, time: float, metrics: dict) -> str:
-    """One line. JSON has no NaN and no infinity: they are written as the texts NaN, Infinity, -Infinity."""
+    """Return one line of the log. NaN and infinity, which JSON lacks, are written as texts: NaN, Infinity,
+    -Infinity.
+    """
     return (
         json.dumps({"step": step, "time": time, "metrics": {name: _encode_metric(v) for name, v in metrics.items()}})
         + "\n"
@@ -62,9 +64,9 @@ def record_line(step: int, time: float, metrics: dict) -> str:
 
 
 def parse_lines(data: bytes, where: object) -> list[dict]:
-    """The records in `data`; a last line without its end was torn by a kill and is left out.
+    """Parse the records in `data`; a last line without its end was torn by a kill and is skipped.
 
-    Raises WorkspaceError naming the line when any other is damaged.
+    Raises WorkspaceError naming the line when any other line is damaged.
     """
     records = []
     for number, line in enumerate(data.split(b"\n")[:-1], start=1):
@@ -83,7 +85,7 @@ def parse_lines(data: bytes, where: object) -> list[dict]:
 
 
 def sort_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
-    """Attempts from the first to the last: by number; of one number by when each began to log."""
+    """Sort attempts from the first to the last: by number; equal numbers by the time of their first record."""
 
     def began(attempt: Attempt) -> tuple:
         records = attempts[attempt]
@@ -93,10 +95,10 @@ def sort_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[Attempt]:
 
 
 def merge_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
-    """Each step once, in order: {"step", "time", "attempt", "metrics"}.
+    """Return each step once, in order: {"step", "time", "attempt", "metrics"}.
 
-    attempts : attempt -> its records in order of writing. What two records of one attempt say about one step is put
-    together, the later winning.
+    attempts : attempt -> its records in order of writing. Records of one attempt about one step are merged, the later
+        winning.
     """
     rows: dict[int, dict] = {}
     for attempt in sort_attempts(attempts):
@@ -111,7 +113,7 @@ def merge_attempts(attempts: Mapping[Attempt, list[dict]]) -> list[dict]:
 
 
 def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
-    """The records of each attempt that these folders have segments of, in order of writing."""
+    """Read the records of each attempt that these folders have segments of, in order of writing."""
     attempts: dict[Attempt, list[dict]] = {}
     for (attempt, _), path in segments(*folders).items():
         attempts.setdefault(attempt, []).extend(parse_lines(read_file(path), path))
@@ -119,28 +121,31 @@ def read_attempts(*folders: Path) -> dict[Attempt, list[dict]]:
 
 
 def read_steps(*folders: Path, before: Attempt | None = None) -> list[dict]:
-    """The merged rows of a run's segments in these folders; only of what came `before` an attempt, if given."""
+    """Return the merged steps of a run's segments in these folders; only those of attempts before `before`, if
+    given.
+    """
     attempts = read_attempts(*folders)
     if before is not None:
         order = sort_attempts({before: [], **attempts})
-        attempts = {one: attempts[one] for one in order[: order.index(before)] if one in attempts}
+        attempts = {attempt: attempts[attempt] for attempt in order[: order.index(before)] if attempt in attempts}
     return merge_attempts(attempts)
 
 
 def first_missing(steps: Sequence[int], *folders: Path) -> int:
-    """How many of these steps, from the first on, the record in the folders has without a hole. A record that is
-    damaged has none: all of it is told again."""
+    """Return the number of leading steps that the log in the folders has without a gap; 0 for a damaged log, so that
+    all steps are logged again.
+    """
     try:
-        told = {row["step"] for row in read_steps(*folders)}
+        recorded = {row["step"] for row in read_steps(*folders)}
     except WorkspaceError:
-        told = set()
-    return next((place for place, step in enumerate(steps) if step not in told), len(steps))
+        recorded = set()
+    return next((position for position, step in enumerate(steps) if step not in recorded), len(steps))
 
 
 def read_log(folder: str | os.PathLike) -> pd.DataFrame:
-    """What a run logged, each step once and in order, however often it was killed and resumed.
+    """Read a run's log, each step once and in order, however often the run was killed and resumed.
 
-    Columns: step (int), time (UTC), attempt (int), then one for each metric, missing ones NaN. An empty frame where
+    Columns: step (int), time (UTC), attempt (int), then one for each metric, missing values NaN. An empty frame where
     nothing was logged. Raises WorkspaceError when a segment is damaged.
     """
     rows = read_steps(Path(folder))
@@ -153,7 +158,7 @@ def read_log(folder: str | os.PathLike) -> pd.DataFrame:
 
 
 def _encode_metric(value: object) -> object:
-    """A metric as JSON can hold it. Raises TypeError for what is neither a number nor a text."""
+    """Return a metric as JSON can hold it. Raises TypeError for a value that is neither a number nor a text."""
     value = value.item() if hasattr(value, "item") else value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
@@ -163,5 +168,5 @@ def _encode_metric(value: object) -> object:
 
 
 def _decode_metric(value: object) -> object:
-    """The metric that `_tell` wrote."""
+    """Return the metric that `_encode_metric` wrote."""
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

@@ -1,8 +1,8 @@
-"""What lets an unfinished run go on, as one handful of files: taken from its slots, put back into a pool that has none.
+"""Resumable snapshot of an unfinished run: packed from its slots, restored into a pool that has none.
 
-{run}--{phase}.ckpt       the newest whole checkpoint of each phase that has not returned its slots
-forecasts-lstm.state …    what finished parts of the run have left in its folder
-parts.json                whose it is, and the hash of each file
+{run}--{phase}.ckpt       the newest intact checkpoint of each phase that has not returned its slots
+forecasts-lstm.state …    files that finished parts of the run have left in its folder
+parts.json                the run's id, and the hash of each file
 """
 
 import fnmatch
@@ -25,10 +25,13 @@ PARTS = "parts.json"
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Where the parts of one run lie.
+    """Locations of one run's resumable files.
 
-    run : its id.  pool : the folder of slots that saves land in first.
-    runs : the ids under which its checkpoints lie: its own, and those of folds nested in it.
+    Parameters
+    ----------
+    run : its id.
+    pool : folder of the slots that saves are written to first.
+    runs : run ids of its checkpoints: its own, and those of nested folds.
     files : (folder, pattern of names) of files that finished parts leave.
     """
 
@@ -38,61 +41,69 @@ class RunSnapshot:
     files: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def from_dict(cls, told: dict) -> "RunSnapshot":
-        kept = tuple((folder, pattern) for folder, pattern in told["files"])
-        return cls(told["run"], told["pool"], tuple(told["runs"]), kept)
+    def from_dict(cls, fields: dict) -> "RunSnapshot":
+        files = tuple((folder, pattern) for folder, pattern in fields["files"])
+        return cls(fields["run"], fields["pool"], tuple(fields["runs"]), files)
 
     def to_dict(self) -> dict:
         return asdict(self)
 
     def content(self) -> dict[str, object]:
-        """What there is now: name -> the checkpoint's hash, or a file's size: a finished part is written once. Cheap;
-        {} without anything. Raises OSError where a mount does not answer."""
-        found = {_name(unit): told[0]["hash"] for unit, told in self._units().items()}
+        """Return the present content: name -> the checkpoint's hash, or a file's size, since a finished part is
+        written once.
+
+        Cheap; {} without content. Raises OSError where a mount does not answer.
+        """
+        found = {_name(unit): infos[0]["hash"] for unit, infos in self._units().items()}
         for file in self._files():
             found[file.name] = file_access.size(file)
         return found
 
     def size(self) -> int:
-        """Bytes that `pack` would copy, about. Raises OSError where a mount does not answer."""
-        newest = [Path(told[0]["path"]) for told in self._units().values()]
+        """Return the bytes that `pack` would copy, approximately. Raises OSError where a mount does not answer."""
+        newest = [Path(infos[0]["path"]) for infos in self._units().values()]
         return sum(file_access.size(file) for file in [*newest, *self._files()])
 
-    def pack(self, aside: Path) -> dict:
-        """Copy all of it into an empty folder; {"run", "fences": {unit: its fence}} of what was copied.
+    def pack(self, target: Path) -> dict:
+        """Copy all files into an empty folder; return {"run", "fences": {unit: its fence}} of the copies.
 
-        Of each unit the newest that is whole. Raises OSError and WorkspaceError when a disk refuses.
+        Of each unit the newest intact checkpoint is copied. Raises OSError and WorkspaceError when a disk refuses.
         """
         fences = {}
-        for unit, told in self._units().items():
-            for one in told:
-                with suppress(CheckpointError):  # torn, or written over just now: the one before it
-                    info = copy_container(Disk(), aside / _name(unit), Disk(), Path(one["path"]))
-                    fences[_name(unit)] = fence_of(info)
+        for unit, infos in self._units().items():
+            for info in infos:
+                with suppress(CheckpointError):  # torn, or overwritten just now: try the one before
+                    copied = copy_container(Disk(), target / _name(unit), Disk(), Path(info["path"]))
+                    fences[_name(unit)] = fence_of(copied)
                     break
         for file in self._files():
-            (aside / file.name).write_bytes(read_file(file))
-        whole = [name for name in sorted(path.name for path in aside.iterdir()) if (aside / name).stat().st_size]
-        parts = {name: file_hash(aside / name) for name in whole}
-        (aside / PARTS).write_text(json.dumps({"run": self.run, "files": parts}))
+            (target / file.name).write_bytes(read_file(file))
+        packed = [name for name in sorted(path.name for path in target.iterdir()) if (target / name).stat().st_size]
+        parts = {name: file_hash(target / name) for name in packed}
+        (target / PARTS).write_text(json.dumps({"run": self.run, "files": parts}))
         return {"run": self.run, "fences": fences}
 
     def restore_into(self, folder: Path, slots: Slots, keep: int) -> int:
-        """Take what `pack` made into the pool, and finished parts to where they were; how many files.
+        """Restore the files that `pack` copied: checkpoints into the pool, finished parts to their folders; return
+        their number.
 
-        Everything is checked first. Raises CheckpointError where something is missing, changed or another run's.
+        Everything is verified first. Raises CheckpointError where a file is missing, changed or another run's.
         """
-        told = read_json(folder / PARTS)
-        if not isinstance(told, dict) or told.get("run") != self.run or not isinstance(told.get("files"), dict):
+        manifest = read_json(folder / PARTS)
+        if (
+            not isinstance(manifest, dict)
+            or manifest.get("run") != self.run
+            or not isinstance(manifest.get("files"), dict)
+        ):
             raise CheckpointError("These are not the checkpoints of this run", where=self.run)
         units, files = [], []
-        for name, wanted in told["files"].items():
+        for name, digest in manifest["files"].items():
             file = folder / Path(name).name
-            if not is_file(file) or file_hash(file) != wanted:
+            if not is_file(file) or file_hash(file) != digest:
                 raise CheckpointError("A part of these checkpoints is missing or was changed", where=name)
-            home = next((home for home, pattern in self.files if file.match(pattern)), None)
-            if home is not None:
-                files.append((Path(home) / file.name, file))
+            target = next((target for target, pattern in self.files if file.match(pattern)), None)
+            if target is not None:
+                files.append((Path(target) / file.name, file))
                 continue
             unit = Unit(*(str(read_header(Disk(), file).info.get(key)) for key in ("run", "phase")))
             if unit.run not in self.runs:
@@ -100,20 +111,20 @@ class RunSnapshot:
             units.append((unit, file))
         for unit, file in units:
             slots.copy_in(unit, keep, str(file))
-        for there, file in files:
-            if not is_file(there):
-                write_bytes_atomic(there, read_file(file))
+        for target, file in files:
+            if not is_file(target):
+                write_bytes_atomic(target, read_file(file))
         return len(units) + len(files)
 
     def _units(self) -> dict[Unit, list[dict]]:
-        """What the slots of each unit say of themselves, newest first; those that were returned are nobody's."""
+        """Return the descriptions of each unit's slots, newest first, without returned slots."""
         found: dict[Unit, list[dict]] = {}
         for slot in Pool(Path(self.pool)).scan():
             info = slot.header.info
             if slot.fault is None and not slot.returned and info.get("run") in self.runs:
-                told = {**info, "hash": slot.header.hash, "path": str(slot.path)}
-                found.setdefault(Unit(info["run"], str(info["phase"])), []).append(told)
-        return {unit: sorted(told, key=recency, reverse=True) for unit, told in sorted(found.items(), key=_by_name)}
+                description = {**info, "hash": slot.header.hash, "path": str(slot.path)}
+                found.setdefault(Unit(info["run"], str(info["phase"])), []).append(description)
+        return {unit: sorted(infos, key=recency, reverse=True) for unit, infos in sorted(found.items(), key=_sort_key)}
 
     def _files(self) -> Iterator[Path]:
         for folder, pattern in self.files:
@@ -124,5 +135,5 @@ def _name(unit: Unit) -> str:
     return f"{unit.run}--{unit.phase}.ckpt"
 
 
-def _by_name(item: tuple[Unit, object]) -> str:
+def _sort_key(item: tuple[Unit, object]) -> str:
     return _name(item[0])

@@ -1,6 +1,7 @@
-"""A run's record: lines of JSON on the local disk are the truth, closed segments go to the workspace, W&B mirrors.
+"""Tracker of one run: a local JSONL log, uploaded to the workspace and mirrored to W&B.
 
-The mirror is a process of its own (see `mirror`) that reads the local record, so that W&B is never on the run's path.
+The local log is authoritative. The mirror is a separate process (see `wandb_process`) that reads the local log, so that
+W&B never delays the run.
 """
 
 import importlib
@@ -38,25 +39,26 @@ from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, has_ended,
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
 TAKEN_OVER = "taken over"
-FIRST_SECONDS = 10.0  # that a mount is given to say what it has of this run
-# By name: the mirror is a process of its own.
+FIRST_SECONDS = 10.0  # for a mount to list its segments of this run
+# Code of the mirror process.
 _MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
 
 
 class Tracker:
-    """The record of one run; usable as a context manager.
+    """Log of one run; usable as a context manager.
 
     Parameters
     ----------
     run_id : names the run; the same after a resume.
-    settings : JSON-able; kept beside the record and given to W&B.
-    folder : this run's folder in the workspace, where closed segments go and `read_log` reads.
+    settings : JSON-able; stored with the log and sent to W&B.
+    folder : this run's log folder in the workspace, read by `read_log`.
     local_folder : on a local disk; by default below the user's cache folder.
     mirror : "auto" (W&B online where there is a key, else offline), "offline" or "off". The environment variable
-        ML_FACTORY_WANDB can only ask for less.
-    keepsake : what the run goes on from; the mirror keeps the newest of it at W&B until the run has left an artifact.
+        ML_FACTORY_WANDB can only reduce this.
+    snapshot : files from which the run resumes; the mirror keeps the newest of them at W&B until the run has registered
+        an artifact.
 
-    A disk that refuses costs one line in the log, never the run.
+    A disk that refuses costs one warning, never the run.
     """
 
     def __init__(
@@ -77,11 +79,11 @@ class Tracker:
         with disk_errors(self.local_folder):
             self.local_folder.mkdir(parents=True, exist_ok=True)
         self._log_uploader = LogUploader(self.local_folder, self.folder)
-        here = [one.number for one, _ in segments(self.local_folder)]
-        self._attempt, self._number = Attempt(1 + max(here, default=0), session_id()[:8]), 0
-        there = self._upload(FIRST_SECONDS)  # what a killed attempt left on this disk
+        local = [attempt.number for attempt, _ in segments(self.local_folder)]
+        self._attempt, self._number = Attempt(1 + max(local, default=0), session_id()[:8]), 0
+        uploaded = self._upload(FIRST_SECONDS)  # segments that a killed attempt left on this disk
         self._attempt = Attempt(
-            1 + max([*here, *(attempt_of(name).number for name in there)], default=0), session_id()[:8]
+            1 + max([*local, *(attempt_of(name).number for name in uploaded)], default=0), session_id()[:8]
         )
         self._open_segment()
         record = {"run_id": run_id, "settings": to_json_value(settings), "started_at": _now(), "attempt": self.attempt}
@@ -93,13 +95,13 @@ class Tracker:
 
     @property
     def attempt(self) -> int:
-        """Counted from 1 over all sessions that this one knows of."""
+        """Number of this attempt, from 1, over all sessions that this one knows of."""
         return self._attempt.number
 
     def log(self, step: int, metrics: dict) -> None:
-        """Record numbers of one step. On disk (past our process) when this returns; never waits for W&B."""
+        """Record metrics of one step. On return they are on the disk (outside this process); never waits for W&B."""
         if self._finished:
-            raise FactoryError("This run's record is finished", where=self.run_id, next_step="open a new Tracker")
+            raise FactoryError("This run's log is finished", where=self.run_id, next_step="open a new Tracker")
         line = redact(record_line(int(step), time.time(), metrics)).encode()
         try:
             with disk_errors(self.local_folder):
@@ -108,20 +110,25 @@ class Tracker:
                 self._file.write(line)
             self._logged = True
         except WorkspaceError as error:
-            warn_once(f"A step of {self.run_id} is not in its record: {error}")
+            warn_once(f"A step of {self.run_id} is not in its log: {error}")
         if self._mirror is not None:
             self._mirror.check()
 
     def log_missing(self, history: Sequence[tuple[int, dict]]) -> None:
-        """Log again what a checkpoint's history, (step, metrics), has and the record lacks: a cloud may have lost what
-        was logged before. The last one always: what an earlier attempt told of later ones is void from there on."""
+        """Log the steps of a checkpoint's history, (step, metrics), that the log lacks: a cloud drive may have lost
+        them.
+
+        The last step is always logged: later steps of an earlier attempt are void from there on.
+        """
         known = first_missing([step for step, _ in history], self.local_folder, self.folder)
         for step, metrics in history[min(known, len(history) - 1) :] if history else ():
             self.log(step, metrics)
 
     def close_segment(self) -> None:
-        """Close what was logged so far and copy it to the workspace. Call it right before a checkpoint is saved: then
-        no checkpoint is ever ahead of the record, and what is ahead of the checkpoint is void after a resume."""
+        """Close the open segment and copy it to the workspace, right before a checkpoint is saved.
+
+        No checkpoint is then ever ahead of the log, and log entries ahead of the checkpoint are void after a resume.
+        """
         if self._logged:
             self._close_file()
         self._upload()
@@ -130,9 +137,14 @@ class Tracker:
         self, summary: dict | None = None, status: str = "finished", mirror_seconds: float = 1.0,
         artifact: Artifact | None = None,
     ) -> None:  # fmt: skip
-        """Close the record, keep the summary, and give the mirror `mirror_seconds`; after that it goes on alone.
+        """Close the log, store the summary, and wait `mirror_seconds` for the mirror, which then continues alone.
 
-        artifact : what the run has left in the registry; the mirror keeps a copy at W&B.
+        Parameters
+        ----------
+        summary : JSON-able results.
+        status : "finished" or "failed".
+        mirror_seconds : longest wait.
+        artifact : the run's registered artifact; the mirror uploads a copy to W&B.
         """
         if self._finished:
             return
@@ -150,7 +162,7 @@ class Tracker:
             self._mirror.end(record | {"artifacts": [_artifact_payload(artifact)] if artifact else []}, mirror_seconds)
 
     def wait_mirror(self, seconds: float) -> bool:
-        """Whether the mirror has everything, after waiting for it at most so long; True without a mirror."""
+        """Wait at most `seconds` for the mirror; return True when W&B has everything, and without a mirror."""
         return self._mirror is None or self._mirror.wait(seconds)
 
     def __enter__(self) -> "Tracker":
@@ -162,7 +174,7 @@ class Tracker:
         self.finish(status="finished" if kind is None else "failed")
 
     def _abandon(self) -> None:
-        """A later session tells of this run from here on: nothing is written over what it says."""
+        """Stop logging without a summary: a later session owns this run's log."""
         self._finished = True
         self._close_file()
         self._log_uploader.close()
@@ -184,12 +196,12 @@ class Tracker:
         self._number, self._logged = self._number + 1, False
 
     def _upload(self, patience: float = PATIENCE) -> list[str]:
-        """Bring what is closed to the workspace; the names of the segments there, none where it refuses."""
+        """Upload closed segments to the workspace; return the segments' names there, none where it refuses."""
         writing = segment_name(self._attempt, self._number) if self._file is not None else ""
         try:
             names = self._log_uploader.upload(self._attempt, writing, self._texts, patience)
         except WorkspaceError as error:
-            warn_once(f"The record of {self.run_id} stays on the local disk for now: {error}", f"record {self.run_id}")
+            warn_once(f"The log of {self.run_id} stays on the local disk for now: {error}", f"log {self.run_id}")
             return []
         self._texts.clear()
         return names
@@ -200,7 +212,7 @@ class Tracker:
 
 
 def mirror_main(text: str) -> None:
-    """The mirror process: follow the local record into W&B until the run has ended or our parent is gone."""
+    """Follow the local log into W&B until the run has ended or the parent is gone, in the mirror process."""
     spec = json.loads(text)
     status, end = Path(spec["status"]), Path(spec["end"])
     sys.excepthook = lambda kind, error, trace: status.write_text(redact(f"{kind.__name__}: {error}")[:500])
@@ -215,14 +227,14 @@ def mirror_main(text: str) -> None:
     sync.follow(lambda: has_ended(end, spec["parent"]))
     record = read_exit_record(end)
     payloads = record.get("artifacts", [])
-    keeps = not payloads and record["status"] != TAKEN_OVER  # what another session goes on with is its to send
-    watchdog.allow(spec["finish_seconds"], "the workspace did not say what is left to send")
+    unfinished = not payloads and record["status"] != TAKEN_OVER  # another session uploads its own checkpoints
+    watchdog.allow(spec["finish_seconds"], "the workspace did not answer how much is left to upload")
     size = sum(sum(file_access.sizes(file)) for payload in payloads for file in payload["files"])
-    size += sync.checkpoints_size() if keeps else 0
+    size += sync.checkpoints_size() if unfinished else 0
     watchdog.allow(spec["finish_seconds"] + size / 1e6 * SECONDS_PER_MB, "W&B did not take the last data in time")
     for payload in payloads:
         sync.log_artifact(**payload)
-    if keeps:
+    if unfinished:
         sync.upload_checkpoints()
     sync.run.summary.update(record["summary"])
     sync.run.finish(exit_code=0 if record["status"] == "finished" else 1)
@@ -231,12 +243,12 @@ def mirror_main(text: str) -> None:
 
 
 def client():
-    """The wandb module: for child processes only, which may hang."""
+    """Import the wandb module; only in child processes, because it may hang."""
     return importlib.import_module("wandb")
 
 
 def begin_run(wandb, spec: dict, **named):
-    """A W&B run of ours, quiet and with deadlines."""
+    """Start a W&B run with our settings: quiet and with deadlines."""
     settings = wandb.Settings(console="off", silent=True, init_timeout=spec["init_seconds"], x_disable_stats=True)
     return wandb.init(
         project=PROJECT, dir=spec["local"], config=spec["settings"], mode=spec["mode"], settings=settings, **named
@@ -244,7 +256,7 @@ def begin_run(wandb, spec: dict, **named):
 
 
 def _artifact_payload(artifact: Artifact) -> dict:
-    """An artifact of the registry as the mirror sends it."""
+    """Return the arguments of `WandbSync.log_artifact` for an artifact of the registry."""
     facts = {name: value for name, value in artifact.facts.items() if name in ("model", "horizon", "data", "run_id")}
     return {
         "name": artifact_name(artifact.kind, artifact.facts.get("run_id") or artifact.hash[:12]), "kind": artifact.kind,
@@ -254,7 +266,7 @@ def _artifact_payload(artifact: Artifact) -> dict:
 
 
 def _cache_folder(folder: Path, run_id: str) -> Path:
-    """On a local disk, the same for the same run of the same workspace."""
+    """Return the local folder, the same for the same run of the same workspace."""
     return cache_folder("runs") / fingerprint([str(folder), run_id])[:16]
 
 

@@ -1,7 +1,7 @@
-"""The process beside the run that mirrors it: started, looked at, given deadlines, let go.
+"""The W&B mirror process: start it, watch it, set deadlines, let it finish alone.
 
-Nothing it does can reach the training: it may be absent, hang, break or outlive us, and it ends by itself when its
-parent is gone. What it says to the service is in `tracking`; here is only how it lives.
+The mirror cannot affect the training: it may be absent, hang, break or outlive this process, and it ends by itself when
+its parent is gone. Its communication with W&B is in `wandb_sync`.
 """
 
 import importlib.util
@@ -25,37 +25,42 @@ from ml_factory.storage.atomic_files import write_bytes_atomic
 MODES = ("auto", "offline", "off")
 INIT_SECONDS, FINISH_SECONDS = 45.0, 120.0
 _log = logging.getLogger("ml_factory")
-_warned: set[str] = set()  # what was said, or its topic
-SERVICE = "W&B"  # one warning of it in a process: nine models on a dead line are one piece of news
+_warned: set[str] = set()  # texts or topics of the warnings logged so far
+SERVICE = "W&B"  # topic: warn once per process when W&B is unreachable
 _DISABLED = "W&B has failed"
 _children: list[subprocess.Popen] = []  # kept so that they are reaped
 
 
 class MirrorProcess:
-    """Our side of it. Every method returns at once, or after the seconds it was given."""
+    """The parent's handle of the mirror process. Every method returns at once, or after the seconds it was given."""
 
     def __init__(self, process: subprocess.Popen, status: Path, end: Path, mode: str):
         self._process, self._status, self._end, self._mode = process, status, end, mode
         self._checked = time.monotonic()
-        self._over = False
+        self._ended = False
 
     @classmethod
-    def start(cls, code: str, mode: str, home: Path, attempt, spec: dict) -> "MirrorProcess | None":
-        """Start it on what `spec` tells of the run, or say once why not.
+    def start(cls, code: str, mode: str, folder: Path, attempt, spec: dict) -> "MirrorProcess | None":
+        """Start the mirror process on the run that `spec` describes, or warn once why it cannot start.
 
-        code : what that Python runs; `spec` comes to it as JSON on standard input.
-        mode : "online" or "offline".  home : the run's local folder.
+        Parameters
+        ----------
+        code : Python code to run; receives `spec` as JSON on standard input.
+        mode : "online" or "offline".
+        folder : the run's local folder.
+        attempt : of the run's log.
+        spec : JSON-able description of the run.
         """
         if not _wandb_installed():
-            warn_once("W&B is not installed: runs are recorded locally only (pip install 'ml_factory[track]')")
+            warn_once("W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')")
             return None
         for process in _children:
             process.poll()
-        status, end = (home / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
-        spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(home), "parent": os.getpid()}
+        status, end = (folder / f"mirror-{attempt.number:04d}-{attempt.session}.{name}" for name in ("status", "end"))
+        spec = {**spec, "attempt": list(attempt), "mode": mode, "local": str(folder), "parent": os.getpid()}
         spec |= {"init_seconds": INIT_SECONDS, "finish_seconds": FINISH_SECONDS}
         try:
-            with tempfile.TemporaryFile() as text:  # not a pipe: nobody ever waits for the other to read
+            with tempfile.TemporaryFile() as text:  # not a pipe: neither process waits for the other to read
                 text.write(redact(json.dumps({**spec, "status": str(status), "end": str(end)})).encode())
                 text.seek(0)
                 process = subprocess.Popen(
@@ -63,59 +68,68 @@ class MirrorProcess:
                     stdin=text,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    cwd=home,
-                    env=_mirror_environment(mode, home),
+                    cwd=folder,
+                    env=_mirror_environment(mode, folder),
                     start_new_session=True,
                 )
         except OSError as error:
-            warn_once(f"The W&B mirror cannot be started, the run is recorded locally: {error.strerror}")
+            warn_once(f"The W&B mirror cannot be started, the run is logged locally: {error.strerror}")
             return None
         _children.append(process)
         return cls(process, status, end, mode)
 
     def check(self) -> None:
-        """Say once if it broke; looks at most once a second."""
-        if not self._over and time.monotonic() - self._checked > 1:
+        """Warn once if the mirror broke; looks at most once a second."""
+        if not self._ended and time.monotonic() - self._checked > 1:
             self.wait(0)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended well within so many seconds."""
+        """Wait at most `seconds`; return True when the mirror has ended well."""
         self._checked = time.monotonic()
         try:
             code = self._process.wait(seconds) if seconds > 0 else self._process.poll()
         except subprocess.TimeoutExpired:
             return False
-        if code and not self._over:
+        if code and not self._ended:
             with suppress(OSError):
                 code = self._status.read_text()
-            disable_wandb(f"The W&B mirror stopped, the local record is whole: {code}")
-        self._over = code is not None
+            disable_wandb(f"The W&B mirror stopped, the local log is complete: {code}")
+        self._ended = code is not None
         return code == 0
 
     def end(self, record: dict, seconds: float) -> None:
-        """The run has ended: once it is connected give it this long to follow, then let it go on alone."""
-        with suppress(OSError, WorkspaceError):  # without the mark it ends with its parent
+        """Report the run's end: a connected mirror gets `seconds` to finish, then continues alone."""
+        with suppress(OSError, WorkspaceError):  # without this file the mirror ends with its parent
             write_bytes_atomic(self._end, redact(json.dumps(record)).encode())
         self.wait(seconds if self._status.exists() else 0)
-        if not self._over and self._mode == "online" and not self._status.exists():
-            warn_once("W&B has not answered yet; the local record is whole, the mirror tries on for a while", SERVICE)
+        if not self._ended and self._mode == "online" and not self._status.exists():
+            warn_once(
+                "W&B has not answered yet; the local log is complete, the mirror keeps trying for a while", SERVICE
+            )
 
 
-def run_wandb_query(code: str, spec: dict, home: Path, seconds: float, mode: str) -> dict:
-    """What a child process that talks to W&B answers; it is given so many seconds, and killed then.
+def run_wandb_query(code: str, spec: dict, folder: Path, seconds: float, mode: str) -> dict:
+    """Run a child process that queries W&B and return its answer; it is killed after `seconds`.
 
-    code : what that Python runs; `spec` comes to it as JSON on standard input, its last line of output is the answer.
-    home : an existing folder.  mode : "online" or "offline".  Raises WorkspaceError saying why there is no answer.
+    Parameters
+    ----------
+    code : Python code to run; receives `spec` as JSON on standard input, and prints the answer as the last line.
+    spec : JSON-able arguments.
+    folder : an existing folder.
+    seconds : deadline.
+    mode : "online" or "offline".
+
+    Raises WorkspaceError with the reason when there is no answer.
     """
     if not _wandb_installed():
         raise missing_package("wandb")
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        cwd=home, env=_mirror_environment(mode, home), start_new_session=True,
+        cwd=folder, env=_mirror_environment(mode, folder), start_new_session=True,
     )  # fmt: skip
     try:
-        said, _ = process.communicate(json.dumps(spec).encode(), timeout=seconds)
-        lines = said.splitlines()
+        output, _ = process.communicate(json.dumps(spec).encode(), timeout=seconds)
+        lines = output.splitlines()
         answer = json.loads(lines[-1]) if lines else {"error": f"the child process ended with {process.returncode}"}
     except subprocess.TimeoutExpired:
         answer = {"error": f"no answer in {seconds:g} s"}
@@ -126,12 +140,12 @@ def run_wandb_query(code: str, spec: dict, home: Path, seconds: float, mode: str
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     if "error" in answer:
-        raise WorkspaceError("W&B does not give it", got=redact(str(answer["error"])))
+        raise WorkspaceError("W&B did not answer the query", got=redact(str(answer["error"])))
     return answer
 
 
 class DeadlineWatchdog:
-    """Ends the mirror process, with everything it started, when a deadline passes."""
+    """Kills the mirror process, with every process it started, when a deadline passes."""
 
     def __init__(self, status: Path):
         self._status, self._deadline, self._reason = status, None, ""
@@ -149,24 +163,26 @@ class DeadlineWatchdog:
 
 
 def mirror_mode(mirror: str) -> str:
-    """One of "off", "offline" and "online": the least of what the caller, our variable and W&B's own ask for.
+    """Return "off", "offline" or "online": the least that the argument, ML_FACTORY_WANDB and WANDB_MODE allow.
 
-    Without a key, or once W&B has failed in this process, nobody is asked to wait for it again: offline.
+    Offline without a key, or once W&B has failed in this process, so that no run waits for it again.
     """
-    asked = os.environ.get("ML_FACTORY_WANDB", "").strip().lower() or "auto"
-    for where, value in (("mirror", mirror), ("ML_FACTORY_WANDB", asked)):
+    requested = os.environ.get("ML_FACTORY_WANDB", "").strip().lower() or "auto"
+    for where, value in (("mirror", mirror), ("ML_FACTORY_WANDB", requested)):
         if value not in MODES:
-            raise SettingsError("Unknown way to mirror", where=where, got=value, next_step=did_you_mean(value, MODES))
+            raise SettingsError("Unknown mirror mode", where=where, got=value, next_step=did_you_mean(value, MODES))
     wandb_mode = os.environ.get("WANDB_MODE", "").lower()
-    if "off" in (mirror, asked) or wandb_mode == "disabled":
+    if "off" in (mirror, requested) or wandb_mode == "disabled":
         return "off"
-    if "offline" in (mirror, asked) or wandb_mode in ("offline", "dryrun"):
+    if "offline" in (mirror, requested) or wandb_mode in ("offline", "dryrun"):
         return "offline"
     return "online" if has_wandb_key() and _DISABLED not in _warned else "offline"
 
 
 def _wandb_installed() -> bool:
-    """Without importing it. A folder called wandb (W&B leaves such ones) is not the package: it has no origin."""
+    """Return True when wandb can be imported, without importing it. A folder called wandb (W&B leaves such ones) is
+    not the package: it has no origin.
+    """
     try:
         spec = importlib.util.find_spec("wandb")
     except (ImportError, ValueError):
@@ -174,23 +190,23 @@ def _wandb_installed() -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _mirror_environment(mode: str, home: Path) -> dict[str, str]:
-    """What the mirror process sees: W&B silent and at home in the run's local folder, no key where it needs none."""
+def _mirror_environment(mode: str, folder: Path) -> dict[str, str]:
+    """Return the mirror's environment: W&B silent, its files in the run's local folder, no key where it needs none."""
     env = {name: value for name, value in os.environ.items() if mode == "online" or name != "WANDB_API_KEY"}
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH")]))
     env |= {"WANDB_SILENT": "true", "WANDB_CONSOLE": "off", "WANDB_DISABLE_GIT": "true", "WANDB_DISABLE_CODE": "true"}
-    return env | {f"WANDB_{name}_DIR": str(home / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
+    return env | {f"WANDB_{name}_DIR": str(folder / "wandb" / name.lower()) for name in ("CACHE", "CONFIG", "DATA")}
 
 
 def disable_wandb(text: str) -> None:
-    """W&B has failed: say so, and let nobody wait for it again in this process."""
+    """Warn that W&B has failed, and stop waiting for it in this process."""
     warn_once(text, SERVICE)
     _warned.add(_DISABLED)
 
 
 def warn_once(text: str, topic: str = "") -> None:
-    """Log a warning, the first of its text or topic in this process only."""
+    """Log a warning, only the first of its text or topic in this process."""
     if (topic or text) not in _warned:
         _warned.add(topic or text)
         _log.warning("%s", redact(text))

@@ -1,6 +1,6 @@
-"""What the mirror's process tells W&B: each step once and in order, and the files that are to outlive the machine.
+"""Replay of a run's local log to W&B, each step once and in order, and upload of its checkpoints and artifacts.
 
-It follows the local record. `wandb` itself is handed in: it has its home in `tracking`.
+It runs in the mirror process and follows the local log. The `wandb` module is passed in; only `tracker` imports it.
 """
 
 import json
@@ -18,19 +18,21 @@ from ml_factory.tracking.run_log import Attempt, parse_lines, read_steps, segmen
 from ml_factory.tracking.run_snapshot import RunSnapshot
 
 POLL_SECONDS = 0.5
-# Until the first checkpoint is sent to a service that answers, and between two; offline the last one is kept.
+# Until the first checkpoint is uploaded to a service that answers, and between two; offline only the last one.
 FIRST_SECONDS, CHECKPOINT_SECONDS = 120.0, 600.0
-SECONDS_PER_MB = 4.0  # what an upload or a download is given: 250 kB/s
-CHECKPOINTS = "checkpoints"  # type, and begin of the name, of what lets a run go on
+SECONDS_PER_MB = 4.0  # deadline of an upload or a download: 250 kB/s
+CHECKPOINTS = "checkpoints"  # artifact type, and prefix of its name, of a run's checkpoints
 
 
 class WandbSync:
-    """One attempt's record, told to W&B as it grows.
+    """Sync of one attempt's log to W&B as it grows.
 
-    wandb : the module, or what stands in for it.
-    spec : what `tracking.Tracker` told its mirror.
-    begin : (keywords of wandb.init beside the usual ones) -> a run.
-    allow : (seconds or None, reason), as of `mirror.Watchdog`: what may hang ends by then.
+    Parameters
+    ----------
+    wandb : the module, or a stand-in.
+    spec : description of the run, as `tracker.Tracker` passes it to its mirror.
+    begin_run : (keywords of wandb.init in addition to the usual ones) -> a W&B run.
+    allow : (seconds or None, reason), as of `wandb_process.DeadlineWatchdog`: sets the deadline of the next operations.
     """
 
     def __init__(self, wandb, spec: dict, begin_run: Callable, allow: Callable = lambda seconds, reason: None):
@@ -45,34 +47,36 @@ class WandbSync:
         self.run = begin_run(id=self._name, name=self._name, **({"resume": "allow"} if self._online else {}))
 
     def follow(self, over: Callable[[], bool]) -> None:
-        """Tell first what earlier attempts leave valid, then ours as it comes, until the run is `over`. A step is told
-        when a later one is there, because until then more may be said about it."""
+        """Log the valid steps of earlier attempts, then this attempt's as they come, until the run is `over`.
+
+        A step is logged when a later one has begun, because until then more metrics may be added to it.
+        """
         waiting: dict[int, dict] = {}
-        told = None
+        last_step = None
         while True:
             ended = over()
             for record in self._new_records():
                 waiting.setdefault(record["step"], {}).update(record["metrics"])
-            if told is None and (waiting or ended):
-                told = self.sync_earlier(min(waiting, default=sys.maxsize))
+            if last_step is None and (waiting or ended):
+                last_step = self.sync_earlier(min(waiting, default=sys.maxsize))
             for step in sorted(waiting)[: None if ended else -1]:
                 metrics = waiting.pop(step)
-                if step > told:
+                if step > last_step:
                     self.run.log(metrics, step=step)
-                    told = step
+                    last_step = step
             if ended:
                 return
             if self._online and time.monotonic() > self._send_at:
-                self._allow(CHECKPOINT_SECONDS, "W&B did not say which checkpoints it has")
+                self._allow(CHECKPOINT_SECONDS, "W&B did not answer which checkpoints it has")
                 self.upload_checkpoints()
                 self._allow(None, "")
             time.sleep(POLL_SECONDS)
 
     def sync_earlier(self, first: int) -> int:
-        """Tell the steps below `first` that are valid and that the service lacks; the last step told.
+        """Log the valid steps below `first` that the service lacks; return the last step logged.
 
-        A service that is ahead of `first` holds steps that are void since the run was resumed from an older checkpoint:
-        it is asked to go back. Where it cannot, all of it is told to a new run beside the old one.
+        A service that is ahead of `first` holds steps that became void when the run resumed from an older checkpoint:
+        its run is rewound. Where it cannot rewind, all steps are logged to a new run.
         """
         known = self.run.starting_step if self._online else 0
         if known > first:
@@ -81,12 +85,12 @@ class WandbSync:
                          if known <= row["step"] < first)  # fmt: skip
 
     def log_rows(self, rows: Iterable[dict]) -> int:
-        """Log these rows; the last step, or one below every step."""
-        told = -sys.maxsize
+        """Log these rows; return the last step, or a value below every step."""
+        last_step = -sys.maxsize
         for row in rows:
             self.run.log(row["metrics"], step=row["step"])
-            told = row["step"]
-        return told
+            last_step = row["step"]
+        return last_step
 
     def log_artifact(self, name: str, kind: str, files: Iterable[Path], metadata: dict) -> None:
         """Log an artifact of these files."""
@@ -96,52 +100,58 @@ class WandbSync:
         self.run.log_artifact(artifact)
 
     def upload_checkpoints(self) -> None:
-        """Log what the run can go on from, as one artifact of a name that stays, unless nothing of it is new. A folder
-        that does not answer is left for the next time.
+        """Log the run's snapshot as a new version of one artifact, unless its content is unchanged.
 
-        Of the versions before only the newest stay. Where a later session than ours has sent its own, nothing is sent:
-        ours has been taken over, and may not know.
+        A folder that does not answer is left for the next time. Only the newest earlier versions stay. Where a later
+        session has uploaded its own snapshot, nothing is uploaded: this session has been taken over, and may not know.
         """
         self._send_at = time.monotonic() + (FIRST_SECONDS if self._sent is None else CHECKPOINT_SECONDS)
         if self._snapshot is None:
             return
-        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._local) as aside:
+        with suppress(FactoryError, OSError), tempfile.TemporaryDirectory(dir=self._local) as folder:
             content = self._snapshot.content()
             if not content or content == self._sent:
                 return
-            facts = self._snapshot.pack(Path(aside))
+            facts = self._snapshot.pack(Path(folder))
             if self._online and is_outdated(facts, self._versions.metadata()):
                 return
             if self._online:
                 self._versions.delete_old()
             name = artifact_name(CHECKPOINTS, self._spec["run_id"])
-            self.log_artifact(name, CHECKPOINTS, sorted(Path(aside).iterdir()), facts)
+            self.log_artifact(name, CHECKPOINTS, sorted(Path(folder).iterdir()), facts)
             self._sent, self._send_at = content, time.monotonic() + CHECKPOINT_SECONDS
 
     def checkpoints_size(self) -> int:
-        """Bytes that `send_checkpoints` may have to send."""
+        """Return the bytes that `upload_checkpoints` may have to upload."""
         with suppress(FactoryError, OSError):
             return self._snapshot.size() if self._snapshot is not None else 0
         return 0
 
     def delete_checkpoints(self, payloads: Iterable[dict]) -> None:
-        """The run is finished: once W&B has what it left, nobody goes on from its checkpoints."""
-        if self._online and all(ArtifactVersions(self._wandb, one["kind"], one["name"]).metadata() for one in payloads):
+        """Delete a finished run's checkpoints at W&B once W&B has its artifacts."""
+        if self._online and all(
+            ArtifactVersions(self._wandb, payload["kind"], payload["name"]).metadata() for payload in payloads
+        ):
             self._versions.delete_old(0)
 
     def _rewind(self, first: int) -> int:
-        """The first step that the run, gone back, does not have."""
+        """Rewind the W&B run, or start a new one; return the first step that it lacks."""
         self.run.finish()
         try:
             self.run = self._begin_run(id=self._name, name=self._name, resume_from=f"{self._name}?_step={first - 1}")
             return first
-        except (self._wandb.Error, ValueError, RuntimeError, OSError):  # this server or plan cannot: lose no point
-            beside = wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
-            self.run = self._begin_run(id=beside, name=beside, resume="allow")
+        except (
+            self._wandb.Error,
+            ValueError,
+            RuntimeError,
+            OSError,
+        ):  # this server or plan cannot rewind: lose no step
+            new_name = wandb_name(f"{self._name}-{self._attempt.number}-{self._attempt.session}")
+            self.run = self._begin_run(id=new_name, name=new_name, resume="allow")
             return 0
 
     def _new_records(self) -> Iterator[dict]:
-        """What our segments hold and was not read yet, up to the last whole line."""
+        """Yield the records of this attempt's segments that were not read yet, up to the last complete line."""
         for (attempt, _), path in segments(self._local).items():
             if attempt != self._attempt:
                 continue
@@ -153,15 +163,15 @@ class WandbSync:
             yield from parse_lines(data, path)
 
 
-def is_outdated(facts: dict, there: dict) -> bool:
-    """Whether W&B has a checkpoint that a later session saved of a unit that we have, too."""
-    fences = there.get("fences")
-    known = fences if isinstance(fences, dict) else {}
-    return any(known.get(unit, 0) > fence for unit, fence in facts["fences"].items())
+def is_outdated(local: dict, metadata: dict) -> bool:
+    """Return True when W&B has a checkpoint of a later session for a unit in this snapshot."""
+    fences = metadata.get("fences")
+    remote = fences if isinstance(fences, dict) else {}
+    return any(remote.get(unit, 0) > fence for unit, fence in local["fences"].items())
 
 
 def read_exit_record(end: Path) -> dict:
-    """What the run said at its end; "killed" when it said nothing."""
+    """Return the run's record of its end; status "killed" without one."""
     try:
         return json.loads(end.read_bytes())
     except (OSError, ValueError):
@@ -169,5 +179,5 @@ def read_exit_record(end: Path) -> dict:
 
 
 def has_ended(end: Path, parent: int) -> bool:
-    """Whether the run has ended, or is gone."""
+    """Return True when the run has ended, or its process is gone."""
     return end.exists() or os.getppid() != parent

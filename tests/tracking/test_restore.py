@@ -339,7 +339,7 @@ def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp
     points, _ = everything_told(log, spawn)
     assert points == [[step, 1 / step] for step in range(1, 6)] + [[step, 2 / step] for step in range(6, 11)]
     assert points == read_log(log)[["step", "loss"]].values.tolist()
-    with pytest.raises(WorkspaceError, match="no record"):
+    with pytest.raises(WorkspaceError, match="no log"):
         replay(tmp_path / "nothing")
 
 

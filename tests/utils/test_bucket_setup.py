@@ -33,7 +33,7 @@ def colab(monkeypatch):
         raise SafeStopResult(root)
 
     monkeypatch.setattr(
-        colab_setup.places, "Workspace", type("Workspace", (), {"__new__": lambda cls, root: opened(root)})
+        colab_setup.workspaces, "Workspace", type("Workspace", (), {"__new__": lambda cls, root: opened(root)})
     )
     return heard, auth
 

@@ -193,7 +193,7 @@ def test_drive_is_left_alone_when_the_workspace_is_elsewhere(colab, tmp_path):
 
 def test_a_mount_that_brings_no_files_is_a_failure(colab):
     facts, _ = colab("drive.mount = lambda *a, **k: None; told(notes=setup().notes)")
-    assert "MyDrive is not there" in facts["notes"][0]
+    assert "MyDrive is missing" in facts["notes"][0]
 
 
 def test_drive_is_never_mounted_from_a_thread(monkeypatch):
