@@ -105,7 +105,7 @@ def test_killed_after_the_second_epoch_and_run_again(notebook, model, market, tm
     said = texts(tmp_path / "second.ipynb")
     assert re.search(r"found as prepared before", said)
     assert f"Found {model} on DEMO, horizon {HORIZON}: unfinished at {told}" in said, said
-    assert "Goes on from there." in said and "bit-exact" not in said
+    assert "Resumes from there." in said and "bit-exact" not in said
     if notebook.startswith("06"):
         assert f"{reached} folds found done" in said
         return

@@ -59,7 +59,7 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
     _, (line,) = train(often, 2)
     assert line.startswith("Found nothing of xgboost on DEMO, horizon 5. Starts from the beginning, as train-xgboost-")
     result, (line,) = train(often)
-    assert "unfinished at round 10" in line and line.endswith("Goes on from there.")
+    assert "unfinished at round 10" in line and line.endswith("Resumes from there.")
     assert result.found == line and result.resumed_from == 2 and result.exact
     again, (line,) = train(often)
     assert "finished before" in line and again.reused
@@ -71,7 +71,7 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
 def test_other_settings_open_a_run_beside(often):
     train(often, 3)
     result, (line,) = train(often, model_settings=TREES | {"depth": 2})
-    assert "is of other settings (depth 3 there, 2 here). Opens a new run beside" in line
+    assert "is of other settings (depth 3 then, 2 now). Opens a new run" in line
     _, (line,) = train(often)
     assert "unfinished at round 15" in line  # the first one stands where it stood
     assert result.resumed_from is None
@@ -108,7 +108,7 @@ def test_changed_code_offers_the_commit_and_starts_anew(often, checkout):
     assert f"git checkout {commit[:12]}" in line and "Starts anew beside it" in line
     assert result.resumed_from is None and result.run_id != told["run_id"]
     assert reached(often, told["run_id"]) == "round 20"  # nothing of it was touched
-    with pytest.raises(SettingsError, match=r"cannot be gone on from.*other code \(seeding.py changed\).*git checkout"):
+    with pytest.raises(SettingsError, match=r"cannot be resumed.*other code \(seeding.py changed\).*git checkout"):
         train(often, run=told["run_id"], uncertified=True)
     source.write_text(before)
     result, (line,) = train(often, run=told["run_id"])
@@ -120,7 +120,7 @@ def test_a_named_run_is_refused_only_where_it_is_another(often):
     name = next((often.results / "DEMO").glob("train-*/run.json")).parent.name
     with pytest.raises(SettingsError, match="other settings"):
         train(often, run=name, model_settings=TREES | {"depth": 2})
-    with pytest.raises(SettingsError, match=rf"no such run.*{name}"):
+    with pytest.raises(SettingsError, match=rf"No such run.*{name}"):
         train(often, run="train-xgboost-of-nobody")
     assert train(often, run=name)[0].resumed_from == 2
 
@@ -208,7 +208,7 @@ def test_the_same_machine_is_not_marked(prepared, tmp_path):
     first = live(prepared.root, tmp_path / "one", core=None, until=4, model="xgboost")
     assert first.returncode == -signal.SIGKILL, first.stderr
     second = live(prepared.root, tmp_path / "two", core=None, until=0, model="xgboost")
-    assert "Goes on from there." in second.stdout and "bit-exact" not in second.stdout, second.stdout + second.stderr
+    assert "Resumes from there." in second.stdout and "bit-exact" not in second.stdout, second.stdout + second.stderr
 
 
 def test_another_library_is_named(often, monkeypatch):

@@ -1,4 +1,5 @@
-"""Bars that only grew: what was made of the first of them is kept, and the new ones cost what they are."""
+"""Incremental `prepare`: when the raw bars only grew, rows of the earlier bars are kept and the new rows are
+appended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,12 @@ STREAM_BARS = 50_000
 
 @dataclass(frozen=True)
 class CheckedBars:
-    """prefixes : the bars and their hashes.  told : the report on them, as `BarReport.to_dict`.  before : the data set
-    that holds the first of these bars, made in the same way; None where there is none."""
+    """Checked raw bars of a symbol.
+
+    prefixes : the bars and their prefix hashes.
+    report : what the checks found, as `BarReport.to_dict`.
+    before : the data set of the first of these bars, made in the same way; None where there is none.
+    """
 
     prefixes: PrefixHasher
     market: MarketSpec
@@ -47,7 +52,7 @@ class CheckedBars:
 
 
 def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec:
-    """The facts of the market these settings prepare: given, looked up, or of the first 20 sessions."""
+    """Return the market facts that these settings prepare: given, looked up by symbol, or inferred from 20 sessions."""
     market = market_for(
         symbol, bars, calendar=settings.calendar, tick=settings.tick, bar_minutes=settings.bars.minutes or 1
     )
@@ -55,9 +60,9 @@ def market_of(symbol: str, bars: pd.DataFrame, settings: DataSpec) -> MarketSpec
 
 
 def appendable_store(store: Store, settings: DataSpec) -> Store | None:
-    """Where the check of bars may go on from: `store` itself where it is committed, else the symbol's current data set.
+    """Return the data set that new bars may be appended to: `store` if it is committed, else the symbol's current one.
 
-    Sound, and made with the same settings and code.
+    None unless the data set is intact and was made with the same settings and code.
     """
     try:
         before = store if store.committed else Store.current(store.folder.parent)
@@ -70,10 +75,10 @@ def appendable_store(store: Store, settings: DataSpec) -> Store | None:
 
 
 def load_appended_bars(before: Store, workspace: Workspace, symbol: str, settings: DataSpec) -> CheckedBars | None:
-    """The raw bars, of which those that `before` was made of are not checked again.
+    """Load the raw bars and check only those behind the bars that `before` was made of.
 
-    None where they are spelt in another way than ours, are no continuation, or have something to refuse: then all are
-    checked. `strict` settings refuse what is strange in the whole file, so all are checked too.
+    None where the columns are spelled otherwise, the bars are no continuation, or a new bar must be refused: then all
+    bars are checked. `strict` settings refuse findings in the whole file, so all bars are checked then too.
     """
     if replace(settings.bars, minutes=None) != BarSpec():
         return None
@@ -94,15 +99,15 @@ def load_appended_bars(before: Store, workspace: Workspace, symbol: str, setting
     report = before.facts["bars"]
     if len(bars) > old:
         with phase("checking", len(bars) - old):
-            standard = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as a check of the whole file has it
+            standard = market_for(symbol, bars, bar_minutes=market.bar_minutes)  # as in a check of the whole file
             report = check_appended(prefixes, old, report, standard)
     return None if report is None else CheckedBars(prefixes, market, report, before)
 
 
 def can_append(before: Store, checked: CheckedBars) -> bool:
-    """Whether rows of features go on after those of `before`, whose bars are the first of these.
+    """Return True where feature rows can be appended to those of `before`, whose bars are the first of these.
 
-    Not with features of the user's own: a stream may give those other last bits than the whole file.
+    False with custom features: the feature stream may round them otherwise than a computation on the whole file.
     """
     raw, market = before.facts["raw"], to_json_value(checked.market.to_dict())
     if raw["rows"] > len(checked.bars) or before.facts["market"] != market or before.load_state() is None:
@@ -111,16 +116,18 @@ def can_append(before: Store, checked: CheckedBars) -> bool:
 
 
 def stream_state(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> dict | None:
-    """What later rows are made from; None with features of the user's own, whose last bits a stream may change."""
+    """Return the state of the feature stream behind these bars; None with custom features, which a stream may round
+    otherwise.
+    """
     return None if spec.custom else FeatureStream.after(bars, matrix, market, spec).get_state()
 
 
 def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
-    """The feature rows that follow those of `before`, and the state after them: the stream goes on where it stood."""
+    """Return the feature rows that follow those of `before`, and the state of the stream behind them."""
     stream, old = FeatureStream(market, spec), before.facts["raw"]["rows"]
     stream.load_state(before.load_state())
     with phase("features", len(bars) - old) as done:
-        firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # the same bars in another file are no new ones
+        firsts = range(old, max(len(bars), old + 1), STREAM_BARS)  # at least one piece, which may be empty
         pieces = []
         for first in firsts:
             pieces.append(stream.push(bars.iloc[first : first + STREAM_BARS]))
@@ -133,10 +140,14 @@ def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: Fea
 def fit_or_update_steps(
     sample: Sample, steps: Sequence[str | Mapping], before: QuantileState | None = None
 ) -> tuple[Fitted, QuantileState | None]:
-    """`fit_steps`, and what to give as `before` when the training rows have grown; None where nothing is kept of them.
+    """Fit the preprocessing steps, or update the quantiles of a robust scaler with the new training rows alone.
 
-    before : of training rows among the first rows of `sample`. A robust scaler alone goes on from there: what else is
-    fitted looks at every row again.
+    before : quantile state of training rows among the first rows of `sample`. Other steps are fitted on all rows again.
+
+    Returns
+    -------
+    (fitted steps, quantile state for the next update); the state is None where steps other than a robust scaler are
+    used.
     """
     if tuple(steps) != (RobustScaler.kind,):
         return fit_steps(steps, sample), None
@@ -145,7 +156,7 @@ def fit_or_update_steps(
 
 
 def frames_and_staleness(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, first: int) -> tuple[Frame, dict]:
-    """The base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
+    """Return the base frame, and `FeatureMatrix.frame_staleness` of its rows from `first` on."""
     base, frames = base_and_frames(bars, market, spec.base, spec.frames)
     ages = {}
     for minutes, frame in frames.items():

@@ -1,4 +1,4 @@
-"""The full proof of a prepared data set, and of a training on it."""
+"""Audit of a prepared data set and of training on it: the full proof that nothing looks ahead."""
 
 import tempfile
 import time
@@ -55,7 +55,7 @@ from ml_factory.workflows.prove import Progress, leak_table, prove_store, settin
 from ml_factory.workflows.results import AuditResult
 from ml_factory.workflows.train import fit_holdout
 
-MODELS = ("xgboost", "lstm")  # a booster and a network: their ways to the rows are the two there are
+MODELS = ("xgboost", "lstm")  # a booster and a network read rows in the two ways there are
 TRAINING_ROWS = {"tabular": 4_000, "network": 1_000}
 
 
@@ -63,11 +63,11 @@ def audit_data(
     workspace: Workspace, symbol: str, horizons: Sequence[int] | None, cuts: int | None, fresh: bool,
     progress: Progress | None, models: Sequence[str] = MODELS, tamper: Tamper | None = None,
 ) -> AuditResult:  # fmt: skip
-    """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it;
-    write the certificates.
+    """Prove a symbol's current data set at 50 cuts or more, the files that training reads, and small trainings on it.
 
-    What an audit of the same had tried when it was killed, trainings too, is not tried again, unless `fresh`.
-    tamper : changes values on their way, stage by stage. Then nothing is written, and nothing found before counts.
+    Writes the certificates. An audit that was killed continues behind its finished cuts and trainings, unless `fresh`.
+
+    tamper : changes values stage by stage. Then nothing is written, and earlier findings are ignored.
     """
     started = time.perf_counter()
     store = Store.current(workspace.processed(symbol))
@@ -75,7 +75,7 @@ def audit_data(
     data = load_dataset(workspace, symbol, horizons[0])  # refuses bars or code that changed since they were prepared
     bars, _ = load_bars(workspace, symbol, settings_of(store).bars)
     spec = ProofSpec(cuts=FULL_CUTS if cuts is None else cuts)
-    fresh = fresh or spec.form == "quick" or tamper is not None  # who asks for cuts gets them
+    fresh = fresh or spec.form == "quick" or tamper is not None  # an explicit number of cuts is always run
     proof_progress = None if tamper else _training_progress(store, data, models)
     if fresh and proof_progress:
         proof_progress.forget()
@@ -87,7 +87,7 @@ def audit_data(
             check_finished(workspace, prepared, tamper, findings)
     if not (tamper and findings.leaks):
         findings.leaks += _leaks_of_trainings(data, models, proof_progress)
-    if tamper and findings.leaks:  # a leak is named: the cuts would say nothing more of it
+    if tamper and findings.leaks:  # one named leak is enough: the cuts are skipped
         return _tampered(symbol, horizons, findings, started)
     proved = prove_store(
         store, PrefixHasher(bars), horizons, spec, fresh=fresh, also=findings.leaks, compared=findings.compared,
@@ -113,13 +113,15 @@ def audit_data(
 def check_artifacts(
     workspace: Workspace, store: Store, bars: pd.DataFrame, horizons: Sequence[int], tamper: Tamper | None = None
 ) -> Findings:
-    """Everything that is stored and used, compared with its reference: bars, rows, splits, scalers, data sets."""
+    """Compare everything that is stored and read by training with its reference: bars, rows, splits, scalers, data
+    sets.
+    """
     findings = Findings()
     check_bars_used(workspace, store, bars, tamper, findings)
     check_rows_stored(store, bars, horizons, tamper, findings)
     for horizon in horizons:
         check_scaler_stored(store, horizon, tamper, findings)
-        data = load_certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as every training gets it
+        data = load_certified(workspace, store.facts["symbol"], horizon, uncertified=True)  # as trainings read it
         check_dataset(data, store, findings, tamper)
     return findings
 
@@ -127,7 +129,7 @@ def check_artifacts(
 def check_runs(
     data: Dataset, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings, model: str = MODELS[0]
 ) -> None:
-    """Small runs of all that learns and forecasts: baselines, a fold, a training, a stack, and `predict`."""
+    """Run every step that learns or predicts on a sample: baselines, a fold, a training, a stack, and `predict`."""
     part = subsample(data)
     steps = {
         "baselines": lambda: check_baselines(data, tamper, findings),
@@ -144,7 +146,7 @@ def check_runs(
 def _tampered(
     symbol: str, horizons: Sequence[int], findings: Findings, started: float, proof: Proof | None = None
 ) -> AuditResult:
-    """The result of an audit with a tamper: it has no certificate."""
+    """Build the result of an audit with a tamper; it has no certificate."""
     cuts = [(pd.Timestamp(cut.moment), cut.why) for cut in proof.cuts] if proof else []
     return AuditResult(
         symbol=symbol, form="tampered with: no certificate", passed=not findings.leaks, horizons=list(horizons),
@@ -155,7 +157,7 @@ def _tampered(
 
 
 def _training_progress(store: Store, data: Dataset, models: Sequence[str]) -> ProofProgress:
-    """Where an audit keeps what its trainings have shown, until its certificates are written."""
+    """Open the file in which an audit keeps the findings of its trainings until its certificates are written."""
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}

@@ -1,6 +1,7 @@
-"""Compare the prepared files with references: what training reads is what the code computes from the bars, to the bit.
+"""Compare the prepared files with references: what training reads equals, bit for bit, what the code computes from the
+bars.
 
-Each check passes the value that a user gets through `tamper` first, so that a caller can test the check.
+Each check first passes the value through `tamper`, so that a caller can test the check itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,13 +45,17 @@ QUICK_COLUMNS = 12  # of a stored scaler, refitted at the end of `prepare`; an a
 
 @dataclass
 class Findings:
-    """leaks : what was found.  compared : part -> rows or numbers compared."""
+    """Leaks and counts of an audit.
+
+    leaks : the leaks found.
+    compared : part -> number of rows or values compared.
+    """
 
     leaks: list[Leak] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
 
     def take(self, part: str, count: int, leaks: Sequence[Leak]) -> None:
-        """Add what a comparison of so many rows or numbers has found."""
+        """Add the leaks of one comparison of `count` rows or values."""
         self.compared[part] = self.compared.get(part, 0) + int(count)
         self.leaks += leaks
 
@@ -59,7 +64,7 @@ class Findings:
 
 
 def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings):
-    """Compare the bars that the pipeline gets with a second reading, the rows of the raw file and the stored hash."""
+    """Compare the bars that the pipeline reads with a second reading, the rows of the raw file, and the stored hash."""
     given = passed_through(tamper, "bars", bars.copy() if tamper else bars)
     settings, symbol = settings_of(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
@@ -72,13 +77,15 @@ def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamp
 
 
 def _differences_from_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[Leak]:
-    """Prices that are not those of the raw row of the same minute, where the file is in the contract's form."""
+    """Return leaks for prices that differ from the raw row of the same minute, where the file has the contract's
+    columns.
+    """
     names = ["open", "high", "low", "close"]
     if not {"timestamp", *names} <= set(table.columns) or not isinstance(table["timestamp"].dtype, pd.DatetimeTZDtype):
         return []
     raw = table.set_index("timestamp")[names]
     raw = raw[~raw.index.duplicated(keep="last")].reindex(bars.index)
-    if raw["close"].isna().any():  # stamped in another way: its rows cannot be joined
+    if raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
         return []
     return differences_of_frame("bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute")
 
@@ -140,9 +147,9 @@ def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, findi
 def check_scaler_stored(
     store: Store, horizon: int, tamper: Tamper | None, findings: Findings, *, columns: int | None = None
 ) -> None:
-    """The stored scaler, and the steps before it, refitted on the stored training rows.
+    """Refit the stored scaler, and the steps before it, on the stored training rows and compare.
 
-    columns : of a scaler alone, compare so many columns, drawn at random; None: all.
+    columns : number of columns of a lone scaler to compare, drawn at random; None: all.
     """
     steps, labels = settings_of(store).preprocess, store.load_labels(horizon)
     train, facts = store.load_splits(horizon)["train"], store.load_rows()
@@ -166,7 +173,7 @@ def check_scaler_stored(
 
 
 def _select_columns(scaler: Mapping, some: np.ndarray) -> dict:
-    """The stored numbers of a scaler for these columns alone."""
+    """Return the stored scaler restricted to these columns."""
     kept = {name: np.asarray(scaler[name])[some].tolist() for name in ("center", "scale", "knots") if name in scaler}
     return {**scaler, **kept}
 
@@ -195,7 +202,7 @@ def check_dataset(data: Dataset, store: Store, findings: Findings, tamper: Tampe
 
 
 def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
-    """Arrays that training reads off a data set: some are kept once made, so they may differ from what it holds."""
+    """Compare the arrays that training derives from a data set; cached ones may differ from its fields."""
     leaks, names = [], ("segment", "close", "x_NF", "row", "y", "last_move", "volatility", "clear")
     read = {name: lambda one, name=name: getattr(one, name) for name in names}
     read |= {"clock": lambda one: np.stack([one.clock.progress, one.clock.minutes_left], axis=1)}
@@ -209,7 +216,7 @@ def _derived(part: str, given: Dataset, wanted: Dataset) -> list[Leak]:
 
 
 def dataset_from_files(store: Store, horizon: int) -> Dataset:
-    """The data set with its rows read from the files once more, to compare with."""
+    """Return the data set with all rows read from the files again, as the reference."""
     rows = store.load_rows()
     return replace(
         dataset_of(store, horizon), features=store.load_features(), segment=rows["segment"].to_numpy(),
@@ -222,7 +229,8 @@ def dataset_from_files(store: Store, horizon: int) -> Dataset:
 
 
 def quick_check(store: Store, horizons: Sequence[int]) -> Findings:
-    """Last check of `prepare`: some columns of each stored scaler refitted, and the data set against its files."""
+    """Run the last check of `prepare`: refit some columns of each stored scaler, compare the data set with its
+    files."""
     found = Findings()
     for horizon in horizons:
         check_scaler_stored(store, horizon, None, found, columns=QUICK_COLUMNS)

@@ -1,8 +1,7 @@
-"""Audit of small runs: a fold, a training with its predictions and verdict, and the baselines.
+"""Audit of small runs: a fold, a training with its predictions and metrics, and the baselines.
 
-Each is done twice by the functions that users call: on the data, and on data in which what it may not read is another.
-What the first gives passes through `tamper` and is compared with the second, and with references made of the rows that
-each part may read.
+Each runs twice through the functions that users call: on the data, and on data whose forbidden rows are disturbed. The
+first result passes through `tamper` and is compared with the second, and with references built from the allowed rows.
 """
 
 import tempfile
@@ -47,7 +46,7 @@ from ml_factory.workflows.predict import evaluate_artifact, read_frame
 from ml_factory.workflows.train import fit_holdout
 
 ROWS = 3_000  # labelled rows of a small run
-FOLDS, AUDITED_FOLD = 3, 1  # the fold in the middle has training rows on both sides
+FOLDS, AUDITED_FOLD = 3, 1  # a middle fold has training rows on both sides
 BLIND = "that of a run whose other rows were disturbed"
 SETTINGS = {"rounds": 20, "threads": 1}
 
@@ -56,9 +55,9 @@ SETTINGS = {"rounds": 20, "threads": 1}
 
 
 def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
-    """The first labelled rows and the features under them as a data set of its own, with its own split and scaler.
+    """Return the first labelled rows and their features as a data set with its own split and scaler.
 
-    More than `rows` where these cannot be split, or where a part of them is of a single class.
+    Takes more than `rows` where these cannot be split, or where a split would hold a single class.
     """
     there = usable_rows(data.labels)
     there = there[data.row[there] >= 0]
@@ -81,10 +80,10 @@ def subsample(data: Dataset, rows: int = ROWS) -> Dataset:
 
 
 def first_of_two_classes(y_N: np.ndarray, rows: int) -> int:
-    """How many of the first labels to take: `rows`, doubled until each fifth of them holds two classes or more.
+    """Return how many of the first labels to take: `rows`, doubled until each fifth of them holds two classes or more.
 
-    Each part of a split of .6, .2, .2 then does, and so do the training rows of its folds.
-    All of them where no number will do.
+    Each part of a .6/.2/.2 split then holds two classes, and so do the training rows of its folds. All labels where no
+    number is enough.
     """
     rows = min(rows, len(y_N))
     while rows < len(y_N) and any(len(np.unique(fifth)) < 2 for fifth in np.array_split(y_N[:rows], 5)):
@@ -93,13 +92,15 @@ def first_of_two_classes(y_N: np.ndarray, rows: int) -> int:
 
 
 def _steps_on(data: Dataset, rows: np.ndarray):
-    """The steps before the model, fitted on these rows: the reference for what a fold or a training fits."""
+    """Fit the preprocessing steps on these rows: the reference for what a fold or a training fits."""
     sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
     return fit_steps(data.settings["data"]["preprocess"], sample)
 
 
 def with_disturbed_labels(data: Dataset, rows: np.ndarray) -> Dataset:
-    """The data set with other outcomes in these rows: each class is the next one, returns change sign and size."""
+    """Return the data set with other outcomes in these rows: each class becomes the next one, returns change sign and
+    size.
+    """
     labels, classes = data.labels.copy(), sorted(data.classes.values())
     following = dict(zip(classes, [*classes[1:], classes[0]], strict=True))
     changed = {"label": labels["label"].map(following).astype(labels["label"].dtype), "ret": -5.0 * labels["ret"]}

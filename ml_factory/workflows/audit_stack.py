@@ -1,4 +1,4 @@
-"""Audit of a stack and of `predict`: neither changes when data it may not know yet change."""
+"""Audit of a stack and of `predict`: neither changes when data of the future change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,12 +26,12 @@ from ml_factory.workflows.stack import fit_stack, stack_spec
 from ml_factory.workflows.train import fit_holdout
 
 MODELS, FOLDS = ("linear", "xgboost"), 2
-BARS = 60_000  # the newest bars, of which `predict` is tried
+BARS = 60_000  # newest bars, on which `predict` is checked
 CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened, by one bar at least
 
 
 def check_stack(data: Dataset, findings: Findings) -> None:
-    """The weights and the calibration of a stack, and all it forecasts, do not move with the test labels."""
+    """Check that weights, calibration and forecasts of a stack do not change with the test labels."""
     clean, blind = _stacked(data), _stacked(with_disturbed_labels(data, data.splits["test"]))
     leaks = differences_of_state("stack", "its weights and calibration", clean[0], blind[0], BLIND)
     leaks += differences_of_frame("stack", clean[1], blind[1], BLIND)
@@ -39,7 +39,7 @@ def check_stack(data: Dataset, findings: Findings) -> None:
 
 
 def _stacked(data: Dataset) -> tuple[dict, pd.DataFrame]:
-    """(what the stack has learnt, its probabilities of every row)."""
+    """Return (state of the fitted stack, its probabilities of every row)."""
     with temporary_workspace() as workspace:
         hashes = []
         for model in MODELS:
@@ -56,7 +56,7 @@ def _stacked(data: Dataset) -> tuple[dict, pd.DataFrame]:
 
 
 def check_predict(data: Dataset, bars: pd.DataFrame, findings: Findings, cuts: Sequence[int] = CUTS) -> None:
-    """Check that `predict` gives the same for a moment whether the file of bars ends there or goes on."""
+    """Check that `predict` gives the same probabilities for a moment whether the file of bars ends there or later."""
     bars = bars.iloc[-BARS:]
     with temporary_workspace() as workspace:
         spec = small_run_spec(data, MODELS[0], "train")
@@ -81,6 +81,6 @@ def check_predict(data: Dataset, bars: pd.DataFrame, findings: Findings, cuts: S
 def _differences(short: pd.DataFrame, whole: pd.DataFrame) -> list[Leak]:
     if not len(whole):
         return [difference("predict", ROWS, 1, "the first", "any row: the bars are too few")]
-    # A product of matrices rounds by how many rows it has, so the last bits are not compared.
-    reference = "what is predicted with later bars"
+    # Matrix products round by their number of rows, so the last bits are not compared.
+    reference = "the prediction with later bars"
     return differences_of_frame("predict", short, whole, reference, rounded=PROBABILITIES)

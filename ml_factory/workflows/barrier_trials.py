@@ -1,4 +1,4 @@
-"""A search for barriers whose trials outlive a kill: kept as often as any training, and found again when it is over."""
+"""Barrier search with checkpoints: trials survive a kill, and a finished search is read from its file."""
 
 import logging
 from collections.abc import Callable
@@ -27,7 +27,8 @@ Frames = tuple[Frame, Frame | None, MarketSpec]
 
 
 def frames_for(workspace: Workspace, store: Store) -> Frames:
-    """The base frame, the raw bars as a frame (None where they are the base) and the market of a data set."""
+    """Return the base frame, the raw bars as a frame (None where they are the base bars) and the market of a
+    data set."""
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
     return *base_and_minute_bars(bars, market, settings.features.base), market
@@ -35,8 +36,13 @@ def frames_for(workspace: Workspace, store: Store) -> Frames:
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """spec : the label spec found.  record : of every trial, as `search_barriers` gives it.  found : trials that were
-    done before.  inexact : how machines that did some of them differ from this one."""
+    """Result of a search.
+
+    spec : the label spec found.
+    record : every trial, as of `search_barriers`.
+    resumed : number of trials that an earlier session had finished.
+    nondeterminism : differences between the machines that ran the trials.
+    """
 
     spec: SearchedLabels
     record: dict
@@ -48,12 +54,12 @@ def checkpointed_search(
     checkpoints: PhaseCheckpoints, frames: Frames, train: pd.DatetimeIndex, evaluated: pd.DatetimeIndex,
     spec: SearchSpec, *, results_path: Path, done: Callable[[int], None] = lambda count: None,
 ) -> SearchOutcome:  # fmt: skip
-    """`search_barriers` with its record in a phase of checkpoints.
+    """Run `search_barriers` with its record in a phase of checkpoints.
 
-    frames : base, raw bars (None where they are the base), and the market.  train, judged : known_at of the rows that
-    teach, and of those that a label of theirs must not reach.
-    keep : the file in which the record of a finished search stays, and is found again; the checkpoints' slots are given
-    back then.
+    frames : base frame, raw bars (None where they are the base bars), and the market.
+    train, evaluated : known_at of the training rows, and of the rows that a training label must not reach.
+    results_path : file that keeps the record of a finished search and is read instead of searching again. The slots of
+    the checkpoints are released then.
     """
     if is_file(results_path):
         stored = read_json(results_path)
@@ -69,7 +75,7 @@ def checkpointed_search(
         try:
             found = search_barriers(*frames, train, spec, judged=evaluated, record=before, save=recorder.save)
         finally:
-            recorder.flush()  # a balance that cannot be kept is not searched for twice either
+            recorder.flush()  # also after a failure: an impossible balance is not searched twice
             if recorder.record is not None and len(recorder.record["trials"]) == spec.trials:
                 _release_slots(
                     checkpoints, results_path, {"record": recorder.record, "elsewhere": checkpoint.machine_differences}
@@ -78,12 +84,12 @@ def checkpointed_search(
 
 
 def format_trial(done: int, spec: SearchSpec) -> str:
-    """How far a search is, in words."""
+    """Format the progress of a search, such as "trial 3 of 40"."""
     return f"trial {done} of {spec.trials}"
 
 
 def _release_slots(checkpoints: PhaseCheckpoints, results_path: Path, stored: dict) -> None:
-    """The search is over: its record stays in a file, its slots serve others."""
+    """Write the record of the finished search to its file and release the slots of its checkpoints."""
     try:
         write_json(results_path, stored)
     except WorkspaceError as error:
@@ -93,7 +99,7 @@ def _release_slots(checkpoints: PhaseCheckpoints, results_path: Path, stored: di
 
 
 class _TrialRecorder:
-    """The record of the trials in a phase of checkpoints, saved as often as any training."""
+    """The record of the trials in a phase of checkpoints, saved when a save is due."""
 
     def __init__(self, checkpoints: UnitCheckpoints, record: dict | None, done: Callable[[int], None]):
         self.record, self._saved = record, record
@@ -107,6 +113,6 @@ class _TrialRecorder:
             self._saved = record
 
     def flush(self) -> None:
-        """What the timer left unsaved."""
+        """Save the trials since the last save."""
         if self.record is not self._saved:
             self._checkpoints.save(self.record, force=True)

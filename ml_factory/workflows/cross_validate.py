@@ -1,8 +1,8 @@
-"""Folds told: plain ones, and nested ones that repeat a search for barriers on each fold's own training rows.
+"""Cross-validation: plain folds, and nested folds that search barriers on each fold's own training rows.
 
-A nested fold asks its own question: its labels, also those that judge, are made with the barriers that its training
-rows led to. No test row had a say in them, but a log loss is of another question in every fold; what can be set side
-by side, and averaged, is the gain over the prior of the same fold.
+The labels of a nested fold, also those of its test rows, use the barriers found on its training rows. No test row
+influences them, but log losses of different folds are then not comparable. Compare and average the gain over the prior
+of the same fold instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,11 +50,16 @@ from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, f
 
 @dataclass(frozen=True)
 class CrossValidationScores:
-    """scores : a row per fold, block and forecast.  table : a row a fold.  paths : of combinatorial folds.
+    """Scores of a cross-validation.
 
-    gain, gain_se : mean gain over the blocks and its standard error; gain_uncalibrated : the mean without calibration.
-    untaught : folds that forecast nothing.  found, reached, inexact : see `FoldOutcome`.
-    verdict : over the blocks; see `verdict_of_folds`.
+    scores : DataFrame, a row per fold, block and forecast.
+    table : DataFrame, a row per fold.
+    paths : DataFrame of the paths of combinatorial folds; None otherwise.
+    gain, gain_se : mean gain over the blocks and its standard error, nats per row.
+    gain_uncalibrated : the mean without calibration.
+    unfitted : numbers of folds without forecasts.
+    resumed, progress, nondeterminism : as of `FoldOutcome`.
+    verdict : over the blocks, as of `verdict_of_folds`.
     """
 
     scores: pd.DataFrame
@@ -73,7 +78,7 @@ class CrossValidationScores:
 def cross_validate_plain(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, *, mirror: str
 ) -> CrossValidationScores:
-    """Every fold on the labels as they are prepared."""
+    """Fit and evaluate every fold on the prepared labels."""
     with _open_unit(workspace, run, model.spec, mirror) as (manager, finish):
         results_path = forecasts_file(run, model.name)
         outcome = out_of_fold_predictions(manager, data, plan, model, results_path)
@@ -93,7 +98,7 @@ def cross_validate_plain(
 def _open_unit(
     workspace: Workspace, run: Run, spec: RunSpec, mirror: str
 ) -> Iterator[tuple[CheckpointManager, Callable[[dict], None]]]:
-    """The run's checkpoints, and what its record is told at its end."""
+    """Open the run's checkpoints and its log; yield the manager and the function that takes the log's summary."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         snapshot, owned = snapshot_of(manager, run, spec), folds_phase(spec.model)
         with tracked(manager, run, spec.to_dict(), snapshot, mirror, owned=owned) as finish:
@@ -101,7 +106,7 @@ def _open_unit(
 
 
 def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> dict[str, float]:
-    """What the model gains over the blocks; the run's record ends with it."""
+    """Return the gains of the model over the blocks, and close the run's log with them."""
     mean, error = gain_over_blocks(scores, name)
     finish({"gain_mean": mean, "gain_se": error})
     return {"gain": mean, "gain_se": error, "gain_uncalibrated": gain_over_blocks(scores, name + UNCALIBRATED)[0]}
@@ -110,10 +115,12 @@ def _gains(scores: pd.DataFrame, name: str, finish: Callable[[dict], None]) -> d
 def cross_validate_nested(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec, *, mirror: str
 ) -> CrossValidationScores:
-    """Every fold on labels made with what a search on its own training rows found; purged again.
+    """Fit and evaluate every fold on labels whose barriers were searched on its own training rows, purged again.
 
-    Each found label spec goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds of
-    one test block each. Raises SettingsError where a fold's search cannot keep the balance.
+    Each label spec found goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds have
+    one
+    test block each.
+    Raises SettingsError where a fold's search cannot keep the class balance.
     """
     frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))
@@ -139,9 +146,11 @@ def cross_validate_nested(
 
 @dataclass(frozen=True)
 class _NestedFold:
-    """table : its row, with its barriers.  scores, labels : None where it is untaught; `evaluated_labels`.
+    """Result of one nested fold.
 
-    found, inside, inexact : as of `FoldOutcome`, of the search too.
+    table : its row of the fold table, with its barriers.
+    scores, labels : metrics, and `evaluated_labels`; None where nothing was fitted.
+    resumed, partial_progress, nondeterminism : as of `FoldOutcome`, those of the search included.
     """
 
     table: pd.DataFrame
@@ -156,7 +165,7 @@ def _nested_fold(
     workspace: Workspace, data: Dataset, plan: FoldPlan, run: Run, model: FoldModel, search: SearchSpec,
     frames: Frames, number: int,
 ) -> _NestedFold:  # fmt: skip
-    """One fold, under a run id of its own: its search, its labels, its fit."""
+    """Run one fold under its own run id: search, relabel, fit."""
     train, test = plan.folds[number]
     moments = plan.labels.index[train], plan.labels.index[test]
     with open_checkpoints(workspace.checkpoints, nested_run(run, number)) as manager:
@@ -181,7 +190,7 @@ def _nested_fold(
 
 
 def relabel(data: Dataset, frames: Frames, labels: LabelSpec, moments: pd.DatetimeIndex) -> Dataset:
-    """The data set with other labels, of the rows at `moments` only and proven before the first test row."""
+    """Return the data set with other labels, of the rows at `moments` whose labels end before the first test row."""
     base, minute_bars, market = frames
     made = triple_barrier(base, minute_bars, labels, market)
     first_test = data.labels.index[data.splits["test"][0]]
@@ -213,26 +222,25 @@ def single_fold_plan(
 
 
 def check_search_scheme(scheme: SchemeSpec, search: SearchSpec | None) -> None:
-    """Refuse a search in every fold where a path goes through several. Raises SettingsError."""
+    """Raise SettingsError for a search in folds whose paths combine several folds."""
     if search and scheme.name == "combinatorial":
         raise SettingsError(
-            "A path cannot go through folds that each ask another question", where="search",
-            got=f"scheme={scheme.name!r}", wanted="folds that judge each row once",
-            next_step="use purged_kfold, or leave the search out",
+            "A path cannot combine folds with different labels", where="search",
+            got=f"scheme={scheme.name!r}", wanted="a scheme that tests each row once",
+            next_step="use purged_kfold, or leave out search",
         )  # fmt: skip
 
 
 def check_labels_unsearched(data: Dataset) -> None:
-    """Refuse folds over labels whose barriers were searched for on rows that some fold judges.
+    """Raise SettingsError for labels whose barriers were searched on rows that some fold tests.
 
-    A search sees the training rows of the chronological split, and every fold judges some of these.
-    Raises SettingsError.
+    A search sees the training rows of the chronological split, and every fold tests some of these.
     """
     for found in data.settings["data"].get("searched", ()):
         if found["labels"]["horizon"] == data.horizon:
             seen = found["seen_rows"]
             raise SettingsError(
-                "The barriers of these labels were searched for on rows that the folds judge", where="search",
+                "The barriers of these labels were searched on rows that the folds test", where="search",
                 got=f"barriers that saw {seen['count']:,} rows, {seen['first']} to {seen['last']}",
                 wanted="a search in every fold, on its own training rows",
                 next_step="give search=SearchSpec() (--search), or run prepare without searched=",
@@ -240,7 +248,7 @@ def check_labels_unsearched(data: Dataset) -> None:
 
 
 def search_settings(search: SearchSpec | None) -> dict:
-    """What a run's settings say of it: nothing without one."""
+    """Return the settings of the search for the run's record; {} without a search."""
     return {} if search is None else {"search": asdict(search)}
 
 

@@ -1,6 +1,6 @@
-"""Prepared rows, lined up and ready for a unit of work: what it reads, learns from and is judged beside.
+"""A prepared data set in memory: features, labels and splits, with the inputs, weights and baselines of models.
 
-A holdout run, a fold and an out-of-fold part are the same unit on other rows.
+A holdout run, a fold and an out-of-fold part use the same functions on different rows.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -46,17 +46,19 @@ from ml_factory.targets.labels import classes_of, expected_classes, kind_asked
 from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
-CLOCK_COLUMN = "session_progress"  # the column whose class shares a model starts from
+CLOCK_COLUMN = "session_progress"  # column of the clock offset (`models.clock_offset`)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Features and labels of one symbol and horizon, lined up.
+    """Features and labels of one symbol and horizon, aligned by time.
 
-    features : (N, F) float32, unscaled, index known_at.  segment, close : (N,).
-    labels : L rows, index a subset of the features'.  splits : name -> positions into the labels' rows.
-    scaler : the steps up to the scaler, fitted on the split's training rows.
-    settings : those of the data and the market, as stored.
+    features : float32 (N, F), unscaled, index known_at.
+    segment, close : (N,) arrays.
+    labels : L rows, index a subset of the features' index.
+    splits : name -> int64 positions into the labels' rows.
+    scaler : preprocessing steps and scaler, fitted on the training rows of the split.
+    settings : stored settings of the data and the market.
     """
 
     symbol: str
@@ -76,7 +78,7 @@ class Dataset:
 
     @cached_property
     def row(self) -> np.ndarray:
-        """int64 (L,): the feature row of each label."""
+        """Feature row of each label, int64 (L,)."""
         return self.features.index.get_indexer(self.labels.index)
 
     @cached_property
@@ -85,19 +87,19 @@ class Dataset:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of labels, one of `targets.labels.KINDS`."""
+        """Kind of labels, one of `targets.labels.KINDS`."""
         return kind_asked(self.settings)
 
     @cached_property
     def classes(self) -> dict[str, int]:
-        """What the labels are called, and which there are."""
+        """Names and values of the classes that this kind of labels has."""
         return classes_of(self.kind)
 
     @cached_property
     def last_move(self) -> np.ndarray:
-        """float64 (L,): log return of each row's own base bar; what the naive forecaster looks at.
+        """Log return of each row's own base bar, float64 (L,): the input of the baseline `last_move`.
 
-        NaN for the first bar of a segment: the jump over a night or a hole is no bar's move.
+        NaN for the first bar of a segment: the jump over a night or a gap is no bar's return.
         """
         moves = np.diff(np.log(self.close), prepend=np.nan)
         moves[np.diff(self.segment, prepend=self.segment[0] - 1) != 0] = np.nan
@@ -105,34 +107,35 @@ class Dataset:
 
     @cached_property
     def clock(self) -> SessionClock:
-        """Where each of the L labels' rows stands in its session."""
+        """Session time of each of the L rows."""
         return session_clock(self.labels.index.as_unit("ns").asi8, self.settings["market"]["calendar"])
 
     @cached_property
     def volatility(self) -> np.ndarray:
-        """float64 (L,): `trailing_volatility` of each label's row over as many bars as a label reaches, at least 10."""
+        """`trailing_volatility` of each label's row over max(horizon, 10) bars, float64 (L,)."""
         return trailing_volatility(self.close, self.segment, max(self.horizon, 10))[self.row]
 
     @cached_property
     def clear(self) -> np.ndarray:
-        """bool (L,): rows that may judge; an ambiguous outcome never does."""
+        """Mask of the rows with an unambiguous outcome, bool (L,); only these are evaluated."""
         return (self.labels["barrier"] != "ambiguous").to_numpy()
 
     def usable(self, lookback: int) -> np.ndarray:
-        """bool (L,): rows whose input window of `lookback` base rows lies inside one segment."""
+        """Return the mask of rows whose input window of `lookback` base rows lies inside one segment, bool (L,)."""
         return rows_with_window(self.segment, self.row, lookback)
 
     def split_of(self) -> np.ndarray:
-        """str (L,): train, validation, test, or purged for rows between them."""
+        """Return the split of each row, str (L,): train, validation, test, or purged for rows between them."""
         names = np.full(len(self.labels), "purged", dtype=object)
         for name in SPLITS:
             names[self.splits[name]] = name
         return names
 
     def development(self) -> np.ndarray:
-        """Positions of labels that ended before the first test row was known: what folds are cut from.
+        """Return positions of the labels that ended before the first test row was known: the rows that folds are cut
+        from.
 
-        Without those of the sessions that facts of the market were inferred from.
+        Rows of the sessions that market facts were inferred from are left out.
         """
         first_test = self.labels.index[self.splits["test"][0]]
         ended = np.flatnonzero((self.labels["label_end"] < first_test).to_numpy())
@@ -140,7 +143,10 @@ class Dataset:
 
 
 def fit_preprocessing(data: Dataset, rows: np.ndarray) -> Fitted:
-    """The data set's steps up to the scaler, fitted on these rows: positions into the labels' rows."""
+    """Fit the data set's preprocessing steps and scaler on these rows.
+
+    rows : positions into the labels' rows.
+    """
     sample = Sample(data.x_NF, tuple(data.features.columns), data.row[rows], data.close, data.labels.iloc[rows])
     return fit_steps(data.settings["data"]["preprocess"], sample)
 
@@ -149,7 +155,7 @@ InputReader = Callable[[np.ndarray], object]
 
 
 def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> InputReader:
-    """Positions into the labels -> what the model reads: scaled rows (N, F), or windows over them."""
+    """Return the function from positions into the labels to model inputs: scaled rows (N, F), or windows over them."""
     scaled_NF = transform(scaler, data.x_NF, data.close)
     if model.lookback <= 1:
         return lambda positions: scaled_NF[data.row[positions]]
@@ -164,9 +170,10 @@ def model_inputs(data: Dataset, scaler: Fitted, model: Estimator) -> InputReader
 
 
 def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
-    """A model's settings with what hangs on the data written out: frames as strides, what is known ahead by name.
+    """Resolve the settings of a model that depend on the data: frames as strides, known-future inputs by name, the
+    offset.
 
-    Raises SettingsError where the model or the data has none.
+    Raises SettingsError where the model or the data has none of these.
     """
     features = FeatureSpec(**data.settings["data"]["features"])
     settings = _with_offset(data, named(settings, data.horizon, features))
@@ -181,10 +188,10 @@ def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
 
 
 def _with_offset(data: Dataset, settings: dict) -> dict:
-    """The settings with `offset` ("clock", the default, or "none") written out as the column that the model reads.
+    """Resolve `offset` ("clock", the default, or "none") to the column that the model reads.
 
-    Data whose columns the preprocessing changes, or bends as a quantile scaler does, or that were prepared without the
-    clock have no offset. Raises SettingsError for another offset, and for "clock" by name where there is none.
+    Data without the clock column, or whose preprocessing changes or bends that column (a quantile scaler), have no
+    offset. Raises SettingsError for an unknown offset, and for an explicit "clock" where there is none.
     """
     given = settings.pop("offset", None)
     offset = "clock" if given is None else given
@@ -197,7 +204,7 @@ def _with_offset(data: Dataset, settings: dict) -> dict:
     if CLOCK_COLUMN not in columns or changing_columns(steps) or not evenly_scaled(steps):
         if given:
             raise SettingsError(
-                "This data set has no clock to start from", where="offset", got=given,
+                "This data set has no clock column for the offset", where="offset", got=given,
                 wanted=f"the column {CLOCK_COLUMN}, scaled evenly and kept by the preprocessing",
                 next_step="leave offset out, or prepare with the calendar's features and another scaler",
             )  # fmt: skip
@@ -206,13 +213,14 @@ def _with_offset(data: Dataset, settings: dict) -> dict:
 
 
 def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
-    """Frames are read off stored columns by a network: a step that drops, mixes or adds some leaves others to read.
+    """Raise SettingsError where frames cannot be read from the columns: for tabular models, and where steps change
+    columns.
 
-    Which ones, each fold's own rows decide, so that no strides are those of all folds.
+    A step that drops, mixes or adds columns is fitted per fold, so that no strides would fit all folds.
     """
     if not spec_of(name).windowed:
         raise SettingsError(
-            "Only networks read frames at paces of their own", where="frames", got=name, wanted="a network",
+            "Only networks read frames at their own strides", where="frames", got=name, wanted="a network",
             next_step="leave it out: a booster reads the coarse columns of each row as they are",
         )  # fmt: skip
     if changing := changing_columns(steps):
@@ -224,12 +232,12 @@ def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
 
 
 def bins_option(model: str, bins: Mapping[Hashable, BinnedData] | None, fold: Hashable) -> dict:
-    """What a fit is told of the bins of this fold: nothing without any, and nothing where the model reads windows."""
+    """Return the `fit` option with the shared bins of this fold; {} without any, and for models that read windows."""
     return {} if bins is None or spec_of(model).windowed else {"binned": bins[fold]}
 
 
 def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
-    """The rows a QUICK run trains on, in contiguous blocks, and what to tell the reader about it."""
+    """Return the training rows of a QUICK run, in contiguous blocks, and a description of the limit for the report."""
     limit = QuickLimits().train_rows
     if not quick or len(rows) <= limit:
         return rows, {}
@@ -238,38 +246,39 @@ def limit_rows(rows: np.ndarray, quick: bool) -> tuple[np.ndarray, dict]:
 
 
 def rows_with_weight(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that carry weight, and their weights computed from these rows alone."""
+    """Return the rows of positive weight, and their weights, computed from these rows alone."""
     weights = sample_weights_of(data, rows, spec)
     return rows[weights > 0], weights[weights > 0]
 
 
 def sample_weights_of(data: Dataset, rows: np.ndarray, spec: WeightSpec | None = None) -> np.ndarray:
-    """float64: `training_weights` of these rows of the labels, with the bars' returns where they are asked for."""
+    """Compute `training_weights` of these rows, float64, with the bars' returns where the weights need them."""
     labels = data.labels.iloc[rows]
     if spec is None or not spec.returns:
         return training_weights(labels, spec)
-    # Lives are counted in bars of the base frame; the rows of the data set begin after its warm-up.
-    lives = ["entry_bar", "exit_bar"]
+    # Labels count bars of the base frame; the rows of the data set begin after the warm-up of the features.
+    bars = ["entry_bar", "exit_bar"]
     warm_up = int(data.labels["entry_bar"].iloc[0]) - int(data.row[0])
-    labels = labels.assign(**(labels[lives] - warm_up))
+    labels = labels.assign(**(labels[bars] - warm_up))
     return training_weights(labels, spec, np.diff(np.log(data.close), prepend=np.nan))
 
 
 def with_baselines(
     data: Dataset, train_rows: np.ndarray, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str
 ) -> pd.DataFrame:
-    """Metrics of `forecasts` on `rows` and of the four baselines, all counted on `train_rows`.
+    """Compute metrics of `forecasts` on `rows` and of the four baselines, all counted on `train_rows`.
 
-    train_rows, rows : positions that every one of the forecasts can read, so that a baseline is of the same population.
-    best : the best baseline, as `best_baseline` chose it on validation rows.
+    train_rows, rows : positions that every forecast can read, so that all forecasts have the same population.
+    best : the best baseline, chosen by `best_baseline` on validation rows.
     """
     return verdicts(data, rows, forecasts | baselines(data, train_rows, rows), best)
 
 
 def best_baseline(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> str:
-    """Name of the baseline, counted on `train_rows`, with the smallest log loss on the clear ones of `rows`.
+    """Return the name of the baseline, counted on `train_rows`, with the smallest log loss on the unambiguous ones of
+    `rows`.
 
-    rows : validation rows, or rows that a fold stopped early on; never rows that judge. Without a clear one: "prior".
+    rows : validation rows, or the early-stopping rows of a fold; never test rows. "prior" where all are ambiguous.
     """
     rows = rows[data.clear[rows]]
     if not len(rows):
@@ -281,9 +290,10 @@ def best_baseline(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> st
 def verdict_on(
     data: Dataset, train_rows: np.ndarray, rows: np.ndarray, name: str, p_N3: np.ndarray, best: str, lacking: str
 ) -> ModelVerdict:
-    """The verdict on the forecasts `p_N3` of `rows`, each clear row once.
+    """Compute the verdict on the forecasts `p_N3` of `rows`, each unambiguous row once.
 
-    best : as of `with_baselines`.  lacking : what the data lack for any verdict (`lacking_classes`).
+    best : as of `with_baselines`.
+    lacking : missing classes or weeks that rule out a verdict, as of `lacking_classes`.
     """
     clear, times = data.clear[rows].astype(float), data.labels.index[rows]
     counted = baselines(data, train_rows, rows)
@@ -295,7 +305,7 @@ def verdict_on(
 
 
 def lacking_classes(data: Dataset, parts: Mapping[str, np.ndarray]) -> str:
-    """Which classes of the question no clear row of a part has, in words; "" for none.
+    """Describe the classes that no unambiguous row of a split has; "" for none.
 
     parts : "train", "validation", "test" -> positions.
     """
@@ -304,10 +314,11 @@ def lacking_classes(data: Dataset, parts: Mapping[str, np.ndarray]) -> str:
 
 
 def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> (len(rows), 3).
+    """Compute forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> float64 (len(rows), 3).
 
-    They count rows as they are judged, each clear row once. With the training weights, under which long
-    neutral labels count less, the prior was mostly worse than the uniform forecast (docs/log.md).
+    Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
+    count
+    less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
     train_rows = train_rows[data.clear[train_rows]]
     y = data.y[train_rows]
@@ -322,7 +333,7 @@ def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[s
 
 
 def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
-    """The clock baseline, with volatility, counted on the clear ones of these rows, in time order."""
+    """Fit the clock baseline, with volatility, on the unambiguous ones of these rows, in time order."""
     rows = np.sort(train_rows[data.clear[train_rows]])
     minutes, bars = np.diff(data.labels.index[rows].as_unit("ns").asi8) / MINUTE_NS, np.diff(data.row[rows])
     bar_minutes = float(np.median(minutes / bars)) if len(rows) > 1 else 1.0
@@ -333,7 +344,10 @@ def clock_baseline(data: Dataset, train_rows: np.ndarray) -> ClockBaseline:
 
 
 def verdicts(data: Dataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], best: str) -> pd.DataFrame:
-    """Metrics of each forecast on `rows`, each clear row once; `effective_rows` counts how far their labels overlap."""
+    """Compute metrics of each forecast on `rows`, each unambiguous row once.
+
+    `effective_rows` is reduced by the overlap of the rows' labels.
+    """
     clear = data.clear[rows].astype(float)
     effective = effective_rows(data.labels.iloc[rows], clear)
     times = data.labels.index[rows]
@@ -343,9 +357,13 @@ def verdicts(data: Dataset, rows: np.ndarray, forecasts: dict[str, np.ndarray], 
 
 
 def predicted_and_observed(data: Dataset, rows: np.ndarray, forecasts: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """`calibration_by_class` of each forecast on the clear ones of `rows`.
+    """Compute `calibration_by_class` of each forecast on the unambiguous ones of `rows`.
 
-    forecasts : name -> (len(rows), 3).  The table has a row per forecast (`name`) and class of the question.
+    forecasts : name -> float64 (len(rows), 3).
+
+    Returns
+    -------
+    DataFrame with a row per forecast (`name`) and class.
     """
     clear, tables = data.clear[rows], []
     options = {"horizon": data.horizon, "times_N": data.labels.index[rows][clear], "classes": data.classes}
@@ -357,9 +375,10 @@ def predicted_and_observed(data: Dataset, rows: np.ndarray, forecasts: Mapping[s
 
 
 def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
-    """By how much `p_N3` costs less log loss than `other` on the clear ones of `rows`: (gain, low, high), 95 %, nats.
+    """Compute the gain in log loss of `p_N3` over `other` on the unambiguous ones of `rows`: (gain, low, high), 95 %,
+    nats.
 
-    Of the rows' differences, so what both get wrong alike does not blur it.
+    The interval is that of the row-wise differences, so errors that both share cancel.
     """
     by_class, clear = log_loss_by_class(other) - log_loss_by_class(p_N3), data.clear[rows].astype(float)
     times = data.labels.index[rows]
@@ -368,9 +387,9 @@ def gain_over(data: Dataset, rows: np.ndarray, p_N3: np.ndarray, other: np.ndarr
 
 
 def weighted_prior_loss(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> float:
-    """Log loss of the class prior on `rows` as a training measures it: with weights on both sides.
+    """Compute the log loss of the class prior on `rows` with training weights, as the loss of a training is measured.
 
-    What the losses of a history can be set beside; the verdicts' log losses count each row once.
+    Comparable with the losses of a history; metrics count each row once instead.
     """
     train_rows, train_weights = rows_with_weight(data, train_rows)
     rows, weights = rows_with_weight(data, rows)

@@ -1,4 +1,7 @@
-"""What a finished network looked at, where it tells (a TFT: Lim et al. 2021, section 7). F features, T steps."""
+"""Explanation of a finished network: selected variables and attention (TFT: Lim et al. 2021, section 7).
+
+F features, T steps.
+"""
 
 import importlib
 import time
@@ -26,10 +29,13 @@ MIDDLE = (10, 90)  # percentiles
 
 @dataclass(frozen=True)
 class ExplainResult(Result):
-    """What a network's answers on validation rows rest on; both tables are None where it does not tell.
+    """Variable selection and attention of a network on validation rows; both tables are None where it has no
+    explanation.
 
-    shares : index feature; share of the variable selection (1 in sum), low and high (percentiles 10 and 90 of the
-    rows), largest first.  attention : index bars_back; attention, low, high.  rows : how many were looked at.
+    shares : index feature; share of the variable selection (sum 1), low and high (percentiles 10 and 90 of the rows),
+    largest first.
+    attention : index bars_back; attention, low, high.
+    rows : number of rows that were explained.
     """
 
     symbol: str
@@ -41,7 +47,7 @@ class ExplainResult(Result):
 
     def summary(self) -> str:
         if self.shares is None:
-            return f"{self.model} does not tell what it looks at; MODEL = 'tft' does"
+            return f"{self.model} has no explanation; MODEL = 'tft' has one"
         first = ", ".join(f"{name} {share:.1%}" for name, share in self.shares["share"].head(5).items())
         newest = self.attention.loc[0, "attention"]
         return (
@@ -50,7 +56,7 @@ class ExplainResult(Result):
         )
 
     def pictures(self) -> list[Any]:
-        """The two figures: variables, and attention over time; none where the network does not tell."""
+        """Return two figures, variables and attention over time; [] where the network has no explanation."""
         if self.shares is None:
             return []
         return [attention_plots.variable_shares(self.shares), attention_plots.attention_over_time(self.attention)]
@@ -59,16 +65,17 @@ class ExplainResult(Result):
 def explain(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *, rows: int = 512, run: str = ""
 ) -> ExplainResult:
-    """What the newest finished model on the prepared data looks at on validation rows.
+    """Explain the newest finished model of the prepared data on validation rows.
 
-    rows : evenly spaced validation rows, at most.  run : the id of the run that is meant, else the newest on this data.
-    Raises SettingsError for a model that reads no windows, NotPreparedError where none is finished.
+    rows : number of evenly spaced validation rows, at most.
+    run : run id; "" for the newest on this data.
+    Raises SettingsError for a model without windows, NotPreparedError where none is finished.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     if not spec_of(model).windowed:
         raise SettingsError(
-            "Only networks are explained here", where="model", got=model, wanted="a network",
-            next_step="look at the importances that train() hands back",
+            "Only networks have an explanation", where="model", got=model, wanted="a network",
+            next_step="use the importances of the result of train()",
         )  # fmt: skip
     data = load_dataset(workspace, symbol, horizon)
     artifact = predict.find_artifact(workspace, symbol, horizon, model, run, data.fingerprint)
@@ -81,7 +88,7 @@ def explain(
         windows = model_inputs(data, data.scaler, fitted)(some)
         share_NF, attention_NT = _shares_and_attention(explain_method, windows)
         shares = _table(share_NF, "share", pd.Index(data.features.columns, name="feature"))
-        # Steps ahead that a network is told of are bars after the newest: −1, −2, …
+        # Known-future steps are bars after the newest: −1, −2, …
         back = pd.RangeIndex(fitted.lookback - 1, fitted.lookback - 1 - attention_NT.shape[1], -1, name="bars_back")
         attention = _table(attention_NT, "attention", back)
         shares = shares.sort_values("share", ascending=False, kind="stable")
@@ -92,7 +99,7 @@ def explain(
 
 
 def _shares_and_attention(explain_method: Callable, windows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(shares of the variables (N, F), mean over the window's steps; attention of the one answer (N, T))."""
+    """Return (variable shares (N, F), mean over the window's steps; attention of the answer (N, T))."""
     # torch comes with the networks only
     pieces, tensor = [], importlib.import_module("torch").from_numpy
     for first in range(0, len(windows), BATCH):

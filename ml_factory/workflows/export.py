@@ -21,7 +21,11 @@ state_dict = LazyModule("ml_factory.training.state_dict")  # torch comes with th
 
 @dataclass(frozen=True)
 class ExportResult(Result):
-    """paths : format -> file.  python : lines that load it elsewhere, to be copied."""
+    """Exported files of a model.
+
+    paths : format -> file.
+    python : lines of Python that load the file elsewhere.
+    """
 
     symbol: str
     horizon: int
@@ -34,7 +38,7 @@ class ExportResult(Result):
         files = [f"  {name}: {path}" for name, path in self.paths.items()]
         usage = ["  input: scaled windows (the scaler is in the model's artifact); output: logits; to load it:"]
         lines = [f"    {line}" for line in self.python]
-        return "\n".join([f"{self.model} on {self.symbol}, as {self.run_id} left it", *files, *usage, *lines])
+        return "\n".join([f"{self.model} on {self.symbol}, from run {self.run_id}", *files, *usage, *lines])
 
 
 def export(
@@ -44,9 +48,10 @@ def export(
     """Write the newest finished model for other programs, by default below results/SYMBOL/RUN/.
 
     formats : "pth", a network's state dict for `torch.load(..., weights_only=True)`.
-    run : the id of the run whose model; "" for the newest.  out : the folder to write to.
+    run : run id of the model; "" for the newest.
+    out : folder to write to.
 
-    Raises SettingsError for another format or a model that has no state dict, NotPreparedError where none is finished.
+    Raises SettingsError for another format or a model without a state dict, NotPreparedError where none is finished.
     """
     started, workspace, symbol = time.perf_counter(), Workspace(workspace), check_symbol(symbol)
     for name in formats:

@@ -1,4 +1,4 @@
-"""How rows are cut into folds, and what follows: who teaches, who judges, who does neither."""
+"""Cross-validation schemes, and the plan of a cross-validation: training, test and left-out rows of each fold."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ from ml_factory.workflows.dataset import Dataset, limit_rows
 
 @dataclass(frozen=True)
 class SchemeSpec:
-    """How rows are cut into folds.
+    """Settings of a cross-validation scheme.
 
-    name : one of `arguments.SCHEMES`.  folds : blocks that judge; of "combinatorial" the blocks to choose from.
-    test_blocks : of "combinatorial", how many of them one fold judges.
-    window : of "walk_forward_rolling", rows trained on; None: as many as the first fold has.
+    name : one of `arguments.SCHEMES`.
+    folds : number of test blocks; of "combinatorial" the blocks to choose from.
+    test_blocks : of "combinatorial", number of test blocks per fold.
+    window : of "walk_forward_rolling", number of training rows; None: as many as the first fold has.
     """
 
     name: str = "purged_kfold"
@@ -33,7 +34,9 @@ class SchemeSpec:
         check_scheme(self.name)
 
     def cut(self, labels: pd.DataFrame, embargo: int) -> Sequence[Fold]:
-        """(train, test) positions into `labels` of each fold. SettingsError when the rows cannot be cut like this."""
+        """Return (train, test) positions into `labels` of each fold. Raises SettingsError when the rows cannot be cut
+        like this.
+        """
         if self.name == "purged_kfold":
             return purged_kfold(labels, self.folds, embargo)
         if self.name == "walk_forward_expanding":
@@ -43,20 +46,24 @@ class SchemeSpec:
         return combinatorial_purged(labels, self.folds, self.test_blocks, embargo)
 
     def to_dict(self) -> dict:
-        """What decides the folds, for a run's settings."""
+        """Return the settings that determine the folds, for the run's record."""
         own = {"walk_forward_rolling": {"window": self.window}, "combinatorial": {"test_blocks": self.test_blocks}}
         return {"scheme": self.name, "folds": self.folds} | own.get(self.name, {})
 
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """Which rows are folded, and how.
+    """Rows, folds and test blocks of a cross-validation.
 
-    rows : positions into the labels' rows.  labels : the labels of these rows.
-    folds : (train, test) positions into `rows`, purged and embargoed.  usable : bool, rows the model can read.
-    block : int64, the block each row is judged in, -1 for none.
-    paths : int64[paths, blocks], the fold whose forecast of each block a path takes; None: each row is judged once.
-    limited : what QUICK limits.  embargo : rows kept away behind a block that judges.
+    rows : int64 positions into the labels' rows.
+    labels : the labels of these rows.
+    folds : (train, test) positions into `rows`, purged and embargoed.
+    usable : bool, rows with a full input window.
+    block : int64, test block of each row, -1 for none.
+    paths : int64 (paths, blocks), the fold whose forecast of each block a path takes; None where each row is tested
+        once.
+    quick_limits : limits of QUICK.
+    embargo : rows left out behind a test block.
     """
 
     rows: np.ndarray
@@ -69,9 +76,10 @@ class FoldPlan:
     embargo: int
 
     def table(self) -> pd.DataFrame:
-        """Per fold: rows trained on, judged, and neither (purged, embargoed, out of sight, or left out by QUICK).
+        """Return per fold the number of training, test and left-out rows (purged, embargoed, without a window, or by
+        QUICK).
 
-        effective_train, effective_test : how many rows without overlap would tell as much.
+        effective_train, effective_test : number of non-overlapping rows with the same information.
         """
         return pd.DataFrame(
             [
@@ -89,9 +97,9 @@ class FoldPlan:
 
 
 def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback: int, quick: bool) -> FoldPlan:
-    """`rows` cut into folds; the embargo is at least the model's input window.
+    """Cut `rows` into folds; the embargo is at least the model's input window.
 
-    folds : a number of purged folds, or the whole scheme.
+    folds : number of purged folds, or the whole scheme.
     """
     scheme = folds if isinstance(folds, SchemeSpec) else SchemeSpec(folds=folds)
     labels, embargo = data.labels.iloc[rows], _embargo_of(data, lookback)
@@ -112,5 +120,5 @@ def fold_plan(data: Dataset, rows: np.ndarray, folds: int | SchemeSpec, lookback
 
 
 def _embargo_of(data: Dataset, lookback: int) -> int:
-    """Rows kept away behind a block that judges: as set, and at least the model's input window."""
+    """Return the rows left out behind a test block: as set, and at least the model's input window."""
     return max(int(data.settings["data"]["splits"]["embargo_bars"]), lookback)

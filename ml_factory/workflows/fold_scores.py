@@ -1,4 +1,4 @@
-"""What folds forecast, judged block by block beside the baselines of each fold's own training rows."""
+"""Metrics of folds, block by block, compared with baselines of each fold's own training rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,18 @@ from ml_factory.workflows.dataset import Dataset, baselines, best_baseline, verd
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.folds import FoldOutcome
 
-# Behind a model's name: its forecasts before the calibration of the fold.
+# Suffix of a model's name: its forecasts before the calibration of the fold.
 UNCALIBRATED = "_uncalibrated"
 
 
 @dataclass(frozen=True)
 class EvaluatedFold:
-    """Rows one fold has judged: positions into the labels, their blocks, and forecasts, name -> (rows, 3).
+    """Test rows and forecasts of one fold.
 
-    best : the best baseline on the training rows that the fold held out.
+    rows : int64 positions into the labels.
+    block : int64, test block of each row.
+    forecasts : name -> float64 (rows, 3).
+    best : name of the best baseline on the held-out training rows.
     """
 
     rows: np.ndarray
@@ -33,7 +36,7 @@ class EvaluatedFold:
     best: str
 
     def part(self, block: int) -> "EvaluatedFold":
-        """Those of one block."""
+        """Return the rows of one block."""
         at = self.block == block
         return EvaluatedFold(
             self.rows[at], self.block[at], {name: p[at] for name, p in self.forecasts.items()}, self.best
@@ -41,8 +44,8 @@ class EvaluatedFold:
 
 
 def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[EvaluatedFold]:
-    """Per fold the model's forecasts, calibrated as a trained model's are and as they were, beside the baselines of
-    that fold's own training rows."""
+    """Return per fold the model's forecasts, calibrated and uncalibrated, and the baselines of its own training
+    rows."""
     plan, found = outcome.plan, []
     for (train, test), p, calibration in zip(plan.folds, outcome.forecasts, outcome.calibrations, strict=True):
         finite = np.isfinite(p).all(axis=1)
@@ -55,13 +58,13 @@ def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[Evalu
 
 
 def _best_of(data: Dataset, plan: FoldPlan, train: np.ndarray) -> str:
-    """The best baseline on the rows that the fold's model was stopped early on, counted on those it was fitted on."""
+    """Return the best baseline on the early-stopping rows of the fold, counted on the rows that were fitted."""
     fit, held_out = inner_validation(plan.labels, train[plan.usable[train]], FoldFit.validation_share)
     return best_baseline(data, plan.rows[fit], plan.rows[held_out])
 
 
 def fold_metrics(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame:
-    """A row per fold, block and forecast; a fold that forecast nothing has none."""
+    """Compute metrics per fold, block and forecast; a fold without forecasts has no row."""
     tables = []
     for number, one in enumerate(evaluated):
         for block in np.unique(one.block):
@@ -72,7 +75,7 @@ def fold_metrics(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.DataFr
 
 
 def path_metrics(data: Dataset, plan: FoldPlan, evaluated: Sequence[EvaluatedFold]) -> pd.DataFrame | None:
-    """A row per path and forecast: the whole of the rows as one backtest (AFML 12.4); None without paths."""
+    """Compute metrics per path and forecast: all rows as one backtest (AFML 12.4); None without paths."""
     if plan.paths is None:
         return None
     tables = []
@@ -86,34 +89,36 @@ def path_metrics(data: Dataset, plan: FoldPlan, evaluated: Sequence[EvaluatedFol
 
 
 def gain_over_blocks(table: pd.DataFrame, name: str) -> tuple[float, float]:
-    """Mean gain of `name` in log loss over the blocks, and its standard error.
+    """Return the mean gain of `name` in log loss over the blocks, and its standard error.
 
-    A block that several folds judged counts once, with the mean of their gains: those folds share what they learnt.
+    A block that several folds test counts once, with the mean of their gains: those folds share training rows.
     """
     gains = table[table["name"] == name].groupby("block")["log_loss_gain"].mean()
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
 def evaluated_labels(data: Dataset, evaluated: Sequence[EvaluatedFold]) -> pd.Series:
-    """Labels of the clear rows that the folds judged, each once, in time order: index known_at."""
+    """Return the labels of the unambiguous test rows of all folds, each once, in time order: index known_at."""
     rows = np.unique(np.concatenate([one.rows for one in evaluated]))
     rows = rows[data.clear[rows]]
     return pd.Series(data.y[rows], index=data.labels.index[rows])
 
 
 def lacking_in_folds(labels: pd.Series, kind: str) -> str:
-    """What the judged rows of all folds lack for a verdict: a class of the question, or weeks; "" for nothing.
+    """Describe the classes or weeks that the test rows of all folds lack for a verdict; "" for nothing.
 
-    A single fold may lack a class.  labels : as of `evaluated_labels`.  kind : of the labels.
+    A single fold may lack a class.
+    labels : as of `evaluated_labels`.
+    kind : kind of the labels.
     """
     missing = missing_classes({"test": labels.to_numpy()}, expected_classes(kind))
     return "; ".join(filter(None, [missing, weeks_lacking(labels.index)]))
 
 
 def verdict_of_folds(data: Dataset, table: pd.DataFrame, name: str, labels: pd.Series) -> ModelVerdict:
-    """The verdict on `name` over the blocks: t intervals of the blocks' mean gains over each baseline.
+    """Compute the verdict on `name` over the blocks: t intervals of the blocks' mean gains over each baseline.
 
-    table : as of `fold_metrics`. The gain over the best baseline is over the one each fold chose on rows it held out.
+    table : as of `fold_metrics`. The best baseline of each fold was chosen on rows it held out.
     labels : as of `evaluated_labels`, of all folds.
     """
     own_rows = table[table["name"] == name]
@@ -127,5 +132,5 @@ def verdict_of_folds(data: Dataset, table: pd.DataFrame, name: str, labels: pd.S
 
 
 def _most_frequent(names: Sequence[str]) -> str:
-    """The name that most folds chose; of equals the first of BASELINES."""
+    """Return the name that most folds chose; of equals the first of BASELINES."""
     return max(BASELINES, key=names.count)

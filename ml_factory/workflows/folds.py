@@ -1,4 +1,4 @@
-"""Folds over some rows of a data set, each fold a unit of work that is found again after a kill."""
+"""Fit a model on every fold, with checkpoints: finished folds are not fitted again after a kill."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_progre
 
 @dataclass(frozen=True)
 class FoldOutcome:
-    """What the folds of `plan` forecast.
+    """Forecasts of the folds of `plan`.
 
-    forecasts : for each fold float64 (test rows, 3), NaN where none, as the models say them.
+    forecasts : for each fold float64 (test rows, 3), NaN where none, uncalibrated.
     calibrations : of each fold, fitted on training rows of the fold.
-    found : folds that were done before.
-    inexact : why a fold that was continued elsewhere is not the same to the bit; empty when all are.
-    inside : how far the fit of the fold after those was, in words; "" where it began now.
+    resumed : number of folds that an earlier session had finished.
+    nondeterminism : reasons why a fold may differ in its last bits; empty when it is exact.
+    partial_progress : progress of the interrupted fit after those folds; "" where it starts now.
     """
 
     plan: FoldPlan
@@ -53,29 +53,31 @@ class FoldOutcome:
 
     @property
     def progress(self) -> str:
-        """What was there before, in words; "" where all of it was done now."""
+        """Progress of the earlier sessions; "" where all folds were fitted now."""
         return format_progress(
             f"fold {self.resumed} of {len(self.plan.folds)}" if self.resumed else "", self.partial_progress
         )
 
     @property
     def p_N3(self) -> np.ndarray:
-        """Probabilities of the plan's rows, NaN where none; of folds that judge each row once."""
+        """Probabilities of the plan's rows, float64 (N, 3), NaN where none; for schemes that test each row once."""
         return merge_forecasts(len(self.plan.rows), self.plan.folds, self.forecasts)
 
     @property
     def unfitted(self) -> list[int]:
-        """Folds that forecast nothing, since their training rows were of one class."""
+        """Numbers of folds without forecasts, since their training rows hold one class."""
         return [number for number, p in enumerate(self.forecasts) if not np.isfinite(p).any()]
 
 
 @dataclass(frozen=True)
 class FoldModel:
-    """The model that is fitted anew in every fold, and what all its fits have in common.
+    """The model that every fold fits, with the settings that all fits share.
 
-    spec : of the run; its seed leads to that of each fold.  name : in the registry; a stack has several models.
-    settings : the model's own.  weights : what makes a training row count.
-    bins : of each fold, where other trials and seeds have built or will want them (`FoldBins`).
+    spec : the run; the seed of each fold is derived from its seed.
+    name : name in the registry; a stack has several models.
+    settings : the model's own settings.
+    weights : sample weights of the training rows.
+    bins : bins of each fold that fits of other trials and seeds share (`FoldBins`).
     """
 
     spec: RunSpec
@@ -85,41 +87,43 @@ class FoldModel:
     bins: Mapping[Hashable, BinnedData] | None = None
 
     def build(self, data: Dataset, fold: int) -> Estimator:
-        """A fresh one for this fold."""
+        """Build an untrained model for this fold."""
         seed = derive_seed(self.spec.seed, self.name, "fold", fold)
         return build_model(self.name, seed=seed, **resolve_data_settings(data, self.name, self.settings))
 
     def fit_scaler(self, data: Dataset, rows: np.ndarray) -> Fitted:
-        """The steps up to the scaler, fitted on these rows of a fold: positions into the labels."""
+        """Fit the preprocessing steps and the scaler on these rows of a fold: positions into the labels."""
         return fit_preprocessing(data, rows)
 
 
 def out_of_fold_predictions(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
 ) -> FoldOutcome:
-    """As `forecast_folds`. Raises FactoryError when no fold had rows of two classes to learn from."""
+    """Run `forecast_folds`. Raises FactoryError when no fold has training rows of two classes."""
     outcome = forecast_folds(manager, data, plan, model, results_path)
     check_any_fitted(outcome.unfitted, len(plan.folds), model.name)
     return outcome
 
 
 def check_any_fitted(unfitted: Sequence[int], folds: int, model: str) -> None:
-    """Raises FactoryError when every fold is among the `unfitted`."""
+    """Raise FactoryError when every fold is among the `unfitted`."""
     if len(unfitted) == folds:
         raise FactoryError(
             "No fold has training rows of two classes",
             where=f"{folds} folds",
-            got=f"nothing that {model} could learn",
-            next_step="bring more bars, or set barriers that are reached: a smaller k_up, k_down",
+            got=f"one class in each fold, which {model} cannot learn from",
+            next_step="prepare more bars, or set closer barriers: a smaller k_up, k_down",
         )
 
 
 def forecast_folds(
     manager: CheckpointManager, data: Dataset, plan: FoldPlan, model: FoldModel, results_path: Path | None = None
 ) -> FoldOutcome:
-    """Train the model once per fold and predict the fold's test rows. Everything fitted is the fold's, weights too.
+    """Fit the model once per fold and predict the fold's test rows. Scaler and weights too are fitted on the fold
+    alone.
 
-    keep : the file in which finished forecasts stay, and are found again; the checkpoints' slots are given back then.
+    results_path : file that keeps finished forecasts and is read instead of fitting again. The slots of the checkpoints
+    are released then.
     """
     if results_path is not None and (found := _finished(results_path, plan)):
         return found
@@ -154,7 +158,7 @@ def forecast_folds(
 
 
 def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[float]]:
-    """Columns of a table with a row a fold: its temperature, and its bias of the neutral class."""
+    """Return columns of the fold table: temperature, and bias of the neutral class."""
     return {
         "temperature": [one.temperature for one in calibrations],
         "bias_neutral": [one.bias[1] for one in calibrations],
@@ -162,7 +166,8 @@ def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[f
 
 
 def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
-    """What an earlier run of these folds left, where it is whole."""
+    """Read the forecasts that an earlier run of these folds wrote; None where the file is missing, torn or
+    incomplete."""
     try:
         state = load_state(results_path) if is_file(results_path) else {"p": []}
     except UnresponsiveMountError:

@@ -1,4 +1,4 @@
-"""Barriers that a search found, put to use: read by name, and refused where the search saw a row that would judge."""
+"""Barriers found by a search: read by name, and refused where the search saw validation or test rows."""
 
 import logging
 import re
@@ -26,9 +26,9 @@ def with_searched(
     searched: SearchedLabelsRef | Sequence[SearchedLabelsRef],
     horizons: Sequence[int],
 ) -> DataSpec:
-    """The settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
+    """Return the settings with these searched label specs: each a name such as "h20-v1", a file, or the spec itself.
 
-    Raises SettingsError for a file that is not there and for a spec of a horizon that is not asked for.
+    Raises SettingsError for a missing file and for a spec of a horizon that is not requested.
     """
     given = [searched] if isinstance(searched, SearchedLabelsRef) else list(searched)
     settings = replace(settings, searched=(*settings.searched, *(read_searched(processed, one) for one in given)))
@@ -37,7 +37,7 @@ def with_searched(
         raise SettingsError(
             "A searched label spec is of a horizon that is not prepared", where="searched",
             got=f"a spec for {others[0]} bars", wanted=f"one of {list(horizons)}",
-            next_step=f"ask for horizon {others[0]} too, or leave the spec out",
+            next_step=f"add horizon {others[0]}, or leave the spec out",
         )  # fmt: skip
     if not settings.features.spans and any(one.labels.session_end == "span" for one in settings.searched):
         _log.warning("The searched labels span session ends, windows do not: prepare with --span for both")
@@ -45,7 +45,7 @@ def with_searched(
 
 
 def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabels:
-    """A searched label spec by its name, its file, or as it is. Raises SettingsError where there is none."""
+    """Return a searched label spec by its name, by its file, or unchanged. Raises SettingsError where there is none."""
     if isinstance(reference, SearchedLabels):
         return reference
     folder = processed / "searched"
@@ -63,18 +63,18 @@ def read_searched(processed: Path, reference: SearchedLabelsRef) -> SearchedLabe
         return SearchedLabels.from_json(text.decode())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SettingsError(
-            "This is no searched label spec", where=path, got=f"{type(error).__name__}: {error}",
+            "Not a searched label spec", where=path, got=f"{type(error).__name__}: {error}",
             next_step="search again; the file was changed by hand or is another one",
         ) from None  # fmt: skip
 
 
 def check_same_bars(found: SearchedLabels, base: Frame, minute_bars: Frame | None, market: MarketSpec) -> None:
-    """SettingsError unless the bars that the search saw are the first of these, to the bit."""
+    """Raise SettingsError unless the bars that the search saw are the first of these, to the bit."""
     seen = found.seen_rows
     now = fingerprint_of_bars(base, minute_bars, market, pd.Timestamp(seen.until).value)
     if now != seen.fingerprint:
         raise SettingsError(
-            "The bars are no longer those that these barriers were searched on",
+            "The bars changed since these barriers were searched",
             where=f"the searched label spec for {found.labels.horizon} bars",
             got=f"bars until {seen.until} with the fingerprint {now[:10]}",
             wanted=f"{seen.fingerprint[:10]}, that of the {seen.count:,} rows it saw from {seen.first} on",
@@ -83,11 +83,11 @@ def check_same_bars(found: SearchedLabels, base: Frame, minute_bars: Frame | Non
 
 
 def check_saw_training_rows(found: SearchedLabels, labels: pd.DataFrame, splits: dict) -> None:
-    """SettingsError unless all that the search saw was known before the first validation row of these labels."""
+    """Raise SettingsError unless all that the search saw was known before the first validation row of these labels."""
     first = labels.index[splits["validation"][0]]
     if not pd.Timestamp(found.seen_rows.until) < first:
         raise SettingsError(
-            "The search for these barriers saw rows that would now judge",
+            "The search for these barriers saw rows that are now validation or test rows",
             where=f"the searched label spec for {found.labels.horizon} bars",
             got=f"bars until {found.seen_rows.until}",
             wanted=f"all of it before {first.isoformat()}, the first validation row",

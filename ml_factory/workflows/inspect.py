@@ -1,4 +1,4 @@
-"""Prepared data to look at: what was found in the bars, what a row sees, what was asked, how it is split."""
+"""Views of prepared data: findings in the bars, frames of a row, feature families, certificate, splits."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ PROOF_BARS = 50_000
 
 
 def current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
-    """The symbol's prepared data. Raises NotPreparedError where there is none."""
+    """Return the symbol's prepared data. Raises NotPreparedError where there is none."""
     return Store.current(Workspace(workspace).processed(check_symbol(symbol)))
 
 
@@ -33,13 +33,13 @@ def current_store(workspace: Workspace | str | Path, symbol: str) -> Store:
 
 
 def findings_table(store: Store) -> pd.DataFrame:
-    """What was found in the raw bars: kind, severity, rows (how many), which of them, message."""
+    """List the findings in the raw bars: kind, severity, rows (how many), which of them, message."""
     found = [{**one, "rows": one["count"]} for one in store.facts["bars"]["findings"]]
     return pd.DataFrame(found, columns=["kind", "severity", "rows", "which", "message"])
 
 
 def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
-    """Every gap of the bars: index, the bar after it; minutes, its length; kind, the one reason for it."""
+    """List every gap of the bars: index, the bar after it; minutes, its length; kind, its reason."""
     store = current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
     start = bars.index.as_unit("ns").asi8
@@ -48,14 +48,14 @@ def gap_table(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
 
 def draw_gaps(workspace: Workspace | str | Path, symbol: str):
-    """Every gap of the bars: when, how long, and why."""
+    """Plot every gap of the bars: time, length and reason."""
     return data_plots.gaps_over_time(gap_table(workspace, symbol), title=f"{symbol}: every gap, and the reason for it")
 
 
 def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | None = None):
-    """The coarse bars that one base row may see: complete at its `known_at`, the newest of each frame.
+    """Plot the coarse bars that one base row may read: the newest of each frame that is complete at its `known_at`.
 
-    row : of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
+    row : row of the prepared features; None: two thirds into the middle session, where every frame is mid-way.
     """
     store = current_store(workspace, symbol)
     spec = settings_of(store).features
@@ -75,7 +75,7 @@ def frame_alignment(workspace: Workspace | str | Path, symbol: str, row: int | N
 
 
 def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
-    """A row a family: columns on the base frame, columns on the coarse frames together, and some of their names."""
+    """List the feature families: columns on the base frame, columns on the coarse frames, and some of their names."""
     store = current_store(workspace, symbol)
     spec, market = settings_of(store).features, MarketSpec.from_dict(store.facts["market"])
     rows = {}
@@ -88,7 +88,7 @@ def feature_families(workspace: Workspace | str | Path, symbol: str) -> pd.DataF
 
 
 def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd.Series:
-    """Values of a feature of your own (`features.custom.feature`) on the symbol's base bars, index known_at.
+    """Compute a custom feature (`features.custom.feature`) on the symbol's base bars, index known_at.
 
     It is proved on the newest 50,000 of these bars first. Raises LookAheadError naming the bar that changed.
     """
@@ -101,9 +101,9 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
 
 
 def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
-    """The rows of the last session as a live feed gives them: a `FeatureStream` that gets its bars one by one.
+    """Stream the rows of the last session as from a live feed: a `FeatureStream` that gets its bars one by one.
 
-    They are the rows of `load_features`, bit for bit; features of your own within 1e-6 of their deviation.
+    They equal the rows of `load_features` bit for bit; custom features within 1e-6 of their standard deviation.
     """
     store = current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
@@ -121,14 +121,14 @@ def replay(workspace: Workspace | str | Path, symbol: str) -> pd.DataFrame:
 
 
 def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Certificate:
-    """What says that nothing here looks ahead. Raises NotPreparedError where nothing does, naming the command."""
+    """Return the certificate that nothing looks ahead. Raises NotPreparedError without one, naming the command."""
     store = current_store(workspace, symbol)
     code = certified_code()
     return required(store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code)
 
 
 def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
-    """The moments after which the newest proof disturbed the future, on the price."""
+    """Plot the moments after which the newest proof disturbed the future, on the price."""
     proof, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
     title = f"{symbol}: where the proof cut ({proof.words()})"
     return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
@@ -138,7 +138,7 @@ def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
 
 
 def split_figure(store: Store, horizon: int):
-    """The chronological split of one horizon drawn on the price."""
+    """Plot the chronological split of one horizon on the price."""
     labels, splits = store.load_labels(horizon), store.load_splits(horizon)
     return data_plots.split_on_price(
         store.load_rows()["close"],
@@ -148,11 +148,11 @@ def split_figure(store: Store, horizon: int):
 
 
 def draw_split(workspace: Workspace | str | Path, symbol: str, horizon: int):
-    """The same, of the symbol's prepared data."""
+    """Plot the chronological split of the symbol's prepared data."""
     return split_figure(current_store(workspace, symbol), horizon)
 
 
 def _bars_of(workspace: Workspace | str | Path, store: Store) -> tuple[pd.DataFrame, MarketSpec]:
-    """The checked bars that a data set was prepared from, and its market."""
+    """Return the checked bars that a data set was prepared from, and its market."""
     market = MarketSpec.from_dict(store.facts["market"])
     return load_bars(Workspace(workspace), store.facts["symbol"], settings_of(store).bars, market=market)[0], market

@@ -1,4 +1,4 @@
-"""Prepared data, found again: as tables, and lined up for the units."""
+"""Load prepared data: features, labels and splits as tables, and as a `Dataset` for training."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,14 +18,14 @@ from ml_factory.workflows.inspect import current_store
 
 
 def data_key(raw_hash: str, settings: dict) -> str:
-    """Hex digest of the raw file's content, the settings and the sources that turn one into features and labels."""
+    """Return the fingerprint of the raw file's content, the settings and the sources that make features and labels."""
     return fingerprint({"raw": raw_hash, "settings": settings, "sources": source_hash(DATA_PACKAGES)})
 
 
 def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -> Dataset:
-    """Features and labels lined up, ready for `units`.
+    """Load features and labels as a `Dataset`.
 
-    Raises NotPreparedError when they are not there, or when the raw bars or the code changed since.
+    Raises NotPreparedError when they are missing, or when the raw bars or the code changed since.
     """
     workspace = Workspace(workspace)
     symbol, horizon = check_symbol(symbol), check_horizon(horizon)
@@ -45,7 +45,7 @@ def load_dataset(workspace: Workspace | str | Path, symbol: str, horizon: int) -
 
 
 def dataset_of(store: Store, horizon: int) -> Dataset:
-    """The features and labels of a data set, lined up as `load_dataset` gives them."""
+    """Build the `Dataset` of a stored data set, as `load_dataset` returns it."""
     rows, settings = store.load_rows(), store.facts["settings"]
     return Dataset(
         symbol=store.facts["symbol"],
@@ -68,15 +68,17 @@ def load_features(
     start: object = None,
     end: object = None,
 ) -> pd.DataFrame:
-    """Features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
+    """Load features before scaling: index known_at (UTC), float32 columns, rows with start <= known_at <= end."""
     return current_store(workspace, symbol).load_features(columns, start, end)
 
 
 def load_labels(workspace: Workspace | str | Path, symbol: str, horizon: int) -> pd.DataFrame:
-    """Labels: index known_at; label, label_end, ret, barrier, uniqueness and what `triple_barrier` adds."""
+    """Load labels: index known_at; label, label_end, ret, barrier, uniqueness and the columns that `triple_barrier`
+    adds.
+    """
     return current_store(workspace, symbol).load_labels(check_horizon(horizon))
 
 
 def load_splits(workspace: Workspace | str | Path, symbol: str, horizon: int) -> dict[str, np.ndarray]:
-    """{"train", "validation", "test"}: int64 positions into the labels' rows."""
+    """Load the splits: {"train", "validation", "test"}, int64 positions into the labels' rows."""
     return current_store(workspace, symbol).load_splits(check_horizon(horizon))

@@ -1,4 +1,4 @@
-"""What a verb of the pipeline begins with: settings checked, certified data, the run found or opened."""
+"""Common start of all verbs: check the settings, load certified data, find or open the run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from ml_factory.workflows.train import build_untrained
 
 
 def load_certified(workspace: Workspace, symbol: str, horizon: int, uncertified: bool) -> Dataset:
-    """The prepared data, which has been proved not to look ahead, or is used `uncertified`."""
+    """Load the prepared data. Raises NotPreparedError without a certificate, unless `uncertified`."""
     data = load_dataset(workspace, symbol, horizon)
     check_certified(workspace.processed(symbol), symbol, horizon, data.fingerprint, uncertified)
     return data
@@ -34,12 +34,14 @@ def open_training(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, *,
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, **options: Unpack[RunOptionFields],
 ) -> tuple[Estimator, CheckpointManager]:  # fmt: skip
-    """The model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
+    """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
-    Give the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
-    finds what this very run saved; what `save_checkpoint` is given, also by a callback, is kept beside that, and never
-    changes where the training goes on from. Once the training has ended and its model is registered, all of these give
-    their slots back: they can be read until something else is saved in this workspace.
+    Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
+    finds
+    the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and never
+    change the resumed state. When the training has ended and its model is registered, all these slots are released:
+    they
+    can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
     chosen = run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
@@ -53,7 +55,7 @@ def training_setup(
     workspace: Workspace, symbol: str, horizon: int, model: str, model_settings: Mapping | None,
     weights: WeightSpec | None, options: RunOptions,
 ) -> tuple[Dataset, RunSpec]:  # fmt: skip
-    """The certified data and the run of a training."""
+    """Return the certified data and the run spec of a training."""
     spec_of(model)
     data = load_certified(workspace, symbol, horizon, options.uncertified)
     settings = check_model_settings(model_settings) | weight_settings(weights)
@@ -67,7 +69,7 @@ def training_setup(
 def find_or_open_run(
     workspace: Workspace, spec: RunSpec, options: RunOptions, check: Callable[[], object] = bool
 ) -> tuple[Run, str, Artifact | None]:
-    """The run to work on, the line that says what was found of it, and its artifact where it is finished.
+    """Return the run to work on, its status line, and its artifact where it is finished.
 
     Raises CheckpointError when another process works on it.
 
@@ -92,17 +94,19 @@ def find_or_open_run(
 
 
 def check_model_settings(settings: Mapping | None) -> dict:
-    """The model's own settings; what is asked of the run has an argument of its own and only that one."""
+    """Return the model's own settings. Raises SettingsError for settings of the run, which have an argument of their
+    own.
+    """
     for name in ("seed", "folds", "scheme", "test_blocks", "window", "weights", "search"):
         if name in (settings or {}):
             raise SettingsError(
-                "This is no setting of the model", where="model_settings", got=name, next_step=f"give {name}= beside it"
+                "Not a setting of the model", where="model_settings", got=name, next_step=f"give {name}= as an argument"
             )
     return dict(settings or {})
 
 
 def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) -> dict[str, dict]:
-    """Model -> its settings by this project's names, of those that have any.
+    """Return model -> its settings by this project's names, for models that have any.
 
     Raises SettingsError for settings of a model that is not among `names`.
     """
@@ -116,12 +120,13 @@ def settings_of_each(names: Sequence[str], given: Mapping[str, Mapping] | None) 
 
 
 def weight_settings(spec: WeightSpec | None) -> dict:
-    """What a run's settings say of them: nothing when they are the default."""
+    """Return the weight settings for the run's record; {} for the default weights."""
     return {} if spec in (None, WeightSpec()) else {"weights": asdict(spec)}
 
 
 def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, also from one text with commas. Raises SettingsError unless they are two known models or more."""
+    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models
+    or more."""
     if isinstance(names, str):
         names = names.split(",")
     names = tuple(name.strip() for name in names)

@@ -1,4 +1,4 @@
-"""What of the work fits into what is left of this session: models, their folds and a stack, after a short warm-up."""
+"""Plan of a session: forecast time, memory and space of models, folds and a stack after a short warm-up."""
 
 import tempfile
 import time
@@ -33,11 +33,12 @@ from ml_factory.workflows.warm_up import SLOTS, WorkSize, device_of, free_memory
 
 @dataclass(frozen=True)
 class PlanResult(Result):
-    """What fits into this session.
+    """Work that fits into this session.
 
-    table : a row a unit in the order to do them; done_percent is what checkpoints hold of it, minutes what is left;
-    workspace_mb is what it takes beyond the units before it.
-    unknown : what the workspace did not tell, in sentences.
+    table : a row per unit in the recommended order; done_percent is the share held by checkpoints, minutes the time
+        left;
+    workspace_mb is the space beyond that of the units before it.
+    unknown : facts that the workspace could not report, in sentences.
     """
 
     symbol: str
@@ -54,7 +55,7 @@ class PlanResult(Result):
 
 
 class _MeasuredCosts:
-    """What was measured of each model, once: how large a whole fit is, and what it costs."""
+    """Measured cost of each model: size of a whole fit, and its cost model, measured once."""
 
     def __init__(self, data: Dataset, quick: bool, seed: int):
         self.data, self.quick, self.seed = data, quick, seed
@@ -73,7 +74,7 @@ class _MeasuredCosts:
         return self._known[key]
 
     def fold(self, name: str, settings: Mapping, folds: FoldPlan) -> Cost:
-        """The mean cost of a fold: of its training rows, less those kept for early stopping."""
+        """Return the mean cost of a fold, of its training rows less those kept for early stopping."""
         whole, model = self.of(name, settings)
         rows = [0.85 * np.count_nonzero(folds.usable[train]) for train, _ in folds.folds]
         costs = [model.forecast(work_of(name, WorkSize(round(count), whole.iterations))) for count in rows]
@@ -87,11 +88,14 @@ def plan_models(
     workspace: Workspace, data: Dataset, models: Sequence[str], *, quick: bool, seed: int, settings: Mapping,
     tasks: Sequence[str] = ("train",), scheme: SchemeSpec | None = None,
 ) -> PlanResult:  # fmt: skip
-    """Warm each model up, forecast all that is to be done with it, and put it in order.
+    """Warm up each model, forecast the cost of its work, and order the work.
 
-    What is finished is left out: a run of these very settings, seed, data and code. Of what is unfinished, what its
-    checkpoints hold is not counted again. The forecast is of all epochs or rounds that the settings allow; early
-    stopping ends sooner. settings : model -> its settings.  tasks, scheme : as of `pipeline.plan`.
+    Finished runs of the same settings, seed, data and code are left out; finished parts of unfinished runs are not
+    counted
+    again. The forecast is of all epochs or rounds; early stopping ends sooner.
+
+    settings : model -> its settings.
+    tasks, scheme : as of `pipeline.plan`.
     """
     started, scheme = time.perf_counter(), scheme or SchemeSpec()
     hours = hours_expected(workspace.results / "sessions")
@@ -123,7 +127,7 @@ def plan_models(
 
 @dataclass(frozen=True)
 class _PlanRequest:
-    """What a plan is made of."""
+    """Arguments of a plan, with the state of the workspace and the measured costs."""
 
     workspace: Workspace
     data: Dataset
@@ -136,7 +140,7 @@ class _PlanRequest:
     measured: _MeasuredCosts
 
     def fit_settings(self, name: str) -> dict:
-        """The settings of a fit: QUICK's limits, and the user's own over them."""
+        """Return the settings of a fit: QUICK's limits, and the user's own over them."""
         limits = QuickLimits().settings_for(spec_of(name).family) if self.quick else {}
         return resolve_data_settings(self.data, name, limits | dict(self.settings.get(name, {})))
 
@@ -148,7 +152,7 @@ class _PlanRequest:
         return open_run(self.workspace.results, self.data.symbol, spec, False)
 
     def reached(self, run: Run, phase: str) -> dict:
-        """The metrics of a run's newest checkpoint; {} without one, and where a mount does not tell."""
+        """Return the metrics of a run's newest checkpoint; {} without one, and where a mount is unresponsive."""
         with open_checkpoints(self.workspace.checkpoints, run) as manager, suppress(UnresponsiveMountError):
             return (manager.phase(phase).latest_info() or {"metrics": {}})["metrics"]
         return {}
@@ -158,7 +162,7 @@ class _PlanRequest:
 
 
 def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
-    """A model on the chronological split."""
+    """Yield the fit of each model on the chronological split."""
     for name in request.models:
         run = request.run(name, "train", {})
         if run.run_id in request.known.artifacts:
@@ -169,7 +173,7 @@ def _fit_units(request: _PlanRequest) -> Iterator[WorkUnit]:
 
 
 def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
-    """A model on every fold of a cross-validation; its work is counted in folds."""
+    """Yield the cross-validation of each model; its work is counted in folds."""
     for name in request.models:
         run = request.run(name, "folds", request.scheme.to_dict())
         if request.known.ended(run):
@@ -181,8 +185,10 @@ def _fold_units(request: _PlanRequest) -> Iterator[WorkUnit]:
 
 
 def _stack_units(request: _PlanRequest) -> Iterator[WorkUnit]:
-    """The folds of every base model on the training rows, with its settings; the mixture costs next to nothing. A
-    stack is identified by its finished bases and these settings."""
+    """Yield the folds of every base model on the training rows; the pool itself costs next to nothing.
+
+    A stack is identified by its finished base models and these settings.
+    """
     data, count = request.data, request.scheme.folds
     bases = [request.known.artifacts.get(request.run(name, "train", {}).run_id) for name in request.models]
     run = None
@@ -212,17 +218,19 @@ _UNITS: dict[str, Callable[[_PlanRequest], Iterator[WorkUnit]]] = {
 
 
 def _cost_per_item(cost: Cost) -> CostModel:
-    """So many seconds for each; everything else does not grow with their number."""
+    """Return a cost model of so many seconds per item; the other costs do not grow with their number."""
     return CostModel(replace(cost, seconds=0.0), Cost(cost.seconds))
 
 
 @dataclass(frozen=True)
 class WorkspaceState:
-    """What the workspace tells.
+    """State of the workspace.
 
-    artifacts : run id -> hash, of what is finished.  space : bytes that are free.  pool : bytes of checkpoints that
-    were given back.  unknown : what a mount did not tell, in sentences; then nothing counts as finished, and the space
-    as unbounded.
+    artifacts : run id -> hash of finished artifacts.
+    space : free bytes.
+    pool : bytes of released checkpoint slots.
+    unknown : facts that a mount could not report, in sentences; then nothing counts as finished, and space is
+        unbounded.
     """
 
     artifacts: dict[str, str]
@@ -238,25 +246,27 @@ class WorkspaceState:
 
 
 def workspace_state(workspace: Workspace, data: Dataset) -> WorkspaceState:
-    """See `WorkspaceState`."""
+    """Read the `WorkspaceState`."""
     artifacts, space, pool, unknown = {}, np.inf, 0, []
     try:
         found = Registry(workspace.models).list(data.symbol)
         artifacts = {one.facts["run_id"]: one.hash for one in found if "run_id" in one.facts}
     except UnresponsiveMountError as error:
-        unknown.append(f"not known which of them are finished: the mount does not answer ({error.got})")
+        unknown.append(f"unknown: which of them are finished; the mount does not answer ({error.got})")
     try:
         space = float(free_bytes(workspace.root))
     except MountTimeout as error:
-        unknown.append(f"not known how much space is left: the mount does not answer ({error.strerror})")
-    if not on_mount(workspace.checkpoints):  # a mount is not asked for every slot: then they count as needed anew
+        unknown.append(f"unknown: free space; the mount does not answer ({error.strerror})")
+    if not on_mount(workspace.checkpoints):  # slots on a mount are not scanned: they count as new
         pool = sum(slot.header.size for slot in Pool(workspace.checkpoints).scan() if slot.returned)
     return WorkspaceState(artifacts, space, float(pool), tuple(unknown))
 
 
 def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]:
-    """(what a save of so many bytes takes, what of it is not known): the last one of this process, or else one that is
-    made now, on the first disk, and thrown away."""
+    """Return (cost of saving so many bytes, facts that are unknown).
+
+    The cost is that of the last save of this process, or of one test save on the first disk, which is deleted.
+    """
     seconds = save_durations(workspace.checkpoints).seconds
     if seconds or not size:
         return Cost(seconds), ()
@@ -272,4 +282,4 @@ def save_cost(workspace: Workspace, size: float) -> tuple[Cost, tuple[str, ...]]
         return Cost(manager.durations.seconds), (_SAVE_TIME_UNKNOWN,) if remote else ()
 
 
-_SAVE_TIME_UNKNOWN = "not known how long a save takes to reach the mount: the first one will tell"
+_SAVE_TIME_UNKNOWN = "unknown: time of an upload to the mount, until the first save"

@@ -1,4 +1,4 @@
-"""From finished artifacts to probabilities and verdicts on given rows."""
+"""Predictions of finished models: on labelled rows, with their evaluation, and on new bars."""
 
 import io
 import logging
@@ -48,14 +48,15 @@ _log = logging.getLogger("ml_factory")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Forecasts of a finished model on the labels' rows, and their verdict.
+    """Predictions of a finished model on the labels' rows, and their metrics.
 
-    path : the predictions as Parquet.  metrics : a row per split (validation, test) and forecast.
-    test_rows, test_p : positions and (N, 3) probabilities of the test rows.  priors : split -> loss of the class
-    prior as a training measures it: what a history's losses on that split can be set beside.
-    beaten : what stands beside it to be beaten -> the gain over that on test rows, in nats, with its 95 % interval.
+    path : the predictions as Parquet.
+    metrics : a row per split (validation, test) and forecast.
+    test_rows, test_p : positions and float64 (N, 3) probabilities of the test rows.
+    priors : split -> weighted loss of the class prior, comparable with a history's losses on that split.
+    reference_gains : reference forecast -> gain over it on test rows, in nats, with its 95 % interval.
     verdict : on test rows, over every baseline; the best one was chosen on validation rows.
-    calibration : predicted and observed by class on test rows, `predicted_and_observed`.
+    calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
     """
 
     path: Path
@@ -69,12 +70,12 @@ class Evaluation:
 
     @property
     def test_table(self) -> pd.DataFrame:
-        """The metrics of the test rows, by name of the forecast."""
+        """Metrics of the test rows, by name of the forecast."""
         return self.metrics[self.metrics["split"] == "test"].drop(columns="split").set_index("name")
 
 
 def evaluate_artifact(workspace: Workspace, data: Dataset, artifact: Artifact) -> Evaluation:
-    """What the artifact says about every labelled row that has a full window, judged beside the baselines."""
+    """Predict every labelled row that has a full window, and compare the predictions with the baselines."""
     frame = load_or_predict(workspace, data, artifact)
     positions = data.labels.index.get_indexer(frame.index)
     p_N3, tables, priors = frame[PROBABILITIES].to_numpy(), [], {}
@@ -105,7 +106,7 @@ def evaluate_artifact(workspace: Workspace, data: Dataset, artifact: Artifact) -
 def _reference_predictions(
     workspace: Workspace, data: Dataset, artifact: Artifact, index: pd.DatetimeIndex
 ) -> dict[str, np.ndarray]:
-    """Beside a stack the plain mean of what its base models say as they are: a pool that nothing was learnt for."""
+    """Return, for a stack, the plain mean of its uncalibrated base models: a pool without learnt weights."""
     if artifact.kind != STACK:
         return {}
     bases = base_artifacts(workspace, artifact)
@@ -116,16 +117,16 @@ def _reference_predictions(
 
 
 def predictions_path(workspace: Workspace, artifact: Artifact) -> Path:
-    """Where the run's predictions lie, or will."""
+    """Return the path of the run's predictions."""
     return workspace.results / artifact.symbol / artifact.facts["run_id"] / "predictions.parquet"
 
 
 def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
-    """The run's predictions of labelled rows, as they were written; made and written where they are not there yet.
+    """Load the run's predictions of labelled rows, or predict and write them.
 
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label. Purged rows belong to no
-    part and are left out, so that a part's rows are those its metrics count. A file that this very artifact did not
-    write, or that was changed since, is written again.
+    split and are left out, so that a split's rows are those of its metrics. A file that was changed, or that another
+    artifact wrote, is written again.
     """
     path = predictions_path(workspace, artifact)
     if is_prediction_of(path, artifact):
@@ -147,14 +148,15 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
 
 
 def is_prediction_of(path: Path, artifact: Artifact) -> bool:
-    """Whether the predictions there are this artifact's and as they were written: folders outlive their models."""
+    """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
+    model."""
     if not (is_file(path) and is_file(_checksum_path(path))):
         return False
     try:
         return read_json(_checksum_path(path)) == {"artifact": artifact.hash, "predictions": file_hash(path)}
     except UnresponsiveMountError:
         raise
-    except WorkspaceError:  # torn: they are made again
+    except WorkspaceError:  # torn: predicted again
         return False
 
 
@@ -163,14 +165,14 @@ def _checksum_path(path: Path) -> Path:
 
 
 def uncalibrated_predictions(workspace: Workspace, data: Dataset, artifact: Artifact) -> pd.DataFrame:
-    """Predictions of labelled rows without the model's calibration: what out-of-fold ones are comparable with."""
+    """Return predictions of labelled rows without the model's calibration, comparable with out-of-fold predictions."""
     frame = load_or_predict(workspace, data, artifact)[PROBABILITIES]
     p_N3 = restrict_classes(Calibration.of_state(artifact.load_state()).invert(frame.to_numpy()), data.classes.values())
     return pd.DataFrame(p_N3, index=frame.index, columns=PROBABILITIES)
 
 
 def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]:
-    """The artifacts a stack was made on, by their hash."""
+    """Return the base models of a stack, found by their hash."""
     by_hash = {one.hash: one for one in Registry(workspace.models).list(stack.symbol)}
     bases = stack.load_state()["bases"]
     for name, digest in bases.items():
@@ -185,7 +187,7 @@ def base_artifacts(workspace: Workspace, stack: Artifact) -> dict[str, Artifact]
 def load_predictions(
     workspace: Workspace | str | Path, symbol: str, horizon: int, model: str, run: str = ""
 ) -> pd.DataFrame:
-    """Predictions of the newest finished run of a model, or of the run of this id, on its labelled rows.
+    """Load the predictions of the newest finished run of a model, or of the run of this id, on its labelled rows.
 
     Index known_at; p_short, p_neutral, p_long, split (train, validation, test), run_id, label (-1, 0, 1: the outcome).
     """
@@ -207,9 +209,10 @@ def check_model_name(model: str) -> None:
 def find_artifact(
     workspace: Workspace, symbol: str, horizon: int, model: str, run: str = "", data: str = ""
 ) -> Artifact:
-    """The model (or "stack") registered last for this symbol and horizon.
+    """Return the model (or "stack") registered last for this symbol and horizon.
 
-    run, data : of the run of this id, and on the data of this fingerprint, where they are given.
+    run, data : run id and data fingerprint to match, where given.
+    Raises NotPreparedError where there is none.
     """
     check_model_name(model)
     wanted = {name: value for name, value in (("run_id", run), ("data", data)) if value}
@@ -225,7 +228,7 @@ def find_artifact(
 
 
 def finished_artifacts(workspace: Workspace, data: Dataset, models: Sequence[str] | None) -> dict[str, Artifact]:
-    """The newest artifact of each model on this very data set; all there are, or those asked for."""
+    """Return the newest artifact of each model on this data set; all there are, or those requested."""
     for name in models or ():
         check_model_name(name)
     registry, found = Registry(workspace.models), {}
@@ -247,7 +250,7 @@ def finished_artifacts(workspace: Workspace, data: Dataset, models: Sequence[str
 def predictions_on_common_rows(
     workspace: Workspace, data: Dataset, found: Mapping[str, Artifact], split: str
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """(positions of the split's rows that every model can predict, model -> its probabilities there)."""
+    """Return (positions of the split's rows that every model can predict, model -> its probabilities there)."""
     frames = {name: load_or_predict(workspace, data, one) for name, one in found.items()}
     index = data.labels.index[data.splits[split]]
     index = index[index.isin(common_index(frames))]
@@ -258,10 +261,10 @@ def predictions_on_common_rows(
 def predict_bars(
     workspace: Workspace, artifact: Artifact, data: str | Path | None, stamped: BarSpec | None = None
 ) -> tuple[pd.DataFrame, pd.Series]:
-    """(probabilities of every row, close) for the symbol's raw bars or another file, by the settings of training.
+    """Predict the symbol's raw bars, or those of another file, with the settings of training: (probabilities, close).
 
     Of meta-labels only the rows where the primary side bets, with its `side`.
-    stamped : how the other file is written; None: as the contract says. What is found in it is logged.
+    stamped : format of the other file; None: that of the contract. Findings in it are logged.
     """
     state = artifact.load_state()
     spec = state["spec"]
@@ -281,14 +284,14 @@ def predict_bars(
     if spec["sources"] != source_hash(DATA_PACKAGES):
         _log.warning("%s was trained on features of other code: train it again to be sure", artifact.facts["model"])
     frame, labels = _predictions_of(workspace, artifact, matrix), LabelSpec(**spec["data"]["labels"])
-    if labels.kind == "meta":  # what may be acted on: where the primary side bets, and which way
+    if labels.kind == "meta":  # only rows where the primary side bets, with its side
         side = primary_side(matrix.base, labels, market).reindex(frame.index)
         frame = frame.assign(side=side)[side != 0]
     return frame, pd.Series(matrix.close, index=matrix.to_frame().index, name="close")
 
 
 def with_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.DataFrame:
-    """Predictions with the columns `split` and `run_id`: out-of-sample rows (test and new) only, unless `all_rows`.
+    """Add the columns `split` and `run_id`, and keep out-of-sample rows (test and new) only, unless `all_rows`.
 
     Raises FactoryError where no row is out of sample.
     """
@@ -308,7 +311,7 @@ def with_splits(frame: pd.DataFrame, artifact: Artifact, all_rows: bool) -> pd.D
 
 
 def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMatrix) -> pd.DataFrame:
-    """The artifact's probabilities of every row of the matrix that it can predict."""
+    """Return the artifact's probabilities of every row of the matrix that it can predict."""
 
     def predict(bundle: Bundle) -> pd.DataFrame:
         return predict_features(bundle, matrix.to_frame(), segment=matrix.segment, close=matrix.close)
@@ -324,7 +327,7 @@ def _predictions_of(workspace: Workspace, artifact: Artifact, matrix: FeatureMat
 
 
 def _bundle(artifact: Artifact) -> Bundle:
-    """The artifact's bundle; libraries that are not those it was made with are said."""
+    """Return the artifact's bundle; warn of library versions that differ from those of training."""
     bundle = Bundle.from_state(artifact.load_state())
     for change in bundle.changed_versions():
         _log.warning("%s: %s", artifact.facts["model"], change)
@@ -332,17 +335,17 @@ def _bundle(artifact: Artifact) -> Bundle:
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """What `write_frame` wrote. Raises WorkspaceError."""
+    """Read the DataFrame that `write_frame` wrote. Raises WorkspaceError."""
     return pd.read_parquet(io.BytesIO(read_file(path)))
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """A DataFrame as Parquet, whole or not at all."""
+    """Write a DataFrame as Parquet, whole or not at all."""
     replace_file(path, lambda temporary: frame.to_parquet(temporary))
 
 
 def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """The stack's calibrated probabilities on the rows that every base model predicts."""
+    """Return the stack's calibrated probabilities on the rows that every base model predicts."""
     index = common_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
     p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
@@ -350,7 +353,7 @@ def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]
 
 
 def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:
-    """Rows that all of them have, in time order."""
+    """Return the rows that all frames have, in time order."""
     first, *others = frames.values()
     index = first.index
     for frame in others:

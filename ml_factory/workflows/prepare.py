@@ -1,4 +1,4 @@
-"""Phases 1 to 5: raw bars to features, labels, splits and a scaler on disk, done once and found by fingerprint."""
+"""`prepare`, phases 1 to 5: raw bars to features, labels, splits and scalers on disk, found again by fingerprint."""
 
 import logging
 import time
@@ -68,7 +68,7 @@ from ml_factory.workflows.prove import (
 from ml_factory.workflows.results import PrepareResult, phase_table
 from ml_factory.workflows.warm_kernels import compile_kernels
 
-FACTS_BYTES, LABEL_BYTES = 24, 70  # of a feature row beside its columns, and of a label: float64 that hardly shrink
+FACTS_BYTES, LABEL_BYTES = 24, 70  # bytes of a feature row without its columns, and of a label
 _log = logging.getLogger("ml_factory")
 
 
@@ -83,7 +83,7 @@ def prepare(
     searched: SearchedLabelsRef | Sequence[SearchedLabelsRef] = (),
     bar_minutes: int | None = None,
 ) -> PrepareResult:
-    """Check the raw bars and write features, labels, splits and scalers of a symbol; what is there already is kept.
+    """Check the raw bars and write features, labels, splits and scalers of a symbol; existing data sets are reused.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ def prepare(
         of the last call (but for searched ones). A calendar or tick, or bars by activity, given once for this symbol
         hold until others are given.
     roll : how the contracts in `data` become one series, where it holds several.
-    searched : label specs of `pipeline.search_barriers` in the place of the given barriers: "h20-v1", a file, or the
-        spec itself; one a horizon. Refused when the search saw a row that would now judge.
+    searched : label specs of `pipeline.search_barriers` that replace the given barriers: "h20-v1", a file, or the
+        spec itself; one a horizon. Refused when the search saw a row that is now a validation or test row.
     bar_minutes : length of the raw bars, as `settings.bars.minutes`; None: that of the file.
 
     Raises
@@ -136,9 +136,11 @@ def prepare(
 def _import_raw_bars(
     workspace: Workspace, symbol: str, data: str | Path | None, settings: DataSpec, roll: RollSpec | None
 ) -> tuple[bytes | None, DataSpec]:
-    """Raw bars to where they belong.
+    """Import the raw bars into `data/raw`.
 
-    Returns the bytes that lay there before `data`, and the settings for what lies there now.
+    Returns
+    -------
+    (bytes of the file that `data` replaced, None where there was none; settings for the file that is there now).
     """
     if data is not None:
         if symbol == DEMO:
@@ -150,7 +152,7 @@ def _import_raw_bars(
             imported = import_bars(data, workspace, symbol, settings.bars, roll=roll, calendar=settings.calendar)
             done(imported.rows)
         _warn_findings(symbol, imported.to_dict(0)["findings"], "mapped")
-        # What lies in data/raw now is in the contract's form: nothing is to be shifted or translated again.
+        # The file in data/raw is in the contract's form now: nothing is shifted or translated again.
         return before, replace(settings, bars=BarSpec(imported.minutes, strict=settings.bars.strict))
     if roll is not None:
         raise SettingsError("There is nothing to roll", where="roll", next_step="name the file: --data FILE")
@@ -167,7 +169,7 @@ def _certify(
     prefixes: PrefixHasher | None = None,
     seen: Sequence[PrefixBuild] = (),
 ) -> None:
-    """The quick proof of those horizons that have no certificate of this code yet; a leak is said at once."""
+    """Run the quick proof of the horizons without a certificate of this code; log each leak at once."""
     uncertified = []
     for horizon in horizons:
         try:
@@ -184,8 +186,9 @@ def _certify(
 
 
 def _previous_settings(processed: Path) -> DataSpec:
-    """The labels of the symbol's current data set, the usual ones where there is none or where they were searched; and
-    whether windows span sessions there."""
+    """Return the label settings of the symbol's current data set, and its `spans`; defaults without one or with a
+    search.
+    """
     try:
         store = Store.current(processed)
     except NotPreparedError:
@@ -195,13 +198,14 @@ def _previous_settings(processed: Path) -> DataSpec:
 
 
 def _features_of(store: Store) -> FeatureSpec:
-    """Of a data set of any release: what an older one did not know yet has its default."""
+    """Return the feature settings of a data set of any release; settings of later releases have their defaults."""
     return FeatureSpec(**store.facts["settings"]["features"])
 
 
 def _with_given_facts(settings: DataSpec, processed: Path) -> DataSpec:
-    """The settings with the calendar, the tick and the kind of bars that were given for this symbol before, where none
-    is given now."""
+    """Return the settings with the calendar, tick and kind of bars given earlier for this symbol, where none is given
+    now.
+    """
     try:
         store = Store.current(processed)
     except NotPreparedError:
@@ -222,7 +226,7 @@ def _check_all_bars(workspace: Workspace, symbol: str, settings: DataSpec) -> Ch
 
 
 def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None:
-    """What was done to the bars, or is strange about them: said even where the run stops later on."""
+    """Log the findings of this severity at once, even where the run stops later."""
     for finding in findings:
         if finding["severity"] == severity:
             _log.warning("%s: %s", symbol, finding["message"])
@@ -233,10 +237,11 @@ def _warn_findings(symbol: str, findings: Iterable[dict], severity: str) -> None
 
 @dataclass(frozen=True)
 class _Rows:
-    """Feature rows as they are written: row i of `values` (N, F) is bar `first + i` of `base`.
+    """Feature rows as written: row i of `values` (N, F) is bar `first + i` of `base`.
 
-    staleness : as of `FeatureMatrix.frame_staleness`.  grown_from : the data set that held the first of these rows;
-    None where there is none.  seen : what was made of the first bars before later ones were shown.
+    staleness : as of `FeatureMatrix.frame_staleness`.
+    appended_to : data set that held the first of these rows; None where there is none.
+    seen : builds on the first bars alone, made before later bars were read.
     """
 
     base: Frame
@@ -262,7 +267,7 @@ def _write(
     _warn_findings(symbol, checked.report["findings"], "reported")
     for note in market.notes():
         _log.warning("%s: %s", symbol, note)
-    if isinstance(settings.features.base, int) and len(bars):  # before hours of features
+    if isinstance(settings.features.base, int) and len(bars):  # before features are computed
         longest = longest_session(bars.index.as_unit("ns").asi8, market.calendar, settings.features.base)
         for horizon in horizons:
             check_horizon_fits(horizon, settings.labels_for(horizon).session_end, longest)
@@ -281,11 +286,11 @@ def _write(
         "first": rows.first,
         "staleness": rows.staleness,
     }
-    if not store.committed:  # kept as it comes: a prepare that was killed goes on with what is missing
+    if not store.committed:  # committed early: a killed prepare continues with what is missing
         store.commit(made, current=False)
     minute_bars = minute_bars_for(bars, market, settings.features.base)
     for horizon in horizons:
-        if horizon not in store.horizons:  # sound ones stay where only the features were damaged
+        if horizon not in store.horizons:  # intact horizons stay where only the features were damaged
             store.reopen(horizon)
             facts = {str(horizon): _write_horizon(store, rows, minute_bars, settings, market, horizon)}
             store.commit(made | {"horizons": facts}, current=False)
@@ -293,7 +298,7 @@ def _write(
 
 
 def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpec, horizons: int) -> int:
-    """About how much a data set takes: float32 features and facts of the new rows, labels of all rows."""
+    """Estimate the size of a data set: float32 features and facts of the new rows, labels of all rows."""
     base = settings.features.base
     raw_bars = base // market.bar_minutes if isinstance(base, int) else 1  # a bar by activity has at least one
     per_row = 4 * len(column_names(market, settings.features)) + FACTS_BYTES
@@ -303,7 +308,7 @@ def bytes_needed(bars: int, new_bars: int, market: MarketSpec, settings: DataSpe
 def _write_features(
     store: StoreWriter, known: Store | None, checked: CheckedBars, symbol: str, settings: DataSpec
 ) -> _Rows:
-    """The rows that `store` holds already, those of bars that only grew, or all of them built now."""
+    """Return the feature rows: those stored already, those appended for new bars, or all built now."""
     bars, market = checked.bars, checked.market
     before = known if not store.committed and known and can_append(known, checked) else None
     if store.committed or before is not None:
@@ -323,7 +328,7 @@ def _write_features(
 def _write_horizon(
     store: StoreWriter, rows: _Rows, minute_bars: Frame | None, settings: DataSpec, market: MarketSpec, horizon: int
 ) -> dict:
-    """Labels, splits and the scaler of one horizon; the facts that people ask for afterwards."""
+    """Write labels, splits and the scaler of one horizon; return the facts of the data set about them."""
     if found := settings.searched_for(horizon):
         check_same_bars(found, rows.base, minute_bars, market)
     if not isinstance(settings.features.base, int):
@@ -400,5 +405,5 @@ def _check_horizons(horizons: Sequence[int]) -> tuple[int, ...]:
     if isinstance(horizons, int):
         horizons = (horizons,)
     if not horizons:
-        raise SettingsError("No horizon is asked for", where="horizons", wanted="at least one", next_step="give 20")
+        raise SettingsError("No horizon is given", where="horizons", wanted="at least one", next_step="give 20")
     return tuple(sorted({check_horizon(horizon) for horizon in horizons}))

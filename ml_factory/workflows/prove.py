@@ -1,4 +1,5 @@
-"""The proof applied: a prepared data set beside its own bars, quick at the end of `prepare`, full when asked for."""
+"""The look-ahead proof of a prepared data set: quick at the end of `prepare`, full in `audit`; it writes
+certificates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,12 +39,16 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 Progress = Callable[[int, int], None]
-FOLDS = 10  # of each scheme in a full proof: with combinations of two, 76 splits a horizon
+FOLDS = 10  # per scheme in a full proof: 76 splits a horizon with combinations of two
 
 
 @dataclass(frozen=True)
 class ProofOutcome:
-    """proof : what was tried now; None where all of it was proved before.  certificates : horizon -> certificate."""
+    """Result of a proof.
+
+    proof : the checks of this call; None where an earlier certificate covers all of them.
+    certificates : horizon -> certificate.
+    """
 
     proof: Proof | None
     certificates: Mapping[int, Certificate]
@@ -54,14 +59,15 @@ def prove_store(
     also: Sequence[Leak] = (), compared: Mapping[str, int] | None = None, progress: Progress | None = None,
     seen: Sequence[PrefixBuild] = (), write: bool = True,
 ) -> ProofOutcome:  # fmt: skip
-    """Prove a prepared data set, as far as no earlier certificate says it still, and write the certificates.
+    """Prove a prepared data set, as far as no earlier certificate covers it, and write the certificates.
 
-    What a proof of the same data had tried when it was killed is not tried again; it ends with the same certificates.
+    A proof that was killed continues behind its finished checks and ends with the same certificates.
 
-    prefixes : of the checked bars it was made of.  fresh : take no earlier proof for granted.
-    also, compared : leaks found elsewhere, and what was compared there (part -> rows).
-    seen : what the pipeline made of the first bars alone, where this process has shown it the later ones since.
-    write : False: neither certificates nor what was tried are written; with `fresh` nothing of them is read either.
+    prefixes : of the checked bars the data set was made of.
+    fresh : ignore earlier proofs.
+    also, compared : leaks found by other checks, and their counts (part -> rows).
+    seen : builds on the first bars alone, made before this process read the later ones.
+    write : False: neither certificates nor progress are written; with `fresh` nothing of them is read either.
     """
     settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
     unfinished, horizons = unfinished_of(processed, store.fingerprint), horizons_to_prove(store, horizons)
@@ -76,7 +82,7 @@ def prove_store(
     since = since if since < len(bars) else 0
     facts = store.facts["market"]
     if spec == QUICK and not settings.features.custom:
-        spec = replace(spec, unseen_bars=0)  # the library's own columns remember nothing
+        spec = replace(spec, unseen_bars=0)  # the library's own columns keep no state
     decided = {"subject": store.fingerprint, "since": since, "bars": prefixes.total_hash, "spec": asdict(spec), **bound}
     proof_progress = _open_progress(unfinished, decided, horizons) if write else None
     if fresh and proof_progress:
@@ -105,7 +111,7 @@ def prove_store(
 
 
 def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
-    """Those that a proof of these horizons ends with: all that it was begun for, where it was killed in between."""
+    """Return the horizons of an interrupted proof where it includes these, else these horizons."""
     unfinished = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
 
@@ -119,20 +125,20 @@ def one_per_column(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
 
 
 def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:
-    """What a proof decided by these facts, and by the sources that prove, has tried so far."""
+    """Open the progress file of a proof that is identified by these facts and by the sources that prove."""
     decided = {**decided, "proof": source_hash(("leakage",)), "horizons": list(horizons)}
     return ProofProgress(unfinished, fingerprint(to_json_value(decided)), tuple(horizons))
 
 
 def build_prefixes(settings: DataSpec, symbol: str, bars: pd.DataFrame, facts: dict) -> list[PrefixBuild]:
-    """What is made of the first bars alone, before this process builds all: of use where the user's code is called."""
+    """Build data on the first bars alone, before this process builds all, where custom features may keep state."""
     if not settings.features.custom:
         return []
     return build_on_prefixes(pipeline_of(symbol, settings, (), folds=0), bars, facts, QUICK.unseen_bars, EARLIER)
 
 
 def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds: int = FOLDS) -> StandardPipeline:
-    """The pipeline that `prepare` runs with these settings."""
+    """Return the pipeline that `prepare` runs with these settings."""
     given = {name: getattr(settings, name) for name in ("calendar", "tick") if getattr(settings, name) is not None}
     given["bar_minutes"] = settings.bars.minutes or 1
     labels = tuple(settings.labels_for(horizon) for horizon in horizons)
@@ -140,14 +146,14 @@ def pipeline_of(symbol: str, settings: DataSpec, horizons: Sequence[int], folds:
 
 
 def settings_of(store: Store) -> DataSpec:
-    """The settings a data set was prepared with."""
+    """Return the settings a data set was prepared with."""
     stored = dict(store.facts["settings"])
     kinds = {"bars": BarSpec, "features": FeatureSpec, "labels": LabelSpec, "splits": SplitSpec}
     return DataSpec(**stored | {name: kind(**stored[name]) for name, kind in kinds.items()})
 
 
 def stored_tables(store: Store, pipeline: StandardPipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
-    """The rows of features as they lie in the store, and frames and labels made anew of these bars."""
+    """Return the feature rows as stored, and frames and labels rebuilt from these bars."""
     known_at = store.known_at.as_unit("ns").asi8
     tables = {"features": Table(known_at, known_at, names=tuple(store.feature_names), matrix=store.values)}
     tables |= {f"frame {name}": table_of_frame(frame) for name, frame in pipeline.frames(bars, facts).items()}
@@ -155,7 +161,7 @@ def stored_tables(store: Store, pipeline: StandardPipeline, bars: pd.DataFrame, 
 
 
 def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: DataSpec) -> list[Leak]:
-    """The rule of the splits on the very rows that training will read."""
+    """Check the purge and embargo rule of the splits on the rows that training reads."""
     found = []
     for horizon in horizons:
         split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
@@ -173,13 +179,13 @@ def check_certified(processed: Path, symbol: str, horizon: int, subject: str, un
 
 
 def certificate_words(store: Store, horizon: int) -> str:
-    """What a report says of the proof of a data set."""
+    """Describe the certificate of a data set for a report."""
     found = read_certificate(place_of(store.folder.parent, store.fingerprint, horizon))
     return found.words() if found else "none: uncertified"
 
 
 def leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:
-    """A row a leak: part, column, rows, cut, disturbance and where it was seen."""
+    """Return the leaks as a table: part, column, rows, cut, disturbance and the place of the first difference."""
     columns = ["part", "column", "rows", "first_row", "size", "cut", "why", "disturbance", "scope", "cuts"]
     table = pd.DataFrame([leak.to_dict() for leak in leaks], columns=columns)
     return table.assign(size=table["size"].astype(np.float64)) if len(table) else table

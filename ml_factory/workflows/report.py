@@ -1,4 +1,4 @@
-"""What a report shows, and in which order: the verdict first, then the data it rests on."""
+"""Contents of the HTML report: the verdict first, then returns, calibration, training and the data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,19 @@ from ml_factory.workflows.prove import certificate_words
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]
 SCORES = ["log_loss", "brier", "accuracy", "balanced_accuracy", "mcc", "auc_ovr", "ece", "ece_debiased"]
-MANY = 2  # more forecasts than this in one reliability plot hide each other
+MANY = 2  # forecasts per reliability plot
 
 
 @dataclass(frozen=True)
 class TestPredictions:
-    """Forecasts of N test rows, and how good they were.
+    """Forecasts of N test rows and their metrics.
 
-    rows : int64 (N,), positions into the labels.  forecasts : name -> (N, 3) probabilities.
-    metrics : `metrics_table`.  verdicts : model -> its verdict on these rows.  chosen : the model that the headline is
-    about; of several the one that validation rows chose.  beaten : as of `forecasts.Verdict`.
+    rows : int64 (N,), positions into the labels.
+    forecasts : name -> float64 (N, 3) probabilities.
+    metrics : `metrics_table`.
+    verdicts : model -> its verdict on these rows.
+    chosen : the model of the headline; of several the best one on validation rows.
+    reference_gains : as of `predict.Evaluation`.
     """
 
     rows: np.ndarray
@@ -45,7 +48,7 @@ class TestPredictions:
 
     @property
     def headline(self) -> ModelVerdict:
-        """The verdict on the chosen model."""
+        """Verdict on the chosen model."""
         return self.verdicts[self.chosen]
 
 
@@ -53,9 +56,10 @@ def write_evaluation_report(
     path: Path, title: str, data: Dataset, store: Store, evaluated: TestPredictions, *,
     quick_limits: Mapping[str, object], extra_sections: Sequence[Section] = (),
 ) -> Path:  # fmt: skip
-    """Write the report of one run (or of several on the same rows).
+    """Write the report of one run, or of several runs on the same rows.
 
-    limited : what QUICK limits.  more : chapters between the verdict and the data, such as learning curves.
+    quick_limits : limits of QUICK.
+    extra_sections : sections between the verdict and the data, such as learning curves.
     """
     sections = [
         verdict(evaluated, len(data.splits["test"]), two_sided=two_sided(data)),
@@ -69,13 +73,13 @@ def write_evaluation_report(
         subtitle=f"{data.symbol}, labels {data.horizon} bars ahead. {period(data, evaluated)}",
         facts=summary_cards(evaluated, two_sided=two_sided(data)) | {"proof": certificate_words(store, data.horizon)},
         notice="\n\n".join(filter(None, [synthetic_notice(data.symbol), quick_notice(quick_limits)])),
-        footer=f"data {data.fingerprint[:12]}. Past results say little about the next ones; a gain whose interval "
-        "reaches 0 is no gain.",
+        footer=f"data {data.fingerprint[:12]}. Past results do not guarantee future results; a gain whose interval "
+        "includes 0 is no gain.",
     )  # fmt: skip
 
 
 def period(data: Dataset, evaluated: TestPredictions) -> str:
-    """The test period with its rows, in words."""
+    """Format the test period with its rows."""
     times = data.labels.index[evaluated.rows]
     first, last = (f"{moment:%Y-%m-%d}" for moment in (times[0], times[-1]))
     return (
@@ -87,7 +91,7 @@ def period(data: Dataset, evaluated: TestPredictions) -> str:
 def write_run_report(
     workspace: Workspace, folder: Path, data: Dataset, artifact: Artifact, verdict: Evaluation
 ) -> Path:
-    """`report.html` of one finished model, in the folder of its run."""
+    """Write `report.html` of one finished model into the folder of its run."""
     facts, name = artifact.facts, artifact.facts["model"]
     evaluated = TestPredictions(
         verdict.test_rows, {name: verdict.test_p}, verdict.test_table, {name: verdict.verdict}, name,
@@ -100,32 +104,32 @@ def write_run_report(
 
 
 def synthetic_notice(symbol: str) -> str:
-    """What a gain on the market that comes with the library means, or ''."""
+    """Return the notice for results on the synthetic market; "" for others."""
     if symbol != DEMO:
         return ""
     return (
-        f"{DEMO} is a made-up market with an edge planted in it. "
-        "A gain here says that the machinery works, and nothing about a real market."
+        f"{DEMO} is a synthetic market with a planted edge. "
+        "A gain here shows that the pipeline works; it is no evidence about a real market."
     )
 
 
 def quick_notice(quick_limits: Mapping[str, object]) -> str:
-    """What QUICK limited, or ''."""
+    """Return the notice of the limits of QUICK; "" without limits."""
     if not quick_limits:
         return ""
     return "QUICK limited the training: " + "; ".join(f"{name}: {value}" for name, value in quick_limits.items())
 
 
 def two_sided(data: Dataset) -> bool:
-    """Whether the question has two sides and a middle: then a gain has a part that says which side."""
+    """Return True where the labels have two sides and a neutral class: gains then have a directional part."""
     return len(data.classes) == len(CLASSES)
 
 
 def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> Section:
-    """The verdict on each model in a sentence with its numbers, and the metrics with those of the baselines.
+    """Return the section with the verdict on each model, its numbers, and the metrics of models and baselines.
 
-    of : test rows in all.
-    sided : whether a gain has a directional part.
+    of : number of all test rows.
+    two_sided : True where a gain has a directional part.
     """
     chosen_first = sorted(evaluated.verdicts.values(), key=lambda one: one.model != evaluated.chosen)
     lines = [f"{one.sentence} {_capital(one.numbers)}." for one in chosen_first]
@@ -164,7 +168,10 @@ def _capital(text: str) -> str:
 
 
 def returns(data: Dataset, evaluated: TestPredictions) -> Section:
-    """Realised return and information coefficient by decile of the chosen model's forecast, on clear test rows."""
+    """Return the section of realised returns and information coefficient by decile of the chosen model's forecast.
+
+    Computed on unambiguous test rows.
+    """
     rows, p_N3 = evaluated.rows, evaluated.forecasts[evaluated.chosen]
     clear = data.clear[rows]
     found = decile_returns(
@@ -186,22 +193,22 @@ def returns(data: Dataset, evaluated: TestPredictions) -> Section:
 
 
 def comparison_sentence(name: str, who: str, gain: tuple[float, float, float]) -> str:
-    """Whether what was learnt is worth more than what it has to beat; gain: (gain, low, high) in nats."""
+    """Compare a model with a reference forecast in a sentence; gain: (gain, low, high) in nats."""
     value, low, high = gain
     other = {"equal_pool": "the plain mean of its models (equal_pool)"}.get(who, who)
     sentence = f"{name} {_compared(low, high, other)}: {value:+.4f} nats per row (95 % from {low:+.4f} to {high:+.4f})."
-    return sentence if low > 0 else f"{sentence} Nothing speaks for the learnt weights here."
+    return sentence if low > 0 else f"{sentence} The learnt weights show no advantage here."
 
 
 def _compared(low: float, high: float, other: str = "the class prior") -> str:
-    """What a 95 % interval of a gain allows to say."""
+    """Return the comparison that a 95 % interval of a gain supports."""
     if low > 0:
         return f"beats {other}"
     return f"is worse than {other}" if high < 0 else f"does not differ measurably from {other}"
 
 
 def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
-    """Reliability diagrams of the test rows, predicted and observed frequency by class, calibration errors."""
+    """Return the section of reliability diagrams of the test rows, frequencies by class, and calibration errors."""
     rows, test = evaluated.rows, evaluated.forecasts
     clear, errors = data.clear[rows], evaluated.metrics[["ece_debiased", "ece"]]
     tables = {name: reliability(data.y[rows][clear], p[clear], horizon=data.horizon) for name, p in test.items()}
@@ -223,7 +230,7 @@ def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
 
 
 def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: float | None) -> Section:
-    """Training and validation loss by epoch or booster block."""
+    """Return the section of training and validation loss by epoch or booster block."""
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = plots.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
     caption = (
@@ -234,7 +241,8 @@ def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: 
 
 
 def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
-    """Learning curves of a model, or the weights of a stack, and the settings of the run."""
+    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of
+    the run."""
     if "history" in facts:
         first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
     else:
@@ -258,7 +266,7 @@ def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
 
 
 def importances(table: pd.DataFrame) -> list[Section]:
-    """What each feature is worth to the model; table: as of `importance_table`."""
+    """Return the section of feature importances; table: as of `importance_table`."""
     table = table.set_index("feature")
     return [
         Section(
@@ -271,7 +279,7 @@ def importances(table: pd.DataFrame) -> list[Section]:
 
 
 def runs(found: Mapping[str, Artifact]) -> Section:
-    """Which runs are compared."""
+    """Return the section that lists the compared runs."""
     rows = {
         name: {"run": one.facts["run_id"], "artifact": one.hash[:12], "seconds": f"{one.facts['seconds']:.1f}"}
         for name, one in found.items()
@@ -280,7 +288,7 @@ def runs(found: Mapping[str, Artifact]) -> Section:
 
 
 def summary_cards(evaluated: TestPredictions, *, two_sided: bool = True) -> dict[str, object]:
-    """The figures under the title, those of the chosen model: label -> value, or (value, note)."""
+    """Return the cards below the title, those of the chosen model: label -> value, or (value, note)."""
     one, loss = evaluated.headline, evaluated.metrics["log_loss"]
     side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}
     return {
@@ -297,7 +305,7 @@ def _with_bounds(value: float, low: float, high: float) -> tuple[str, str]:
 
 
 def question_sentence(data: Dataset) -> str:
-    """The question that the labels answer, in a sentence."""
+    """Describe the labels in a sentence."""
     labels = data.settings["data"]["labels"]
     bet = f"{'against ' if labels['against'] else ''}the sign of {labels['primary']}"
     bet += f" where it is at least {labels['primary_least']:g} from 0" if labels["primary_least"] else ""
@@ -310,7 +318,7 @@ def question_sentence(data: Dataset) -> str:
 
 
 def left_out_sentence(facts: Mapping) -> str:
-    """Which rows belong to no part of the split.  facts : purged, and inferred where there are such rows."""
+    """Describe the rows that belong to no split. facts : purged, and inferred where there are such rows."""
     purged = f"In time order; {facts['purged']:,} rows whose labels reach across an edge belong to no part."
     inferred = facts.get("inferred", 0)
     also = f" Neither do {inferred:,} rows of the sessions that calendar or tick were inferred from."
@@ -318,7 +326,7 @@ def left_out_sentence(facts: Mapping) -> str:
 
 
 def data_sections(data: Dataset, store: Store) -> list[Section]:
-    """The split on the price, the balance of the labels, and what was found in the bars."""
+    """Return the sections of the split on the price, the label balance, and the findings in the bars."""
     parts = {name: data.labels.index[rows] for name, rows in data.splits.items()}
     stored = {horizon: store.facts["horizons"][str(horizon)] for horizon in store.horizons}
     balance = pd.DataFrame({horizon: facts["balance"] for horizon, facts in stored.items()}).T.rename_axis("horizon")

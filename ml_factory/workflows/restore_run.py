@@ -1,4 +1,4 @@
-"""What a run tells and leaves with W&B, and a run that this workspace has nothing of, brought back from there."""
+"""Log a run to W&B, and restore a run from W&B when the workspace has no local state."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from ml_factory.workflows.unit_checkpoints import FINISHED_PARTS, nested_run
 
 
 def snapshot_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnapshot:
-    """All that this run can go on from: its checkpoints, those of folds nested in it, and its finished parts."""
+    """Return the resumable state of this run: its checkpoints, those of nested folds, and its finished parts."""
     settings = dict(spec.settings)
     nested = range(int(settings["folds"])) if "search" in settings else ()
     runs = (run.run_id, *(nested_run(run, fold).run_id for fold in nested))
@@ -28,7 +28,7 @@ def snapshot_of(manager: CheckpointManager, run: Run, spec: RunSpec) -> RunSnaps
 
 
 def open_tracker(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | None = None) -> Tracker:
-    """The run's record; with a keepsake the newest of that is also kept at W&B."""
+    """Open the run's log; with a snapshot, the newest one is also uploaded to W&B."""
     return Tracker(run.run_id, settings, run.folder / "log", mirror=mirror, snapshot=snapshot)
 
 
@@ -36,9 +36,9 @@ def open_tracker(run: Run, settings: dict, mirror: str, snapshot: RunSnapshot | 
 def tracked(
     manager: CheckpointManager, run: Run, settings: dict, snapshot: RunSnapshot, mirror: str, *, owned: str
 ) -> Iterator[Callable[[dict], None]]:
-    """Work that leaves no artifact, recorded; inside, a function that takes its summary. One told before is not again.
+    """Log work that leaves no artifact; yields a function that takes the summary. A complete log is not written again.
 
-    owned : the phase that is owned before the record is opened: a second session is refused, and has touched nothing.
+    owned : phase to lock before the log is opened, so that a second session is refused before it writes anything.
     """
     if is_log_complete(run.folder / "log"):
         yield lambda summary: None
@@ -50,21 +50,21 @@ def tracked(
 def restore_from_wandb(
     workspace: Workspace, run: Run, spec: RunSpec, *, source: str, mirror: str, fresh: bool = False
 ) -> None:
-    """Fill the registry, or else the pool of checkpoints, with what W&B kept of this run.
+    """Restore the artifact, or else the checkpoints, of this run from W&B.
 
-    source : "wandb" takes its model from there, whatever the registry has, and raises NotPreparedError where that
-    fails; "registry" asks W&B only for a run that this workspace has nothing of, and goes on without an answer.
-    fresh : the run is to begin anew, so it is not asked for.
+    source : "wandb" loads the model from W&B whatever the registry has, and raises NotPreparedError where that fails;
+    "registry" queries W&B only for a run without local state, and continues without an answer.
+    fresh : the run begins again, so W&B is not queried.
     """
     online, registry = mirror_mode(mirror) == "online", Registry(workspace.models)
     kinds = {"train": ["model"], "stack": ["stack"]}.get(spec.task, [])
     if source == "wandb":
         where, step = f"run {run.run_id}", 'SOURCE = "registry" finds it here, or trains it'
         if not online:
-            raise NotPreparedError("W&B is asked for a model, and there is no key for it", where=where, next_step=step)
+            raise NotPreparedError("No W&B key to load a model from W&B", where=where, next_step=step)
         if restore_artifact(registry, kinds[0], run.run_id) is None:
             raise NotPreparedError("W&B has no such model", where=where, next_step=step)
-    elif online and not fresh and (kinds or not run.ended):  # what an ended run left may be gone
+    elif online and not fresh and (kinds or not run.ended):  # an ended run may have been cleaned up
         if kinds and registry.find(spec.symbol, kind=kinds[0], run_id=run.run_id):
             return
         if not progress_of(workspace, run, spec):

@@ -1,4 +1,4 @@
-"""Lines of the summaries of results: limits, calibration on test rows, the verdict; folded at 80 columns."""
+"""Lines of result summaries: QUICK limits, calibration on test rows, the verdict; wrapped at 80 columns."""
 
 import textwrap
 from typing import Any
@@ -9,14 +9,14 @@ from ml_factory.evaluation.verdict import ModelVerdict
 
 
 def warning_lines(result: Any) -> list[str]:
-    """What a reader must not miss: that QUICK limited the training, and that a run was continued elsewhere."""
+    """Return the warnings of a result: limits of QUICK, and a run that was continued on another machine."""
     limits = getattr(result, "limited", {})
     lines = [f"  QUICK limited: {', '.join(f'{k} {v}' for k, v in limits.items())}"] if limits else []
     return lines + ([] if result.exact else [f"  continued, not bit-exact: {', '.join(result.inexact_because)}"])
 
 
 def wrap_line(line: str) -> str:
-    """A line of a summary in 80 columns, continued under its own indent; nothing is cut in two."""
+    """Wrap a line of a summary at 80 columns, indented; words are never cut."""
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(
         line, 80, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False, drop_whitespace=True
@@ -24,7 +24,7 @@ def wrap_line(line: str) -> str:
 
 
 def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
-    """How a summary ends: the verdict in a sentence, and four numbers."""
+    """Return the last lines of a summary: the verdict in a sentence, and four numbers."""
     if verdict is None:
         return []
     best = _with_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
@@ -33,13 +33,13 @@ def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
         verdict.sentence,
         f"  gain over the best baseline  {best}  {verdict.best_baseline}",
         *([] if verdict.kind == "meta" else [f"  directional gain             {side}"]),
-        f"  rows judged                  {verdict.rows:,}",
+        f"  rows evaluated               {verdict.rows:,}",
         f"  effective rows               {verdict.effective_rows:,.0f}",
     ]
 
 
 def calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, name: str) -> list[str]:
-    """Calibration error and frequency by class of a forecast of the test rows, predicted and observed.
+    """Return calibration error and frequency by class of a forecast of the test rows, predicted and observed.
 
     metrics : with `split`, `name`, `ece`, `ece_debiased`.
     calibration : as of `predicted_and_observed`; None: no lines.

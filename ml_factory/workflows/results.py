@@ -1,4 +1,4 @@
-"""What each step of the pipeline hands back: facts, a summary to read, a picture to look at."""
+"""Result objects of the pipeline: facts, a summary to read, a figure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +15,7 @@ from ml_factory.workflows.result_summaries import calibration_lines, verdict_lin
 
 
 def _facts(value: Any) -> Any:
-    """A field as JSON can hold it; a table as its records, with the index where it has a name."""
+    """Convert a field to JSON values; a table to its records, with the index where it has a name."""
     if isinstance(value, ModelVerdict):
         return to_json_value(value.to_dict())
     if isinstance(value, dict):
@@ -27,7 +27,7 @@ def _facts(value: Any) -> Any:
 
 
 def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
-    """A row a phase: rows, seconds, rows a second, and the seconds in which kernels were compiled, once per machine."""
+    """Return a row per phase: rows, seconds, rows a second, and the seconds of compiling kernels, once per machine."""
     rows = [(one.name, one.done, one.seconds, one.rate, one.compiled) for one in phases]
     table = pd.DataFrame(rows, columns=["phase", "rows", "seconds", "rows_per_second", "compiling"])
     return table.set_index("phase").round({"seconds": 3, "rows_per_second": 0, "compiling": 3})
@@ -35,7 +35,7 @@ def phase_table(phases: Sequence[Phase]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Result:
-    """Base of all results. `draw` makes the picture when `.plot()` asks for it."""
+    """Base of all results. `draw` makes the figure of `.plot()`."""
 
     seconds: float
     draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
@@ -45,13 +45,14 @@ class Result:
         raise NotImplementedError(f"{type(self).__name__}.summary")
 
     def to_dict(self) -> dict:
-        """The same facts as the summary, for machines (`--json`)."""
+        """Return the facts of the summary as JSON values (`--json`)."""
         hidden = {"draw", "frame", "history"}
         return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
     def origin(self) -> pd.DataFrame:
-        """How this result came about: what was found, from where it went on, and whether its bits are those of a run
-        that was never interrupted. For results of a run that can be resumed."""
+        """Describe the origin of this result: what was found, where it resumed, and whether its bits are those of an
+        uninterrupted run. For results of a run that can be resumed.
+        """
         resumed = getattr(self, "reached", "") or getattr(self, "resumed_from", None)
         exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
         facts = {
@@ -65,20 +66,23 @@ class Result:
         return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
 
     def __str__(self) -> str:
-        """The summary in 80 columns; a path that is longer stays whole."""
+        """Return the summary wrapped at 80 columns; a longer path stays whole."""
         return "\n".join(wrap_line(line) for line in self.summary().splitlines())
 
     def plot(self) -> Any:
-        """A matplotlib Figure: what a person would rather look at than read; None where there is none."""
+        """Return the matplotlib Figure of the result."""
         return self.draw() if self.draw else None
 
 
 @dataclass(frozen=True)
 class PrepareResult(Result):
-    """bar_findings : a row a finding.  proof : the certificate in words.  phases : what was done now, `phase_table`.
-    staleness : frame -> minutes of age of what a row sees of it (mean, median, p99, max).
+    """Result of `prepare`.
 
-    resumed_from : horizons that were there beside the features, where only the rest was made now.
+    bar_findings : a row per finding.
+    proof : the certificate in words.
+    phases : work of this call, `phase_table`.
+    staleness : frame -> minutes of age of the frame's newest visible bar (mean, median, p99, max).
+    resumed_from : horizons that were found with the features, where only the rest was prepared now.
     """
 
     symbol: str
@@ -110,10 +114,14 @@ class PrepareResult(Result):
 
 @dataclass(frozen=True)
 class SearchResult(Result):
-    """labels : the label spec found.  seen_rows : what the search saw, as `SeenRows`.  trials : a row a trial.
+    """Result of `search_barriers`.
 
-    run_id : of the attempt.  resumed_from : trials that an interrupted search had done.  reused : the spec was there
-    before.
+    labels : the label spec found.
+    seen_rows : rows that the search saw, as `SeenRows`.
+    trials : a row per trial.
+    run_id : id of the attempt.
+    resumed_from : number of trials of an interrupted search.
+    reused : True where the spec existed before.
     """
 
     run_id: str
@@ -147,7 +155,12 @@ class SearchResult(Result):
 
 @dataclass(frozen=True)
 class AuditResult(Result):
-    """form : of the certificate, in words.  compared : part -> rows compared.  leaks : a row each, with `sentences`."""
+    """Result of `audit`.
+
+    form : of the certificate, in words.
+    compared : part -> rows compared.
+    leaks : a row each, with `sentences`.
+    """
 
     symbol: str
     form: str
@@ -171,15 +184,20 @@ class AuditResult(Result):
 
 @dataclass(frozen=True)
 class TrainResult(Result):
-    """metrics : a row per split (validation, test) and forecast, the baselines among them.  history : a row an epoch or
-    booster block: epoch, train_loss, val_loss, seconds.  best_epoch : the one the model stands at.
+    """Result of `train`.
 
-    resumed_from : epochs or blocks that an interrupted run had done; None where none or where it was `reused`, finished
-    before.  exact : the bits are those of a run that was never interrupted; inexact_because says why they are not.
-    limited : what QUICK limits.  found : what there was of this run, in a sentence.
+    metrics : a row per split (validation, test) and forecast, the baselines among them.
+    history : a row per epoch or booster block: epoch, train_loss, val_loss, seconds.
+    best_epoch : epoch of the final model.
+    resumed_from : epochs or blocks of an interrupted run; None where there are none, or where the run was finished
+        before.
+    exact : True where the bits are those of an uninterrupted run; else `inexact_because` lists the reasons.
+    limited : limits of QUICK.
+    found : status of the run when it was opened, in a sentence.
     verdict : on the test rows, over every baseline.
     calibration : predicted and observed frequency by class on test rows, `predicted_and_observed`.
-    importances : of trees and the linear model, `importance_table`.  machine : what a network's fit ran on and took.
+    importances : of trees and the linear model, `importance_table`.
+    machine : device and resources of a network's fit.
     """
 
     symbol: str
@@ -207,12 +225,13 @@ class TrainResult(Result):
 
     @property
     def reached(self) -> str:
-        """What it went on from, in words; "" where it began at the beginning or was found finished."""
+        """Progress at which the run was resumed; "" where it started from the beginning or was found finished."""
         unit = "epoch" if spec_of(self.model).windowed else "block"
         return "" if self.resumed_from is None else f"{unit} {self.resumed_from}"
 
     def ran_on(self) -> pd.DataFrame:
-        """What a network's training ran on and what that took, in the session that ended it; empty for a booster."""
+        """Return device, memory and speed of a network's training, in the session that ended it; empty for a
+        booster."""
         facts = self.machine
         peak, compiles = facts.get("peak_bytes"), facts.get("compiles")
         shown = {
@@ -220,7 +239,7 @@ class TrainResult(Result):
             "threads of the host": facts.get("threads"),
             "precision of the steps": facts.get("precision"),
             "parameters": f"{facts.get('parameters', 0):,}",
-            "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "not told",
+            "peak memory": f"{peak / 1e6:,.0f} MB" if peak else "unknown",
             "compiles": ", ".join(f"{name} {count}" for name, count in (compiles or {}).items()) or "none",
             "samples a second": f"{facts.get('rows_per_second', 0):,.0f}, validation included",
         }
@@ -245,12 +264,15 @@ class TrainResult(Result):
 
 @dataclass(frozen=True)
 class CrossValidateResult(Result):
-    """`folds` has a row per fold, block and forecast, `paths` one per path and forecast of combinatorial folds.
+    """Result of `cross_validate`.
 
-    Its calibrated forecasts bear the model's name; what they were before that has `_uncalibrated` behind it.
-    gain_mean, gain_se : over the blocks, and gain_uncalibrated the mean without calibration.
-    untaught : folds whose training rows were of one class.  resumed_from : folds that were done before.
-    reached : that in words, with how far the next one was.  verdict : over the blocks, against every baseline.
+    folds, paths : a row per fold, block and forecast; a row per path and forecast of combinatorial folds. Calibrated
+    forecasts have the model's name, uncalibrated ones the suffix `_uncalibrated`.
+    gain_mean, gain_se : over the blocks; gain_uncalibrated the mean without calibration.
+    untaught : folds whose training rows hold one class.
+    resumed_from : number of folds of an earlier session.
+    reached : that in words, with the progress of the next fold.
+    verdict : over the blocks, against every baseline.
     """
 
     symbol: str
@@ -302,8 +324,13 @@ class CrossValidateResult(Result):
 
 @dataclass(frozen=True)
 class StackResult(Result):
-    """resumed_from : out-of-fold parts that were done before.  reached : in words, with how far the next ones were.
-    comparison : whether it beats the plain mean of its models.  verdict, calibration : as of TrainResult."""
+    """Result of `stack`.
+
+    resumed_from : number of out-of-fold parts of an earlier session.
+    reached : that in words, with the progress of the next part.
+    comparison : comparison with the plain mean of its models.
+    verdict, calibration : as of TrainResult.
+    """
 
     symbol: str
     horizon: int
@@ -343,9 +370,13 @@ class StackResult(Result):
 
 @dataclass(frozen=True)
 class EvaluateResult(Result):
-    """metrics : a row a forecast on the common test rows, the baselines among them.
-    verdicts : model -> its verdict on these rows.  chosen : the model with the smallest log loss on validation rows.
-    calibration : of every model, as of TrainResult."""
+    """Result of `evaluate`.
+
+    metrics : a row per forecast on the common test rows, the baselines among them.
+    verdicts : model -> its verdict on these rows.
+    chosen : model with the smallest log loss on validation rows.
+    calibration : of every model, as of TrainResult.
+    """
 
     symbol: str
     horizon: int
@@ -357,7 +388,7 @@ class EvaluateResult(Result):
 
     @property
     def verdict(self) -> ModelVerdict | None:
-        """That on the chosen model."""
+        """Verdict on the chosen model."""
         return self.verdicts.get(self.chosen)
 
     def summary(self) -> str:
@@ -371,8 +402,11 @@ class EvaluateResult(Result):
 
 @dataclass(frozen=True)
 class PredictResult(Result):
-    """frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows
-    also train, validation) and run_id, as in the file at `path`."""
+    """Result of `predict`.
+
+    frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows also
+    train, validation) and run_id, as in the file at `path`.
+    """
 
     symbol: str
     horizon: int

@@ -1,4 +1,4 @@
-"""Where a run stands: what of it was found in the workspace, and what will be done now, in one line."""
+"""Status of a run in one line: what was found in the workspace, and what is done now."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +28,13 @@ _SAME = ("symbol", "horizon", "model", "task", "seed", "quick")
 
 @dataclass(frozen=True)
 class MismatchedRun:
-    """A run of the same model and horizon that this one is not.
+    """A run of the same model and horizon with other settings, data or code.
 
-    begun_at : UTC, ISO 8601.  why : settings, data or code.  details : settings with both values, or sources that
-    differ.  prepared : whether the sources that made the data are among them.  commit : the one it was begun with.
+    begun_at : UTC, ISO 8601.
+    why : settings, data or code.
+    details : settings with both values, or sources that differ.
+    prepared : True where sources that prepare data differ.
+    commit : commit of the checkout that began it.
     """
 
     run_id: str
@@ -43,14 +46,14 @@ class MismatchedRun:
     ended: bool
 
     def describe(self) -> str:
-        """What keeps it from being gone on from."""
+        """Describe the difference that prevents resuming it."""
         details = ", ".join(self.details[:3]) + (f" and {len(self.details) - 3} more" if len(self.details) > 3 else "")
         if self.why == "code":
             return f"{self.run_id} was begun with other code" + (f" ({details} changed)" if details else "")
         return f"{self.run_id} is of other {self.why}" + (f" ({details})" if details else "")
 
     def how_to_finish(self) -> str:
-        """How it could still be finished."""
+        """Describe how the run could still be finished; "" where it cannot."""
         if self.why != "code" or not self.commit:
             return ""
         head, _, changes = self.commit.partition("+")
@@ -60,17 +63,17 @@ class MismatchedRun:
 
 
 def check_run_unlocked(workspace: Workspace, run: Run, spec: RunSpec) -> None:
-    """Raises CheckpointError when another process works on this run: reported before anything is printed or begun."""
+    """Raise CheckpointError when another process works on this run, before anything is printed or begun."""
     with open_checkpoints(workspace.checkpoints, run) as manager:
         owned = fit_phase(spec.model) if spec.task == "train" else folds_phase(spec.models[0])
         manager.phase(owned).check_unlocked_by_others()
 
 
 def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished: bool) -> str:
-    """What was found of this run and what is done now.
+    """Return what was found of this run and what is done now, in one line.
 
-    finished : its artifact is there.
-    Where the workspace is on a mount that does not answer, it says that nothing is known.
+    finished : True where its artifact exists.
+    On an unresponsive mount the line says that the status is unknown.
     """
     what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
     if finished:
@@ -79,7 +82,7 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
         return _status_of_unfinished(workspace, run, spec, what)
     except UnresponsiveMountError as error:
         silent = f"the mount does not answer ({error.got})"
-        return f"Not known what there is of {what}: {silent}. It is not begun anew before that."
+        return f"Status of {what} unknown: {silent}. No new run is begun before that."
 
 
 def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: str) -> str:
@@ -87,7 +90,7 @@ def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: s
     if reached:
         elsewhere = ", ".join(differences(machine_of_run(run), machine(spec)))
         mark = f" on another machine ({elsewhere}): continued, not bit-exact" if elsewhere else ""
-        return f"Found {what}: unfinished at {reached} ({run.run_id}). Goes on from there{mark}."
+        return f"Found {what}: unfinished at {reached} ({run.run_id}). Resumes from there{mark}."
     others = mismatched_runs(run.folder.parent, spec)
     unfinished = [one for one in others if not one.ended and one.why == "code"]
     if unfinished:
@@ -98,19 +101,19 @@ def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: s
                 [
                     f"Found {what}: {newest.describe()}.",
                     newest.how_to_finish(),
-                    "Starts anew beside it; nothing is lost.",
+                    "Starts a new run; the old one stays.",
                 ],
             )
         )
     if others:
-        more = f", and {len(others) - 1} begun before it are others, too" if len(others) > 1 else ""
-        return f"Found {what}: {others[-1].describe()}{more}. Opens a new run beside, {run.run_id}."
+        more = f", and {len(others) - 1} earlier ones differ too" if len(others) > 1 else ""
+        return f"Found {what}: {others[-1].describe()}{more}. Opens a new run, {run.run_id}."
     return f"Found nothing of {what}. Starts from the beginning, as {run.run_id}."
 
 
 def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
-    """How far a run is, in words, as its newest checkpoints say, those of a fit inside a fold among them; "" where
-    there is none."""
+    """Return the progress of a run by its newest checkpoints, the fit inside a fold included; "" where there is
+    none."""
     if "search" in dict(spec.settings):
         return _nested(workspace, run, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:
@@ -131,7 +134,7 @@ def _folds(manager: CheckpointManager, run: Run, model: str) -> str:
 
 
 def _nested(workspace: Workspace, run: Run, spec: RunSpec) -> str:
-    """Of folds that each search and train under a run id of their own."""
+    """Return the progress of folds that each search and train under their own run id."""
     count = int(dict(spec.settings)["folds"])
     done = next((fold for fold in range(count) if not is_file(forecasts_file(run, spec.model, fold))), count)
     with open_checkpoints(workspace.checkpoints, nested_run(run, done)) as manager:
@@ -148,7 +151,7 @@ def _newest_progress(manager: CheckpointManager, phase: str) -> str:
 
 
 def machine_of_run(run: Run) -> dict | None:
-    """The machine that a run began on, None where nothing tells."""
+    """Return the machine that began a run; None where it is unknown."""
     try:
         return read_json(run.folder / "run.json").get("environment")
     except UnresponsiveMountError:
@@ -158,7 +161,7 @@ def machine_of_run(run: Run) -> dict | None:
 
 
 def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
-    """Runs of the same model, horizon, seed and form that this one is not, the one begun last at the end."""
+    """Return runs of the same model, horizon, seed and form that differ otherwise, the newest last."""
     wanted, sources, found = spec.to_dict(), spec.all_sources, []
     for path in _run_records(parent, f"{spec.task}-{spec.model}-h{spec.horizon}-"):
         try:
@@ -175,8 +178,11 @@ def mismatched_runs(parent: Path, spec: RunSpec) -> list[MismatchedRun]:
 
 
 def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) -> MismatchedRun:
-    """Changed code changes more than its hashes: what it prepares is other data, and what a stack is built on are other
-    models. Both count as settings or data only where no code explains them."""
+    """Describe the difference of a stored run.
+
+    Changed code also changes the data it prepares and the base models of a stack, so settings or data count as the
+    difference only where no code explains them.
+    """
     files = changed(stored.get("sources") or {}, sources)
     prepared = any(name.partition("/")[0] in DATA_PACKAGES for name in files)
     settings = _differing_settings(stored.get("settings") or {}, wanted["settings"], ignoring="bases" if files else "")
@@ -193,23 +199,23 @@ def _mismatch(path: Path, stored: Mapping, wanted: Mapping, sources: Mapping) ->
 
 
 def _differing_settings(stored: Mapping, wanted: Mapping, ignoring: str) -> list[str]:
-    """Settings in which two runs differ, with both values where these are short."""
+    """Return the settings in which two runs differ, with both values where these are short."""
     found = []
     for name in sorted({*stored, *wanted} - {ignoring}):
         one, other = stored.get(name, "as usual"), wanted.get(name, "as usual")
         if one != other:
             long = isinstance(one, Mapping | list | tuple) or isinstance(other, Mapping | list | tuple)
-            found.append(f"other {name}" if long else f"{name} {one} there, {other} here")
+            found.append(f"other {name}" if long else f"{name} {one} then, {other} now")
     return found
 
 
 def _run_records(parent: Path, start: str = "") -> list[Path]:
-    """Where runs whose names begin like this are described, in order of their names."""
+    """Return the `run.json` files of runs whose names begin like this, in order of their names."""
     return [parent / name / "run.json" for name in names_in(parent) if name.startswith(start)]
 
 
 def check_run_name(parent: Path, spec: RunSpec, run_name: str) -> None:
-    """Refuse a run asked for by name that is not there, or that is of other settings, data or code."""
+    """Raise SettingsError for a run id that does not exist, or whose settings, data or code differ."""
     if run_name == spec.run_id or run_name.startswith(f"{spec.run_id}-"):
         if is_folder(parent / run_name):
             return
@@ -219,11 +225,11 @@ def check_run_name(parent: Path, spec: RunSpec, run_name: str) -> None:
     if other is None:
         names = ", ".join(path.parent.name for path in _run_records(parent) if is_file(path)) or "none"
         raise SettingsError(
-            "There is no such run of this model, horizon and seed", where="run", got=repr(run_name),
-            wanted=f"one of: {names}", next_step="leave the name out: the newest attempt is found, or a new one begins",
+            "No such run of this model, horizon and seed", where="run", got=repr(run_name),
+            wanted=f"one of: {names}", next_step="leave out run: the newest attempt is resumed, or a new one begins",
         )  # fmt: skip
     raise SettingsError(
-        "The run that was named cannot be gone on from", where="run", got=other.describe(),
+        "This run cannot be resumed", where="run", got=other.describe(),
         wanted="the same settings, data and code",
-        next_step=other.how_to_finish() or "leave the name out: a new run begins beside it",
+        next_step=other.how_to_finish() or "leave out run: a new run begins",
     )  # fmt: skip

@@ -52,9 +52,9 @@ def run_barrier_search(
     workspace: Workspace, symbol: str, horizon: int, spec: SearchSpec | None, fresh: bool, run_name: str = "",
     mirror: str = "off",
 ) -> SearchResult:  # fmt: skip
-    """Search, or go on with a search that was interrupted, and write its label spec; arguments checked before.
+    """Search barriers, or resume an interrupted search, and write the label spec; arguments are checked before.
 
-    named : the very attempt to go on with. Raises SettingsError where it is none of this search.
+    run_name : id of the attempt to resume. Raises SettingsError where it is no attempt at this search.
     """
     started = time.perf_counter()
     store = Store.current(workspace.processed(symbol))
@@ -91,9 +91,12 @@ def run_barrier_search(
 def search_rows(
     base: Frame, spec: SearchSpec, market: MarketSpec, splits: SplitSpec, first: int
 ) -> tuple[pd.DatetimeIndex, pd.DatetimeIndex]:
-    """known_at of the training rows, and of all rows from the first validation row on; base bars before `first` have
-    no features. Labels here end at the vertical barrier, so fewest are proven at the end of the bars, and the split is
-    the earliest that any trial's labels can have."""
+    """Return known_at of the training rows, and of all rows from the first validation row on.
+
+    Base bars before `first` have no features. The labels here end at the vertical barrier, which proves the fewest
+    labels
+    at the end of the bars, so the split is the earliest that any trial's labels can have.
+    """
     labels = marked(forward_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]
     parts = holdout(labels, splits)
@@ -101,7 +104,9 @@ def search_rows(
 
 
 def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
-    """A row a trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the balance."""
+    """Return a row per trial: barriers, span, value (bits a training row), rows, shares, and whether it kept the
+    balance.
+    """
     rows = []
     for trial in trials:
         labels = spec.labels_of(trial["params"])
@@ -112,7 +117,7 @@ def trial_table(spec: SearchSpec, trials: Sequence[dict]) -> pd.DataFrame:
 
 
 def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, run_name: str) -> Run:
-    """The newest attempt at this search, with `fresh` a new one beside it, or the one that was named."""
+    """Return the newest attempt at this search, a new one with `fresh`, or the one with this name."""
     decided = _search_identity(store, spec)
     base = f"barriers-h{spec.labels.horizon}-s{spec.seed}-{fingerprint(decided)[:10]}"
     run = Run(run_name, parent / run_name) if run_name else newest_attempt(parent, base, fresh)
@@ -120,7 +125,7 @@ def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, 
     if run_name and not (f"{run_name}-".startswith(f"{base}-") and is_file(record)):
         existing = ", ".join(name for name in names_in(parent) if name.startswith("barriers-")) or "none"
         raise SettingsError(
-            "This is no attempt at this search", where="run", got=repr(run_name),
+            "Not an attempt at this search", where="run", got=repr(run_name),
             wanted=f"one of {base}; found: {existing}",
             next_step="leave the name out: the newest attempt is found, or a new one begins",
         )  # fmt: skip
@@ -130,7 +135,7 @@ def _open_search_run(parent: Path, store: Store, spec: SearchSpec, fresh: bool, 
 
 
 def _search_identity(store: Store, spec: SearchSpec) -> dict:
-    """Data, search, sources and the library that proposes: a search with another of these is another search."""
+    """Return the facts that identify a search: data, search settings, sources and the version of optuna."""
     decided = {"data": store.fingerprint, "search": asdict(spec), "sources": source_hash(("seeding.py",))}
     with suppress(importlib.metadata.PackageNotFoundError):
         decided["optuna"] = importlib.metadata.version("optuna")
@@ -138,7 +143,7 @@ def _search_identity(store: Store, spec: SearchSpec) -> dict:
 
 
 def _write_spec(folder: Path, found: SearchedLabels, fresh: bool) -> tuple[Path, bool]:
-    """The file of this spec, and whether it was there: the next free version, unless an earlier one says the same."""
+    """Write the spec to the next free version, unless an equal version exists; return (path, True where it existed)."""
     horizon, text = found.labels.horizon, found.to_json().encode()
     with file_lock(folder / "write.lock"):
         number = 1

@@ -1,4 +1,4 @@
-"""The stack: weights learnt from out-of-fold predictions on the training rows, calibrated on validation rows."""
+"""The stack: pool weights fitted on out-of-fold predictions of training rows, calibrated on validation rows."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ def stack_spec(
     data: Dataset, names: Sequence[str], bases: Sequence[str], folds: int, seed: int, quick: bool,
     model_settings: Mapping[str, Mapping] | None = None,
 ) -> RunSpec:  # fmt: skip
-    """The run of a stack on top of these models, whose artifacts have these hashes.
+    """Return the run spec of a stack of these models, whose artifacts have these hashes.
 
-    model_settings : model -> its settings, those that have any.
+    model_settings : model -> its settings, for models that have any.
     """
     settings = (("base_models", list(names)), ("bases", list(bases)), ("folds", folds))
     if own := {name: to_json_value(dict(given)) for name, given in (model_settings or {}).items() if given}:
@@ -45,11 +45,11 @@ def stack_spec(
 def fit_stack(
     workspace: Workspace, data: Dataset, run: Run, spec: RunSpec, folds: int, *, mirror: str = "auto"
 ) -> Artifact:
-    """Out-of-fold predictions of every base model, the pool on top of them, and its calibration."""
+    """Fit the stack: out-of-fold predictions of every base model, the pool's weights, and its calibration."""
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
-        # Before the record is opened, as in a fit: of two sessions on this stack one is refused.
+        # Locked before the log is opened, as in a fit: a second session on this stack is refused.
         manager.phase(folds_phase(spec.models[0])).acquired(),
         open_tracker(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
@@ -70,7 +70,7 @@ def _fit_pool(
     oof, found, reached, quick_limits = {}, 0, {}, {}
     by_hash = {artifact.hash: artifact for artifact in Registry(workspace.models).list(data.symbol)}
     bases = {name: by_hash[digest] for name, digest in digests.items()}
-    # What a base model was continued with, the stack on top of it was too.
+    # The stack inherits the nondeterminism of its base models.
     nondeterminism = [f"{name}, {reason}" for name, base in bases.items() for reason in base.facts["inexact"]]
     for name in names:
         limits = QuickLimits().settings_for(spec_of(name).family) if spec.quick else {}
@@ -109,7 +109,7 @@ def _fit_pool(
 
 
 def _calibration(workspace: Workspace, data: Dataset, pool: Stack, bases: dict[str, Artifact]) -> Calibration:
-    """Fitted on the validation rows that every base model can predict."""
+    """Fit the calibration on the validation rows that every base model can predict."""
     rows, _ = rows_with_weight(data, data.splits["validation"])
     predictions = {name: uncalibrated_predictions(workspace, data, artifact) for name, artifact in bases.items()}
     readable = np.isin(data.labels.index[rows], common_index(predictions))

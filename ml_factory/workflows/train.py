@@ -1,4 +1,4 @@
-"""One model on the chronological split: fit, calibrate, keep, and the probabilities of every row."""
+"""Train one model on the chronological split: fit, calibrate, register."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.unit_checkpoints import UnitCheckpoints, fit_phase, fit_progress, history_of
 
 Callback = Callable[[int, dict], None]
-SPLIT = "split"  # the chronological split among `FoldBins`
+SPLIT = "split"  # key of the chronological split in `FoldBins`
 
 
 def fit_holdout(
@@ -46,8 +46,8 @@ def fit_holdout(
 ) -> Artifact:  # fmt: skip
     """Train on the training rows, stop early and calibrate on validation rows, and register the bundle.
 
-    bins : of this split, where other trials and seeds have built or will want them.
-    estimator : the model to fit, as `open_training` gave it; None builds one.
+    bins : bins of this split that other trials and seeds share.
+    estimator : the model to fit, as returned by `open_training`; None builds one.
     """
     started, training = time.perf_counter(), training_data(data, spec)
     model, held_out, quick_limits = (
@@ -58,7 +58,7 @@ def fit_holdout(
     run.begin(spec)
     with (
         open_checkpoints(workspace.checkpoints, run) as manager,
-        # Before the record is opened: a second process on this run is refused, and has touched nothing of it.
+        # Locked before the log is opened: a second process on this run is refused before it writes anything.
         manager.phase(fit_phase(spec.model)).acquired() as phase,
         open_tracker(run, spec.to_dict(), mirror, snapshot_of(manager, run, spec)) as tracker,
     ):
@@ -74,7 +74,7 @@ def fit_holdout(
         facts = _facts(data, run, spec, result, nondeterminism, quick_limits, time.perf_counter() - started)
         # Calibrated, each row once; epoch and calibration were chosen on these rows, so test rows will be worse.
         facts["validation"] = dict(classification_metrics(held_out[1], calibration.apply(p_N3)))
-        # On validation rows: those that judge are for nothing else.
+        # On validation rows: test rows are for the verdict alone.
         worth = importance_table(model, data.features.columns, *held_out).reset_index() if model.lookback <= 1 else None
         facts["importances"] = [] if worth is None else worth.to_dict("records")
         bundle = _bundle(data, model, calibration, facts)
@@ -82,7 +82,7 @@ def fit_holdout(
         registry = Registry(workspace.models)
         artifact = registry.register(data.symbol, "model", spec.model, bundle.to_state(), facts, made_from)
         tracker.finish(run_summary(artifact), artifact=artifact)
-        if registry.is_persisted(artifact):  # else its checkpoints do
+        if registry.is_persisted(artifact):  # else only its checkpoints are
             phase.release_slots()
             manager.release_user_saves()
             run.end()
@@ -91,7 +91,7 @@ def fit_holdout(
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A fresh model and what it is given: (inputs, labels, weights) to learn from, and those held out."""
+    """An untrained model and its data: (inputs, labels, weights) of the training rows and of the held-out rows."""
 
     model: Estimator
     train: tuple
@@ -100,7 +100,7 @@ class TrainingData:
 
 
 def training_data(data: Dataset, spec: RunSpec) -> TrainingData:
-    """What a run's settings say is learnt from which rows; the same in every process that takes part."""
+    """Return the model and the rows of a run's settings; equal in every process of the training."""
     model, train, validation, quick_limits = build_untrained(data, spec)
     weights = WeightSpec(**dict(spec.settings).get("weights", {}))
     take = model_inputs(data, data.scaler, model)
@@ -113,7 +113,8 @@ def training_data(data: Dataset, spec: RunSpec) -> TrainingData:
 
 
 def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray, np.ndarray, dict]:
-    """An unfitted model by a run's settings, the rows it learns from, those held out, and what QUICK limits.
+    """Build an unfitted model by a run's settings; return it, its training rows, its validation rows, and limits of
+    QUICK.
 
     Raises SettingsError for settings it does not take, FactoryError where no row has a full window.
     """
@@ -124,12 +125,12 @@ def build_untrained(data: Dataset, spec: RunSpec) -> tuple[Estimator, np.ndarray
 
 
 def check_same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
-    """The given model if the run trains just such a one, the wanted one without any.
+    """Return the given model if it equals the one that the run trains; the wanted one without any.
 
-    Settings that say where and in which parts it is trained (threads, device, accumulate) make no other run and are not
-    in the checkpoint of an unfinished one, so a model that was loaded from there gets those of the run.
+    Settings of the machine (threads, device, accumulate) do not identify a run and are not in the checkpoint of an
+    unfinished one, so a model that was loaded from there gets those of the run.
 
-    Raises SettingsError where its name, its settings, its network or its rows are others.
+    Raises SettingsError where name, settings, network or rows differ.
     """
     compared = ("name", "settings", "network_spec", "frames", "trained_on", "lookback", "offset_column", "offset_bars")
     for what in compared:
@@ -137,7 +138,7 @@ def check_same_model(wanted: Estimator, given: Estimator | None) -> Estimator:
         if given is not None and expected != actual:
             shown = ("other rows", "those of this run") if what == "trained_on" else (actual, expected)
             raise SettingsError(
-                "This model is not the one that the run trains", where=f"estimator.{what}", got=shown[0],
+                "Not the model that the run trains", where=f"estimator.{what}", got=shown[0],
                 wanted=shown[1], next_step="take the model that pipeline.open_training gives for the same arguments",
             )  # fmt: skip
     if given is None:
@@ -152,18 +153,20 @@ def _comparable_value(model: Estimator | None, what: str) -> object:
 
 
 def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifact, *, mirror: str) -> None:
-    """The record of a run whose artifact is there, made whole where a kill came between the two, or where a mount took
-    the artifact late; and the slots of its checkpoints given back, once the artifact outlives this machine."""
+    """Complete the log of a run whose artifact exists, after a kill or a late upload between the two.
+
+    Once the artifact is persisted, the slots of the run's checkpoints are released.
+    """
     history = _steps(artifact.facts.get("history", ()))
     log = run.folder / "log"
     if not is_log_complete(log) or first_missing([step for step, _ in history], log) < len(history):
         with open_tracker(run, spec.to_dict(), mirror) as tracker:
             tracker.log_missing(history)
             tracker.finish(run_summary(artifact), artifact=artifact)
-    if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else its checkpoints do
+    if not run.ended and Registry(workspace.models).is_persisted(artifact):  # else only its checkpoints are
         if spec.task == "train":
             with (
-                suppress(CheckpointError),  # who works on it just now gives them back
+                suppress(CheckpointError),  # the process that works on it releases them
                 open_checkpoints(workspace.checkpoints, run) as manager,
                 manager.phase(fit_phase(spec.model)).acquired() as phase,
             ):
@@ -173,19 +176,19 @@ def finalize_log(workspace: Workspace, run: Run, spec: RunSpec, artifact: Artifa
 
 
 def run_summary(artifact: Artifact) -> dict:
-    """What a run's record says at its end."""
+    """Return the summary of the run's log."""
     facts = artifact.facts
     metrics = {f"validation_{name}": value for name, value in facts.get("validation", {}).items()}
     return {"artifact": artifact.hash, "best_epoch": facts.get("best_epoch"), **metrics}
 
 
 def _steps(history: Sequence[dict]) -> list[tuple[int, dict]]:
-    """A fit's history as the record has it: (epoch, metrics)."""
+    """Convert a fit's history to log entries: (epoch, metrics)."""
     return [(epoch["epoch"], {name: value for name, value in epoch.items() if name != "epoch"}) for epoch in history]
 
 
 def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Training and validation rows this model can read; at least one of each."""
+    """Return the training and validation rows this model can read, at least one of each, and limits of QUICK."""
     usable = data.usable(model.lookback)
     parts = {name: rows[usable[rows]] for name, rows in data.splits.items()}
     for name, rows in parts.items():
@@ -199,9 +202,9 @@ def _train_validation_rows(data: Dataset, model: Estimator, quick: bool) -> tupl
 
 
 class _LogThenCheckpoint(UnitCheckpoints):
-    """Checkpoints that are never ahead of the log: what was logged is closed and copied before each save.
+    """Checkpoints that are never ahead of the log: the logged segment is closed and copied before each save.
 
-    An epoch is saved before it is told, so a run killed between the two tells it first when it goes on.
+    An epoch is saved before it is logged, so a run killed in between logs it first when it resumes.
     """
 
     def __init__(self, checkpoints: PhaseCheckpoints, machine: Mapping, tracker: Tracker, trained_on: Mapping):
@@ -230,7 +233,7 @@ def _facts(
     quick_limits: dict,
     seconds: float,
 ) -> dict:
-    # What the user asked for himself limits, too, but QUICK did not.
+    # Limits that the user's own settings equal are QUICK's only where the values agree.
     expected = QuickLimits().settings_for(spec_of(spec.model).family)
     limits = {name: value for name, value in dict(spec.settings).items() if expected.get(name) == value}
     return {
@@ -254,7 +257,7 @@ def _facts(
 
 
 def _bundle(data: Dataset, model: Estimator, calibration: Calibration, facts: dict) -> Bundle:
-    """Nothing in it depends on the clock or on an interruption: the same run gives the same bytes."""
+    """Build the bundle, independent of the clock and of interruptions: the same run gives the same bytes."""
     kept = ("run_id", "symbol", "horizon", "model", "data")
     return Bundle(
         model_state=model.get_state(),

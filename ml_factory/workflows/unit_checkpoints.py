@@ -1,4 +1,4 @@
-"""Checkpoints of one unit of work that also carry how far it is and the machines it has seen; the names of units."""
+"""Checkpoints of one unit of work, with its progress and the machines it ran on; the phase names of units."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -9,16 +9,17 @@ from ml_factory.models.base import FitResult, differences, union
 from ml_factory.run_folder import Run
 
 PROVENANCE_KEY = "carried"
-FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # what finished parts of a run leave in its folder
+FINISHED_PARTS = ("forecasts-*.state", "trials-*.json")  # files of finished parts in a run's folder
 
 
 class UnitCheckpoints:
-    """A phase of checkpoints for one unit: the same `due`, `load` and `save`, and a mark that travels.
+    """Checkpoints of one unit: `due`, `load` and `save` of a phase, with the machines of its sessions in each state.
 
-    here : this machine, as `run_folder.machine` tells it.  reached : state -> how far it is, in words.
-    elsewhere : how machines that did a part of the unit differ from one another; once continued elsewhere, always so.
+    machine : this machine, as of `run_folder.machine`.
+    reached : function from a state to its progress in words.
+    machine_differences : differences between the machines of the unit's sessions; kept once there are any.
     metrics : those of the checkpoint that was found, {} before `load` and where there was none.
-    trained_on : what the model is for, as of `Estimator.trained_on`, for whoever finds the checkpoint alone.
+    trained_on : as of `Estimator.trained_on`, for readers of the checkpoint alone.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class UnitCheckpoints:
         self.metrics: dict = {}
 
     def load(self) -> dict | None:
-        """The newest verified checkpoint, its state as the unit gave it."""
+        """Return the newest verified checkpoint, its state as the unit saved it."""
         found = self._checkpoints.load()
         if found is not None:
             provenance = found["state"].pop(PROVENANCE_KEY, None) or {"machine": self.machine, "elsewhere": []}
@@ -41,7 +42,7 @@ class UnitCheckpoints:
         return found
 
     def mark(self, reasons) -> None:
-        """Remember that a part was done elsewhere."""
+        """Record that a part was done on another machine."""
         self.machine_differences = union(self.machine_differences, reasons)
 
     def save(self, state: Mapping, metrics: Mapping | None = None, force: bool = False) -> dict | None:
@@ -57,10 +58,11 @@ class UnitCheckpoints:
 
 
 class FoldCheckpoints:
-    """Checkpoints of folds: an outer phase for what finished ones forecast, one for the fit inside each.
+    """Checkpoints of folds: an outer phase for the forecasts of finished folds, and one for the fit inside each fold.
 
-    The slots of a fold serve the next ones as soon as its forecasts are in the outer checkpoint.
-    model : its name.  here : this machine, as of `UnitCheckpoints`.
+    The slots of a fold are released once its forecasts are in the outer checkpoint.
+    model : its name.
+    machine : this machine, as of `UnitCheckpoints`.
     """
 
     def __init__(self, manager: CheckpointManager, model: str, folds: int, machine: Mapping):
@@ -71,7 +73,7 @@ class FoldCheckpoints:
         self._released: set[int] = set()
 
     def of(self, fold: int) -> UnitCheckpoints:
-        """Those of the fit inside a fold that begins now."""
+        """Return the checkpoints of the fit inside a fold that begins now."""
         before = self._inner.keys() - self._released
         if before and self._phase.is_saved():
             for one in sorted(before):
@@ -81,22 +83,22 @@ class FoldCheckpoints:
         return self._inner[fold]
 
     def mark(self, fold: int, result: FitResult) -> None:
-        """Remember what of a fold was done elsewhere."""
+        """Record the nondeterminism of a fold's fit."""
         self.outer.mark([*result.nondeterminism, *self._inner[fold].machine_differences])
 
     def release(self) -> None:
-        """All of them: what the folds forecast is kept in another place."""
+        """Release all slots: the forecasts of the folds are stored in a file."""
         for phase in (self._phase, *map(self._fit, range(self._folds))):
             phase.release_slots()
 
     @property
     def resumed(self) -> int:
-        """How many folds were done before."""
+        """Number of folds that an earlier session had finished."""
         return int(self.outer.metrics.get("finished", 0))
 
     @property
     def partial_progress(self) -> str:
-        """How far the fit of the fold after those was, in words; "" where it began now."""
+        """Progress of the interrupted fit after those folds; "" where it starts now."""
         return str(self._inner[self.resumed].metrics.get("reached", "")) if self.resumed in self._inner else ""
 
     def _fit(self, fold: int) -> PhaseCheckpoints:
@@ -104,56 +106,58 @@ class FoldCheckpoints:
 
 
 def fit_phase(model: str) -> str:
-    """The name of the checkpoints of a model's fit."""
+    """Return the phase name of a model's fit."""
     return f"train_{model}"
 
 
 def folds_phase(model: str) -> str:
-    """The name of the checkpoints of a model's folds: what the finished ones forecast."""
+    """Return the phase name of a model's folds: forecasts of the finished ones."""
     return f"folds_{model}"
 
 
 def fold_phase(model: str, fold: int) -> str:
-    """The name of the checkpoints of the fit inside one fold."""
+    """Return the phase name of the fit inside one fold."""
     return f"{folds_phase(model)}_{fold}"
 
 
 def forecasts_file(run: Run, model: str, fold: int | None = None) -> Path:
-    """Where the forecasts of all folds stay, or of one nested fold, when they are done."""
+    """Return the file of the forecasts of all finished folds, or of one nested fold."""
     return run.folder / (f"forecasts-{model}.state" if fold is None else f"forecasts-{model}-{fold}.state")
 
 
 def trials_file(run: Run, fold: int) -> Path:
-    """Where the trials of one nested fold's search stay when they are done."""
+    """Return the file of the trials of one nested fold's finished search."""
     return run.folder / f"trials-{fold}.json"
 
 
 def nested_run(run: Run, fold: int) -> Run:
-    """The run under whose id one nested fold keeps its checkpoints."""
+    """Return the run under whose id one nested fold keeps its checkpoints."""
     return Run(f"{run.run_id}-fold{fold}", run.folder)
 
 
 def format_progress(done: str, partial_progress: str) -> str:
-    """How far folds are, in words: what is `done` ("fold 1 of 3", "" without any) and what was begun of the one after
-    ("round 10"); "" where there is neither."""
+    """Format the progress of folds from finished folds ("fold 1 of 3", "" without any) and the fit inside the next one.
+
+    Returns "" where there is neither.
+    """
     if not partial_progress:
         return done
     return f"{done}, {partial_progress} in the next" if done else f"{partial_progress} in the first fold"
 
 
 def history_of(state: Mapping) -> list[dict]:
-    """What a model's state says of the epochs or blocks that are over."""
+    """Return the history of finished epochs or blocks in a model's state."""
     return list(state["history"] if "history" in state else state["memory"]["history"])
 
 
 def fit_progress(state: Mapping) -> str:
-    """How far a model's fit is: "round 40", or "epoch 3, step 17"."""
+    """Format the progress of a model's fit: "round 40", or "epoch 3, step 17"."""
     if "rounds" in state:
         return f"round {state['rounds']}"
     return f"epoch {len(history_of(state))}, step {state['step']}"
 
 
 def parse_progress(reached: str) -> int:
-    """The rounds, or whole epochs, of what `fit_progress` says; 0 of anything else."""
+    """Parse the rounds, or whole epochs, from the text of `fit_progress`; 0 for any other text."""
     found = re.match(r"(?:round|epoch) (\d+)", reached)
     return int(found[1]) if found else 0

@@ -1,8 +1,8 @@
-"""Kernels compiled ahead on a machine that has none yet: children compile shares of them, whoever needs one loads it.
+"""Compile numba kernels ahead on a new machine: worker processes compile shares of them in parallel.
 
-Numba compiles one kernel at a time in a process, and a Colab machine is always new: one family after the other is more
-than a minute of waiting, for one core of two. What is compiled lies in the folder of `ml_factory.numba_cache`; a mark
-there says that a share is complete for this numba and this processor, so that a second `prepare` starts nothing.
+Numba compiles one kernel at a time per process, and a Colab machine is always new: compiling in sequence is more than
+a minute of waiting on one of two cores. Compiled kernels are in the folder of `ml_factory.numba_cache`; a marker file
+there records that a share is complete for this numba and this processor, so that a second `prepare` compiles nothing.
 """
 
 import logging
@@ -31,19 +31,19 @@ from ml_factory.storage.locks import file_lock
 from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 
-DAYS = 15  # of made-up bars: so many that a scaler of them is the one of large files
-PATIENCE = 600.0  # seconds for a share, before whoever waits compiles it where its progress is seen
+DAYS = 15  # of synthetic bars, enough for the scaler of large files
+PATIENCE = 600.0  # seconds for a share, then the main process compiles it
 TARGETS = "targets"  # labels, and the scaler
-# The longest first: so the last to end is a short one. Families that are not named follow.
+# The longest first, so that the last to end is a short one. Other families follow.
 LONGEST = ("volatility", "momentum", "volume", "microstructure", TARGETS, "regime")
 _log = logging.getLogger("ml_factory")
 
 
 def compile_kernels(families: Iterable[str]) -> None:
-    """Compile what a data set of these families needs and this machine lacks, on all its cores.
+    """Compile the missing kernels of these feature families on all cores.
 
-    With one core, or where a single share is lacking, nothing is done: the first call compiles it as well. A child that
-    fails stops nobody either: that is said, and the first calls compile what it left.
+    With one core, or one missing share, nothing is done: the first call compiles it as well. A worker that fails is
+    logged, and the first calls compile the rest.
     """
     folder, wanted = Path(os.environ["NUMBA_CACHE_DIR"]), (*families, TARGETS)
     if cores() < 2 or len(_missing_shares(folder, wanted)) < 2:
@@ -55,19 +55,19 @@ def compile_kernels(families: Iterable[str]) -> None:
 
 
 def _missing_shares(folder: Path, wanted: Iterable[str]) -> list[str]:
-    """Shares without a mark, the longest first."""
+    """Return the shares without a marker file, the longest first."""
     lacking = [share for share in wanted if not _mark(folder, share).exists()]
     return sorted(lacking, key=lambda share: LONGEST.index(share) if share in LONGEST else len(LONGEST))
 
 
 def _mark(folder: Path, share: str) -> Path:
-    """Where it is noted that numba finds this share compiled: what it keeps is of one version, and of one processor."""
+    """Return the marker file of a complete share, for this Python, numba and processor."""
     whose = [platform.python_version(), numba.__version__, get_host_cpu_name()]
     return folder / f"{share}-{fingerprint(whose)[:12]}.whole"
 
 
 def _compile_in_workers(shares: deque[str], folder: Path, done: Callable[[int], None]) -> None:
-    """Have a child on each core compile shares until none is left; none is waited for once this is interrupted."""
+    """Compile shares in one worker per core until none is left; an interrupt waits for none."""
     where, workers = [Path(path) for path in sys.path if path], min(cores(), len(shares))
     children = [WorkerProcess(__name__, [folder], "compiling", PATIENCE, paths=where) for _ in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
@@ -110,8 +110,12 @@ def serve(channel: str, parent: str, folder: str) -> None:
 
 
 def _save_one_at_a_time(lock: Path) -> None:
-    """Numba reads a function's index, picks a file for what is new and writes both, all without a lock: of two
-    processes that do so at once, one's code could be taken for the other's."""
+    """Serialise numba's writes to its cache index.
+
+    Numba reads a function's index, picks a file for a new kernel and writes both, all without a lock: two processes
+    could
+    pick the same file.
+    """
     save = caching.IndexDataCacheFile.save
 
     def alone(files: caching.IndexDataCacheFile, key: object, data: object) -> None:
@@ -122,7 +126,7 @@ def _save_one_at_a_time(lock: Path) -> None:
 
 
 def compile_share(share: str) -> None:
-    """Make the columns of one family, or labels and a scaler, of a few made-up days: numba keeps what it compiled."""
+    """Compile one family's kernels, or those of labels and a scaler, by running them on a few synthetic days."""
     bars = synthetic_market(SyntheticSpec(days=DAYS)).bars
     market = market_for("DEMO", bars)
     family, frames = ("calendar", (15,)) if share == TARGETS else (share, ())

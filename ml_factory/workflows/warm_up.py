@@ -1,4 +1,4 @@
-"""Short fits of a model, and what of them follows for a whole one: seconds, memory, space."""
+"""Warm-up fits of a model, and the cost model of a whole fit: seconds, memory, space."""
 
 import importlib
 import time
@@ -16,30 +16,30 @@ from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, rows
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
 _BATCHES, _ROUNDS = 12, 10
-_SHARE = 30  # six times as many are learnt from in all, of a small fit at most a fifth of it, where a batch is no more
-SLOTS = 5  # of a unit's checkpoints at most: three kept, the best, the one being written
+_SHARE = 30  # limits the warm-up of a small fit to about a fifth of it
+SLOTS = 5  # of a unit's checkpoints at most: the last three, the best, the one being written
 
 
 @dataclass(frozen=True)
 class WorkSize:
-    """How much of a model's work a fit is: rows it learns from and epochs, or rounds."""
+    """Size of a fit: training rows, and epochs or rounds."""
 
     rows: int
     iterations: int
 
 
 def full_size(data: Dataset, name: str, settings: Mapping, seed: int, quick: bool) -> WorkSize:
-    """What a whole run of this model learns from."""
+    """Return the size of a whole fit of this model."""
     model = build_model(name, seed=seed, **settings)
     rows, _ = limit_rows(_usable(data, model.lookback, "train"), quick)
     return WorkSize(len(rows_with_weight(data, rows)[0]), getattr(model.settings, "epochs", 0) or model.settings.rounds)
 
 
 def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: WorkSize) -> CostModel:
-    """Two short fits of different size on the rows of a real one.
+    """Run two short fits of different size on rows of a real one, and fit the cost model.
 
-    A network's time grows with rows times epochs, so it is shown few rows; a booster's grows with rounds but starts
-    with a pass over all rows, so it is shown all of them for few rounds.
+    A network's time grows with rows times epochs, so few rows are used; a booster's grows with rounds but starts with a
+    pass over all rows, so all rows are used for few rounds.
     """
     if spec_of(name).windowed:
         batch = build_model(name, seed=seed, **settings).settings.batch
@@ -54,7 +54,7 @@ def warm_up(data: Dataset, name: str, settings: Mapping, seed: int, whole: WorkS
 
 
 def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: WorkSize, whole: WorkSize) -> Cost:
-    """The cost of fitting this much of it, on the training rows, with its share of the validation rows."""
+    """Return the cost of a fit of this size on the training rows, with its share of the validation rows."""
     model = build_model(name, seed=seed, **settings)
     iterations = {"epochs": size.iterations, "rounds": size.iterations}
     take = model_inputs(data, data.scaler, model)
@@ -76,7 +76,7 @@ def fit_once(data: Dataset, name: str, settings: Mapping, seed: int, size: WorkS
 
 
 class _CheckpointSizeRecorder:
-    """Stands where checkpoints would, and weighs them."""
+    """A stand-in for checkpoints that records the size of the final state."""
 
     bytes = 0
 
@@ -95,7 +95,7 @@ class _CheckpointSizeRecorder:
 
 
 def work_of(name: str, size: WorkSize) -> float:
-    """What a fit takes, in what its time grows with: rows that a network sees, rounds of a booster."""
+    """Return the work of a fit in the unit its time grows with: rows of a network, rounds of a booster."""
     return float(size.rows * size.iterations if spec_of(name).windowed else size.iterations)
 
 
@@ -109,13 +109,13 @@ def _part(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def free_memory() -> float:
-    """Bytes of memory that a process may still take; infinite where the system does not say."""
+    """Return the bytes of memory that a process may still allocate; infinite where the system does not report them."""
     available = _proc("meminfo", "MemAvailable:")
     return np.inf if available is None else available
 
 
 def _reset_peak() -> int:
-    """Bytes in use now; the peak counts from here."""
+    """Reset the peak memory and return the bytes in use."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -136,7 +136,7 @@ def _proc(name: str, field: str) -> int | None:
 
 
 def device_of(name: str, settings: Mapping):
-    """The GPU or TPU a model trains on, None where that is the CPU."""
+    """Return the GPU or TPU a model trains on, None where that is the CPU."""
     if not spec_of(name).windowed:
         return None
     # torch comes with the networks only

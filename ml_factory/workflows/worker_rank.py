@@ -1,8 +1,7 @@
-"""What the further processes of a training do: their share of every step, and nothing else.
+"""Non-zero ranks of a training with several processes: they take part in the fit of a network, and write nothing.
 
-torchrun starts every process with the same words. The first one does all that is done once: it holds the checkpoints,
-keeps the record, writes artifact, predictions and report. The others read the same data and take part in its fit; a
-booster has no use for them.
+torchrun starts every process with the same command. Rank 0 holds the checkpoints, keeps the log, and writes artifact,
+predictions and report. The other ranks read the same data; a booster does not use them.
 """
 
 import importlib
@@ -17,7 +16,7 @@ from ml_factory.workflows.train import training_data
 
 
 def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
-    """Whether a fit begins now: what the first process says, in all of them. Alone, what it says itself."""
+    """Return the decision of rank 0 whether a fit begins now, in all ranks; without other ranks, `fitting` itself."""
     if not launched_by_torchrun() or not spec_of(spec.model).windowed:
         return fitting
     # torch comes with the networks only, and the processes meet where the training's device is chosen.
@@ -27,14 +26,14 @@ def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
 
 
 def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
-    """Take part in the fit of the first process, if there is one, and keep nothing of it.
+    """Take part in the fit of rank 0, if there is one, and keep nothing of it.
 
-    Raises FactoryError when that process ends before the fit does.
+    Raises FactoryError when rank 0 ends before the fit does.
     """
     if not broadcast_decision(spec):
         return
     training = training_data(data, spec)
-    stop.listen()  # the first process hears the signal too: it saves, and leaves
+    stop.listen()  # rank 0 receives the signal too: it saves, and exits
     try:
         training.model.fit(*training.train, validation=training.held_out)
     except RuntimeError as error:
@@ -42,8 +41,8 @@ def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
             raise
         stop.resend_if_requested()
         raise FactoryError(
-            "The first process has left this training", got=str(error).splitlines()[0][:200],
-            next_step="it says why; start all of them again: they go on from its last checkpoint",
+            "Rank 0 has left this training", got=str(error).splitlines()[0][:200],
+            next_step="see its message; start all ranks again: they resume from its last checkpoint",
         ) from error  # fmt: skip
     finally:
         stop.unlisten()

@@ -64,11 +64,11 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
     assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
     assert first_missing([1, 2], folder / "run" / "log") == 0
     line = format_run_status(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
-    assert line.startswith("Not known what there is of xgboost on DEMO, horizon 5: the mount does not answer")
+    assert line.startswith("Status of xgboost on DEMO, horizon 5 unknown: the mount does not answer")
     told = plan_models(
         workspace, SimpleNamespace(symbol="DEMO", horizon=5, fingerprint="data"), [], quick=True, seed=0, settings={}
     ).summary()
-    assert "not known which of them are finished" in told and "not known how much space is left" in told
+    assert "unknown: which of them are finished" in told and "unknown: free space" in told
     assert not doctor.examine(workspace)[-1].good
     assert [one["sequence"] for one in manager.list_checkpoints()] == [1]  # what is here as well
     manager.save_checkpoint("p", {"value": 2}, force=True)

@@ -252,7 +252,7 @@ def test_check_finished_names_stored_forecasts_that_the_bundle_does_not_say(prep
     assert found_by(audit_models.check_finished, prepared, data, None) == []
     given = at("predictions", oracle_mix)
     assert (
-        "probabilities differs from what its bundle says"
+        "probabilities differs from the predictions of its bundle"
         in found_by(audit_models.check_finished, prepared, data, given)[0]
     )
     other = replace(data, scaler=RobustScaler.fit(data.x_NF))

@@ -79,5 +79,5 @@ def test_what_a_training_ran_on_is_told(prepared):
     again = pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=settings)
     assert again.reused and again.ran_on()["value"].equals(told)
     on_tpu = dataclasses.replace(trained, machine=trained.machine | {"compiles": {"train": 2}, "peak_bytes": None})
-    assert on_tpu.ran_on().loc[["compiles", "peak memory"], "value"].tolist() == ["train 2", "not told"]
+    assert on_tpu.ran_on().loc[["compiles", "peak memory"], "value"].tolist() == ["train 2", "unknown"]
     assert dataclasses.replace(trained, machine={}).ran_on().empty

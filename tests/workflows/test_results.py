@@ -50,7 +50,7 @@ def test_summary_ends_with_the_sentence_and_four_numbers():
     sentence, *numbers = trained(verdict).summary().splitlines()[-5:]
     assert sentence == verdict.sentence
     wanted = (f"{verdict.gain_best:+.4f}", f"{verdict.direction_gain:+.4f}", "900", "451")
-    names = ("gain over the best baseline", "directional gain", "rows judged", "effective rows")
+    names = ("gain over the best baseline", "directional gain", "rows evaluated", "effective rows")
     for line, name, value in zip(numbers, names, wanted, strict=True):
         assert line.strip().startswith(name) and line.removeprefix(f"  {name}").split()[0] == value
     assert f"({verdict.gain_best_low:+.4f} to {verdict.gain_best_high:+.4f})  clock" in numbers[0]

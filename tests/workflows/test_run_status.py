@@ -120,10 +120,10 @@ def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
 def test_other_settings_and_other_data_are_named(workspace):
     run_of(workspace, FOLDS).begin(FOLDS)
     deeper = replace(FOLDS, settings=(*FOLDS.settings, ("depth", 4)))
-    assert f"{FOLDS.run_id} is of other settings (depth as usual there, 4 here). Opens" in line(workspace, deeper)
+    assert f"{FOLDS.run_id} is of other settings (depth as usual then, 4 now). Opens" in line(workspace, deeper)
     run_of(workspace, deeper).begin(deeper)
     said = line(workspace, replace(FOLDS, data="1" * 64, settings=deeper.settings))
-    assert f"{deeper.run_id} is of other data, and 1 begun before it are others, too. Opens" in said
+    assert f"{deeper.run_id} is of other data, and 1 earlier ones differ too. Opens" in said
     run_of(workspace, STACK).begin(STACK)
     other = replace(STACK, settings=(*BASES[:1], ("bases", ["a", "c"]), BASES[2]))
     said = line(workspace, other)
@@ -134,5 +134,5 @@ def test_settings_come_before_code(workspace, package):
     run_of(workspace, FOLDS).begin(FOLDS)
     changed(package, "seeding.py", 1)
     other = replace(FOLDS, settings=(("folds", 3), ("rounds", 30)))
-    assert "other settings (rounds 20 there, 30 here). Opens" in line(workspace, other)
+    assert "other settings (rounds 20 then, 30 now). Opens" in line(workspace, other)
     assert "git checkout" not in line(workspace, other)
