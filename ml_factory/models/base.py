@@ -1,6 +1,6 @@
-"""What every model answers to: fit, predict_proba, get_state, load_state, save, load.
+"""The common interface of all models: fit, predict_proba, get_state, load_state, save, load.
 
-Boosters and networks share nothing else. Labels are -1, 0, +1 outside and 0, 1, 2 inside.
+Labels are -1, 0, +1 outside of the models and 0, 1, 2 inside.
 """
 
 import dataclasses
@@ -26,18 +26,20 @@ _log = logging.getLogger("ml_factory.training")
 
 @dataclass
 class FitResult:
-    """What a fit did.
+    """Facts of a fit.
 
-    history : one dict an epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
-    best_epoch : the epoch (1-based) the final model stands at; `best_round` for boosters, the round.
-    resumed_from : finished epochs (blocks) the run started from, None when it started from nothing; `resumed_step`
-        the optimizer's step, of networks only.
-    stopped_early : the validation loss had not fallen for as long as the settings' patience.
+    history : one dict per epoch (or booster block): epoch, train_loss, val_loss (None without validation), seconds.
+    best_epoch : epoch (from 1) of the final model.
+    best_round : the same for boosters, in rounds.
+    resumed_from : finished epochs (blocks) that the run resumed after; None from the start.
+    resumed_step : optimizer step that a network resumed at.
+    stopped_early : True where early stopping ended the fit.
     exact : False when it was continued on another machine, thread count or library; `nondeterminism` holds the reasons.
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
-    compiles : train, accumulate, evaluate -> how often a lazy device, or `torch.compile`, built that program.
-    machine : of networks, what the fit ran on and what that took: device, threads, precision, parameters,
-        peak_bytes (None where the device does not tell), rows_per_second (of this session, validation included).
+    compiles : train, accumulate, evaluate -> number of compilations by a lazy device or `torch.compile`.
+    machine : of networks: device, threads, precision, parameters, peak_bytes (None where the device does not report
+        it),
+    rows_per_second (of this session, validation included).
     """
 
     history: list[dict] = field(default_factory=list)
@@ -54,10 +56,12 @@ class FitResult:
 
 
 class Estimator:
-    """Base of all models. A subclass fits, predicts, and gives and takes its state as plain values.
+    """Base of all models. A subclass fits, predicts, and converts its state to and from plain values.
 
-    name : the registry's name. settings : a frozen dataclass. lookback : base rows a prediction reads (1 = the row).
-    trained_on : {"symbol", "horizon", "features": names in order} of the rows it is for; {} where nobody said.
+    name : name in the registry.
+    settings : a frozen dataclass.
+    lookback : number of base rows a prediction reads (1: the row itself).
+    trained_on : {"symbol", "horizon", "features": names in order} of its training rows; {} where unknown.
     """
 
     name: str
@@ -72,32 +76,33 @@ class Estimator:
 
         validation : (x, y, weight or None), read for early stopping alone.
         callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block,
-            and with this model as third argument where it takes one; `get_state()` is then the model of that moment.
-            `remember(history)`, where it has one, is called first with the epochs that an interrupted fit had finished.
-        checkpoints : what `CheckpointManager.phase(name)` gives; an unfinished fit goes on from there, to the bit.
-        limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown ones are not ours.
+            and with
+        this model as third argument where it takes one; `get_state()` is then the model of that moment. An optional
+        `remember(history)` is called first with the epochs that an interrupted fit had finished.
+        checkpoints : as of `CheckpointManager.phase(name)`; an unfinished fit resumes there, to the bit.
+        limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown names are ignored.
         """
         raise NotImplementedError
 
     def predict_proba(self, x) -> np.ndarray:
-        """float64 (N, 3), columns -1, 0, +1, rows summing to 1."""
+        """Return class probabilities, float64 (N, 3), columns -1, 0, +1, rows summing to 1."""
         raise NotImplementedError
 
     def get_state(self) -> dict:
-        """Everything needed to make an equal model, in numbers, strings, bytes, lists, dicts and arrays."""
+        """Return the state of the model in numbers, strings, bytes, lists, dicts and arrays."""
         raise NotImplementedError
 
     def load_state(self, state: Mapping) -> "Estimator":
-        """Become the model whose state this is.
+        """Load the state of an equal model; returns self.
 
-        Raises CheckpointError for the state of another model, or where both say what they were trained on and symbol,
-        horizon or features differ.
+        Raises CheckpointError for the state of another model, or where symbol, horizon or features of both are known
+        and
+        differ.
         """
         raise NotImplementedError
 
     def state_in_training(self, saved: Mapping) -> dict:
-        """The state, as of `get_state`, of the model that a training's checkpoint holds: as it was then, or the
-        finished one."""
+        """Return the state, as of `get_state`, of the model in a training's checkpoint, finished or not."""
         raise NotImplementedError
 
     def save(self, path: str | Path) -> None:
@@ -105,14 +110,14 @@ class Estimator:
         write_state(path, self.get_state())
 
     def load(self, path: str | Path) -> "Estimator":
-        """Become the model that `save` wrote there; returns self."""
+        """Load the model that `save` wrote; returns self."""
         return self.load_state(read_state(path))
 
     def _checked_state(self, state: Mapping) -> Mapping:
-        """The state, if it is one of ours."""
+        """Return the state after checking that it is one of this model."""
         if state.get("model") != self.name:
             raise CheckpointError(
-                "This is another model's state",
+                "Not a state of this model",
                 got=repr(state.get("model")),
                 wanted=repr(self.name),
                 next_step="use ml_factory.models.registry.load_model, which builds the right one",
@@ -122,12 +127,12 @@ class Estimator:
         return state
 
     def _with_trained_on(self, state: dict) -> dict:
-        """The state, and what the model was trained on where that is known."""
+        """Return the state with the training data it belongs to, where that is known."""
         return state | ({"trained_on": dict(self.trained_on)} if self.trained_on else {})
 
 
 def check_trained_on(expected: Mapping, state: Mapping) -> None:
-    """Raise CheckpointError where a model for the rows `expected` is given a state of other ones."""
+    """Raise CheckpointError where a model of the rows `expected` is given a state of other rows."""
     theirs, step = state.get("trained_on") or {}, "build a model of its own for it: models.registry.load_model(state)"
     for name in ("symbol", "horizon"):
         if expected and theirs and expected[name] != theirs[name]:
@@ -147,7 +152,7 @@ def check_trained_on(expected: Mapping, state: Mapping) -> None:
 
 
 def with_model(callbacks: Iterable, model: Estimator) -> list:
-    """The callbacks as a fit calls them, (epoch, metrics): one that takes a third argument is given the model too."""
+    """Wrap the callbacks to (epoch, metrics); one that takes a third argument also gets the model."""
     return [_WithModel(callback, model) if _takes_model(callback) else callback for callback in callbacks]
 
 
@@ -164,17 +169,17 @@ class _WithModel:
 
 
 def _takes_model(callback) -> bool:
-    """Whether it wants the model: a third positional parameter without a default, or one named `model`."""
+    """Return True where the callback has a third positional parameter without a default, or one named `model`."""
     try:
         items = list(inspect.signature(callback).parameters.values())
-    except (TypeError, ValueError):  # of a builtin nothing is known
+    except (TypeError, ValueError):  # builtins have no signature
         return False
     placed = [item for item in items if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
     return len(placed) > 2 and (placed[2].default is inspect.Parameter.empty or placed[2].name == "model")
 
 
 def make_settings(kind: type, given: Mapping, *, where: str):
-    """The settings dataclass from keyword arguments, suggesting the right spelling of an unknown one."""
+    """Build the settings dataclass from keyword arguments; an unknown one is refused with the nearest spelling."""
     known = {item.name for item in dataclasses.fields(kind)}
     for name in given:
         if name not in known:
@@ -186,7 +191,7 @@ def make_settings(kind: type, given: Mapping, *, where: str):
 
 
 def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] = ("dropout",)) -> None:
-    """Refuse a network's settings unless the `whole` ones are integers >= 1 and the `shares` lie in [0, 1)."""
+    """Raise SettingsError unless the `whole` settings are integers >= 1 and the `shares` lie in [0, 1)."""
     for name in whole:
         value = getattr(spec, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -198,7 +203,7 @@ def check_sizes(spec, what: str, *, whole: Iterable[str], shares: Iterable[str] 
 
 
 def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
-    """Settings with each limit that is lower than the setting, and what was lowered."""
+    """Apply each limit that is lower than the setting; return the settings and what was lowered."""
     lowered = {}
     for name, limit in (limits or {}).items():
         wanted = getattr(settings, name, None)
@@ -208,7 +213,7 @@ def apply_limits(settings, limits: Mapping | None) -> tuple[Any, dict]:
 
 
 def class_index(y, *, where: str = "y") -> np.ndarray:
-    """Labels -1, 0, 1 as int64 0, 1, 2."""
+    """Convert labels -1, 0, 1 to int64 0, 1, 2."""
     y = np.asarray(y)
     if y.ndim != 1:
         raise FactoryError("Labels must be one column", where=where, got=f"shape {y.shape}", wanted="(N,)")
@@ -221,7 +226,9 @@ def class_index(y, *, where: str = "y") -> np.ndarray:
 
 
 def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """(labels 0..2 int64, weights float64) for n_x rows, refusing what cannot be learned from."""
+    """Return (labels 0..2 int64, weights float64) for n_x rows. Raises FactoryError for rows that cannot be learned
+    from.
+    """
     target = class_index(y, where=f"{where} y")
     weight = np.ones(len(target)) if weight is None else np.asarray(weight, dtype=np.float64)
     if not n_x == len(target) == len(weight):
@@ -240,7 +247,7 @@ def check_rows(n_x: int, y, weight, *, where: str) -> tuple[np.ndarray, np.ndarr
 
 
 def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
-    """The identity of what is learned from: the arrays' lengths and a checksum of their bytes."""
+    """Return the identity of training data: lengths of the arrays and a checksum of their bytes."""
     checksum = 0
     for array in arrays:
         checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
@@ -248,7 +255,7 @@ def data_signature(n_features: int, *arrays: np.ndarray) -> dict:
 
 
 def check_same_run(saved: Mapping, wanted: Mapping) -> None:
-    """Refuse to go on from a fit of other settings or other rows."""
+    """Raise CheckpointError for a checkpoint of other settings or other rows."""
     for part in ("model", "settings", "data"):
         if saved.get(part) != wanted[part]:
             raise CheckpointError(
@@ -256,12 +263,12 @@ def check_same_run(saved: Mapping, wanted: Mapping) -> None:
                 where=part,
                 got=saved.get(part),
                 wanted=wanted[part],
-                next_step="give this run its own phase, or start afresh (FRESH=True, --fresh)",
+                next_step="give this run its own phase, or start a new run (FRESH=True, --fresh)",
             )
 
 
 def replay_history(callbacks: Iterable, history: Iterable[Mapping]) -> None:
-    """Tell callbacks that want to know of the epochs before this session; each is as in `FitResult.history`."""
+    """Pass the epochs before this session, as in `FitResult.history`, to callbacks that have `remember`."""
     past = [dict(epoch) for epoch in history]
     for callback in callbacks if past else ():
         if hasattr(callback, "remember"):
@@ -279,12 +286,14 @@ def hint_when_flat(history: Sequence[Mapping], rate: float) -> None:
 
 
 def environment(**facts: Any) -> dict:
-    """What bits may depend on: the processor and the given facts (threads, device, library versions)."""
+    """Return the facts that bits may depend on: the processor and the given facts (threads, device, library
+    versions).
+    """
     return {"processor": _processor(), **facts}
 
 
 def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
-    """One sentence for each fact in which this machine differs from the one that began."""
+    """Return one sentence for each fact in which this machine differs from the one that began."""
     saved = saved or {}
     names = sorted({*saved, *now})
     return tuple(
@@ -295,7 +304,7 @@ def differences(saved: Mapping | None, now: Mapping) -> tuple[str, ...]:
 
 
 def union(reasons: Iterable[str], more: Iterable[str]) -> list[str]:
-    """Both, each once, in order."""
+    """Return the items of both, each once, in order."""
     return list(dict.fromkeys([*reasons, *more]))
 
 

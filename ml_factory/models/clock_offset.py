@@ -1,7 +1,7 @@
-"""The clock as an offset: log class shares by time of the session, from which a model starts.
+"""The session clock as an offset: log class shares by time of the session, from which a model starts.
 
-A model that is fitted with an offset learns what its features say beyond the time of the session; one that stops before
-its first round is the clock. N rows, C cells, 3 classes.
+A model that is fitted with an offset learns what its features add to the time of the session; one that stops before
+its first round predicts the clock's shares. N rows, C cells, 3 classes.
 """
 
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ import numpy as np
 
 from ml_factory.errors import SettingsError
 
-PROGRESS_CELLS = 48  # equal parts of the session, as of the baseline
-PSEUDO_COUNT = 20.0  # rows spread like the class shares that join those of each cell
+PROGRESS_CELLS = 48  # equal parts of the session, as in the clock baseline
+PSEUDO_COUNT = 20.0  # rows with the overall class shares, added to each cell
 TIMES = ("clock", "none")
 
 
@@ -21,10 +21,13 @@ class ClockOffset:
     """Log class shares of the training rows by a column that grows evenly through the session.
 
     The scale of the column does not matter: cells lie between the smallest and the largest value of the training rows.
-    Rows of the last `ending` steps have a cell a step, since the session's end cuts their labels short.
+    Rows of the last `ending` steps have a cell per step, since the session's end cuts their labels short.
 
-    column : its place among the model's inputs.  low, high : its range.  step : its usual change from bar to bar.
-    ending : steps before the end with cells of their own.  log_shares_C3 : float64 (PROGRESS_CELLS + ending, 3).
+    column : index of the column among the model's inputs.
+    low, high : its range.
+    step : its usual change from bar to bar.
+    ending : number of steps before the end with cells of their own.
+    log_shares_C3 : float64 (PROGRESS_CELLS + ending, 3).
     """
 
     column: int
@@ -38,7 +41,7 @@ class ClockOffset:
     def of_rows(
         cls, column_N: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray, *, column: int, ending: int
     ) -> "ClockOffset":
-        """As of `fit`, on the rows whose weight is above 0."""
+        """Run `fit` on the rows of positive weight."""
         taken = weight_N > 0
         return cls.fit(column_N[taken], target_N[taken], column=column, ending=ending)
 
@@ -46,7 +49,8 @@ class ClockOffset:
     def fit(cls, column_N: np.ndarray, target_N: np.ndarray, *, column: int, ending: int) -> "ClockOffset":
         """Count training rows, each once.
 
-        column_N : the column of these rows.  target_N : their classes, 0 to 2.
+        column_N : the column of these rows.
+        target_N : their classes, 0 to 2.
         """
         values = np.asarray(column_N, dtype=np.float64)
         known = np.unique(values[np.isfinite(values)])
@@ -60,11 +64,11 @@ class ClockOffset:
         return cls(column, low, high, step, ending, np.log(shares))
 
     def scores(self, column_N: np.ndarray) -> np.ndarray:
-        """Log class shares of the rows' cells, float64 (N, 3)."""
+        """Return log class shares of the rows' cells, float64 (N, 3)."""
         return self.log_shares_C3[self._cells(np.asarray(column_N, dtype=np.float64))]
 
     def _cells(self, values: np.ndarray) -> np.ndarray:
-        """int64 (N,); a missing value is at the session's begin."""
+        """Return the cell of each row, int64 (N,); a missing value counts as the session's begin."""
         values = np.clip(np.nan_to_num(values, nan=self.low), self.low, self.high)
         share = (values - self.low) / ((self.high - self.low) or 1.0)
         progress = np.minimum((share * PROGRESS_CELLS).astype(np.int64), PROGRESS_CELLS - 1)
@@ -84,9 +88,9 @@ class ClockOffset:
 
 
 def check_offset(column: object, bars: object, features: int | None = None) -> None:
-    """Refuse settings that are no offset, or where the model has `features` inputs, a column that is not there.
+    """Raise SettingsError for settings that are no offset, or for a column beyond the model's `features` inputs.
 
-    column, bars : the settings `offset_column` (-1: none) and `offset_bars`.  Raises SettingsError.
+    column, bars : the settings `offset_column` (-1: none) and `offset_bars`.
     """
     for name, value, low in (("offset_column", column, -1), ("offset_bars", bars, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -96,20 +100,20 @@ def check_offset(column: object, bars: object, features: int | None = None) -> N
 
 
 def _usual_step(values: np.ndarray) -> float:
-    """The median change from a row to the next one, upward changes alone; 0 where there is none."""
+    """Return the median change from a row to the next one, upward changes alone; 0 where there is none."""
     changes = np.diff(values)
     changes = changes[changes > 0]
     return float(np.median(changes)) if len(changes) else 0.0
 
 
 def softmax(z_N3: np.ndarray) -> np.ndarray:
-    """float64 (N, 3), rows summing to 1."""
+    """Return the softmax of each row, float64 (N, 3)."""
     e_N3 = np.exp(z_N3 - z_N3.max(axis=1, keepdims=True), dtype=np.float64)
     return e_N3 / e_N3.sum(axis=1, keepdims=True)
 
 
 def mean_log_loss(scores_N3: np.ndarray, target_N: np.ndarray, weight_N: np.ndarray) -> float:
-    """Weighted mean log loss of the softmax of these scores."""
+    """Return the weighted mean log loss of the softmax of these scores."""
     top = scores_N3.max(axis=1)
     log_N = np.log(np.exp(scores_N3 - top[:, None]).sum(axis=1)) + top
     return float(weight_N @ (log_N - scores_N3[np.arange(len(scores_N3)), target_N]) / weight_N.sum())

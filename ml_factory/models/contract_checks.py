@@ -1,4 +1,4 @@
-"""The contract of all models, as a user can run it on one of their own. Made-up rows, seconds.
+"""Contract checks that every model must pass, on a few synthetic rows, in seconds.
 
 B batch, T = 32 time steps, F = 6 features, C = 3 classes.
 """
@@ -22,7 +22,12 @@ Make = Callable[..., Estimator]
 
 
 def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
-    """The names of what was checked. make : settings -> an unfitted model. windowed : whether it is a network."""
+    """Run all contract checks and return their names.
+
+    make : function from settings to an unfitted model.
+    windowed : True for a network.
+    Raises SettingsError naming every violation.
+    """
     checks = (*(NETWORK_CHECKS if windowed else ()), *MODEL_CHECKS)
     failures = []
     for check in checks:
@@ -43,32 +48,32 @@ def check_contract(name: str, make: Make, *, windowed: bool) -> tuple[str, ...]:
             failures.append(f"{sentence}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     if failures:
         raise SettingsError(
-            "This model does not keep the contract", where=name, got="; ".join(failures),
-            wanted=f"nothing of this, in {len(checks)} checks", next_step="mend it, and register it again",
+            "The model violates the contract", where=name, got="; ".join(failures),
+            wanted=f"no failure in {len(checks)} checks", next_step="fix it, and register it again",
         )  # fmt: skip
     return tuple((check.__doc__ or "").partition(".")[0] for check in checks)
 
 
 def network_of(model: Estimator, seed: int = 0) -> nn.Module:
-    """The estimator's network for F features, its weights drawn from the seed; the global generator is left alone."""
+    """Build the estimator's network for F features, weights drawn from the seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "contract"))
         return model.kind(features_of(model), T, len(CLASSES), model.network_spec)
 
 
 def features_of(model: Estimator) -> int:
-    """F, or as many as a network reads that was made for certain columns."""
+    """Return F, or the number of features of a network that was built for certain columns."""
     return getattr(getattr(model, "kind", None), "features", F)
 
 
 def windows(model: Estimator, rows: int = ROWS, seed: int = 0) -> torch.Tensor:
-    """x_BTF that the model can read, normal."""
+    """Return normal x_BTF that the model can read."""
     size = rows, T, features_of(model)
     return torch.from_numpy(generator(seed, "contract").normal(size=size).astype(np.float32))
 
 
 def covariates(model: Estimator, rows: int = ROWS) -> dict[str, torch.Tensor]:
-    """What the network reads beside its windows, normal; most read nothing."""
+    """Return normal covariates of the network; {} for most networks."""
     draw, shapes = generator(2, "contract"), getattr(model, "covariates", {})
     return {name: torch.from_numpy(draw.normal(size=(rows, *shape)).astype("f")) for name, shape in shapes.items()}
 
@@ -148,7 +153,7 @@ def probabilities(make: Make) -> Iterator[str]:
 
 
 def saves(make: Make) -> Iterator[str]:
-    """Saved and loaded it says the same."""
+    """Saved and loaded it predicts the same."""
     model = _fitted(make)
     with tempfile.TemporaryDirectory() as folder:
         model.save(Path(folder) / "model")
@@ -163,7 +168,7 @@ MODEL_CHECKS = (probabilities, repeats, saves)
 
 
 def _rows(model: Estimator) -> tuple[np.ndarray | Windows, np.ndarray]:
-    """x and y that the model can read: windows for networks, their last rows for the others."""
+    """Return x and y that the model can read: windows for networks, their last rows for the others."""
     x_NTF, y = windows(model, seed=1).numpy(), np.arange(ROWS) % 3 - 1
     if not hasattr(model, "kind"):
         return x_NTF[:, -1], y

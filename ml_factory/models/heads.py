@@ -1,4 +1,4 @@
-"""What a network is asked for, the last layer that answers, and the clock that its logits may start from.
+"""Tasks and output heads of networks, and the clock offset of their logits.
 
 B batch, F features (channels), S steps ahead, C classes, or channels that are forecast, Q quantiles, X width of a code.
 """
@@ -97,7 +97,7 @@ class ChannelHead(nn.Module):
 def zero_output_layer(network: nn.Module, outputs: int) -> None:
     """Set the last linear layer with so many outputs to 0, so that an untrained network gives logits of 0.
 
-    A network without one, which may be a user's own, keeps its first weights.
+    A network without such a layer, which may be a user's, keeps its initial weights.
     """
     layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear) and layer.out_features == outputs]
     for parameter in layers[-1].parameters() if layers else ():
@@ -105,9 +105,9 @@ def zero_output_layer(network: nn.Module, outputs: int) -> None:
 
 
 class ClockOffsetNetwork(nn.Module):
-    """A network and the `ClockOffset` that its logits start from, as one module: what is exported of the two.
+    """A network and the `ClockOffset` added to its logits, as one module for export.
 
-    column, ending : those of the offset.  Its tables are buffers, so that a state dict holds all.
+    column, ending : those of the offset. Its tables are buffers, so that a state dict holds all.
     """
 
     def __init__(self, network: nn.Module, column: int, ending: int, offset: ClockOffset | None = None):

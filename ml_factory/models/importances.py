@@ -1,4 +1,4 @@
-"""What a feature is worth to a fitted model: what it gave while training, and what is lost without it."""
+"""Feature importances of a fitted model: gain while training, and permutation importance."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,18 @@ from ml_factory.models.base import Estimator, check_rows
 from ml_factory.models.tabular import Tabular
 from ml_factory.seeding import generator
 
-_FLOOR = 1e-15  # a probability of 0 would make one row's loss outweigh all others
+_FLOOR = 1e-15  # floor of probabilities, so that no single row dominates the loss
 
 
 def permutation_importances(
     model: Estimator, x, y, weight=None, *, columns: Sequence[int] | None = None, repeats: int = 3, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How much the weighted log loss rises when one feature's values are dealt to other rows (Breiman 2001).
+    """Compute permutation importances: the increase of the weighted log loss when a feature is shuffled (Breiman 2001).
 
-    Rows must be unseen by training, and not those that judge: validation rows. A rise near 0 says that the model does
-    not use the feature, or that others say the same; a fall, that using it did harm. columns : those asked about, all
-    by default.
+    Use validation rows: unseen by training, and no test rows. An increase near 0 means that the model does not use the
+    feature, or that other features replace it; a decrease, that using it did harm.
+
+    columns : columns to permute; None: all.
 
     Returns
     -------
@@ -47,9 +48,9 @@ def permutation_importances(
 def importance_table(
     model: Estimator, names: Sequence[str], x, y, weight=None, *, top: int = 20, rows: int = 2_000, repeats: int = 3
 ) -> pd.DataFrame:
-    """A row a feature, those of greatest gain: gain (share of training's), permuted (nats a row), spread.
+    """Return a row per feature, those of greatest gain: gain (share of training's), permuted (nats a row), spread.
 
-    rows : at most this many, evenly spaced, are permuted. Empty for a network, which keeps no gains.
+    rows : number of evenly spaced rows to permute, at most. Empty for a network, which has no gains.
     """
     columns = ["gain", "permuted", "spread"]
     if not isinstance(model, Tabular):

@@ -1,4 +1,4 @@
-"""Parts that networks are built of.
+"""Layers of networks.
 
 B batch, T time steps, F features (channels), N patches of length P, D model width, H heads, K width of a head.
 """
@@ -33,7 +33,7 @@ class InstanceNorm(nn.Module):
 
     @staticmethod
     def levels(mean_B1F: Tensor, deviation_B1F: Tensor) -> Tensor:
-        """What was taken out as level_BF2: the mean, and log(1 + deviation)."""
+        """Return mean and log(1 + deviation) of each window as level_BF2."""
         return torch.cat([mean_B1F, deviation_B1F.log1p()], dim=1).transpose(1, 2)
 
     @staticmethod

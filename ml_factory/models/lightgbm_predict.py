@@ -1,8 +1,9 @@
-"""LightGBM's trees as flat arrays and one compiled walk: the decisions and sums of the library, in less time.
+"""Fast prediction of LightGBM models: trees as flat arrays and one compiled walk, with the library's decisions and
+sums.
 
 M nodes of all trees, T trees, K classes. On float32 rows every decision is the library's: a threshold becomes the
 largest float32 that is not above it, missing values take the side the node names, and leaves are added in float64 in
-the order of the trees. A node whose kind is not known here makes `compile_trees` give None.
+the order of the trees. `compile_trees` returns None for a node of an unknown kind.
 """
 
 import math
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-ROWS = 64  # walked side by side: their features, nodes and scores stay in the first cache
+ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives
 _ZERO = np.float32(1e-35)  # LightGBM reads anything smaller as 0
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
@@ -26,9 +27,11 @@ _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 class CompiledTrees:
     """Trees of K classes in turn.
 
-    code_M : feature · 2 + (1: a missing value goes left).  threshold_M : float32, x <= threshold goes left.
-    child_M : the left child, right beside it the right one; a leaf is its own left child, and everything goes left.
-    value_M : float64, of leaves.  root_T, depth_T : first node, and steps to the deepest leaf.
+    code_M : feature · 2 + (1: a missing value goes left).
+    threshold_M : float32, x <= threshold goes left.
+    child_M : the left child, the right one follows it; a leaf is its own left child, and everything goes left.
+    value_M : float64, of leaves.
+    root_T, depth_T : first node, and steps to the deepest leaf.
     """
 
     code_M: np.ndarray
@@ -52,7 +55,7 @@ class CompiledTrees:
                 pass
 
     def probabilities(self, x_NF: np.ndarray, threads: int = 1) -> np.ndarray:
-        """float64 (N, K): softmax of the scores."""
+        """Return the softmax of the scores, float64 (N, K)."""
         score_NK = np.zeros((len(x_NF), self.classes))
         self.add_to(score_NK, x_NF, threads)
         _softmax(score_NK)
@@ -60,7 +63,9 @@ class CompiledTrees:
 
 
 def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees | None:
-    """From the `Tree=` chapters of a LightGBM model's text, one at least; None where one holds what is not known."""
+    """Compile the `Tree=` sections of a LightGBM model's text, one at least; None where one holds an unknown kind of
+    node.
+    """
     read = [_read(text) for text in trees]
     if any(tree is None for tree in read):
         return None
@@ -77,7 +82,7 @@ def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees | None:
 
 
 def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | None:
-    """One tree: code, threshold, child and value of its nodes, children counted from its root; and its depth."""
+    """Parse one tree: code, threshold, child and value of its nodes, children counted from its root; and its depth."""
     fields = dict(_FIELD.findall(text))
     if int(fields.get("num_cat", 0)) or int(fields.get("is_linear", 0)):
         return None
@@ -97,7 +102,9 @@ def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, in
 
 
 def _as_float32(threshold: np.ndarray) -> np.ndarray:
-    """The largest float32 not above each; between -1e-35 and 1e-35 those that part the rows as they part 0."""
+    """Return the largest float32 not above each; between -1e-35 and 1e-35 the ones that split rows as the float64
+    does.
+    """
     rounded = np.clip(threshold, -np.finfo(np.float32).max, np.finfo(np.float32).max).astype(np.float32)
     rounded = np.where(rounded > threshold, np.nextafter(rounded, np.float32(-np.inf)), rounded)
     rounded = np.where((rounded >= -_ZERO) & (rounded < 0), np.nextafter(-_ZERO, np.float32(-1)), rounded)
@@ -105,7 +112,7 @@ def _as_float32(threshold: np.ndarray) -> np.ndarray:
 
 
 def _laid_out(code, threshold, left, right, value):
-    """Nodes level by level, children side by side; LightGBM counts leaves as -1, -2, …"""
+    """Lay out nodes level by level, children adjacent; LightGBM counts leaves as -1, -2, …"""
     order, depth, level = [0], 0, [0]
     child = []
     while level:
@@ -129,10 +136,10 @@ def _laid_out(code, threshold, left, right, value):
 
 @njit(nogil=True, cache=True)
 def _walk(x_NF, code_M, threshold_M, child_M, value_M, root_T, depth_T, score_NK):
-    """A block of rows takes each step together, feature by feature in memory, so that the step becomes vector code.
+    """Walk a block of rows through all trees, one level at a time, so that the step becomes vector code.
 
-    Every row takes as many steps as its tree is deep: one that has reached its leaf goes on to the same leaf. Indices
-    are unsigned: signed ones may count from the end, which costs a comparison each.
+    Every row takes as many steps as its tree is deep: one that has reached its leaf stays there. Indices are unsigned:
+    signed ones may count from the end, which costs a comparison each.
     """
     n, classes = score_NK.shape
     features = x_NF.shape[1]
@@ -166,7 +173,7 @@ def _walk(x_NF, code_M, threshold_M, child_M, value_M, root_T, depth_T, score_NK
 
 @njit(nogil=True, cache=True)
 def _softmax(score_NK):
-    """In place, as LightGBM does it: from the largest score down."""
+    """Apply softmax in place, as LightGBM does it: from the largest score down."""
     n, classes = score_NK.shape
     for row in range(n):
         top = score_NK[row, 0]

@@ -1,7 +1,7 @@
-"""Multinomial logistic regression by L-BFGS: what a straight line sees, as a baseline for everything else.
+"""Multinomial logistic regression by L-BFGS: the linear baseline model.
 
 N rows, F features, K classes. A round is one step of L-BFGS (Nocedal 1980; Nocedal and Wright 2006, algorithm 7.4); the
-last line of w_PK (P = F + 1) is the bias. Everything is arrays, so a fit stands in its checkpoint as numbers.
+last row of w_PK (P = F + 1) is the bias. All state is arrays, so a checkpoint holds the fit as numbers.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,10 @@ _SUFFICIENT, _HALVINGS = 1e-4, 20  # Armijo's condition, and how often a step is
 
 @dataclass(frozen=True)
 class LinearSpec(BlockSpec):
-    """l2 : penalty l2 / 2 · ‖w‖² beside the summed weighted loss of rows whose weights have mean 1; bias free.
+    """Settings of the linear model.
 
-    clip : scaled features further than this many deviations from the mean stand there.
+    l2 : penalty l2 / 2 · ‖w‖² added to the summed weighted loss of rows whose weights have mean 1; the bias is free.
+    clip : scaled features are clipped at so many standard deviations.
     """
 
     rounds: int = 200
@@ -35,7 +36,7 @@ class LinearSpec(BlockSpec):
 
 
 class Linear(Tabular):
-    """Scaled by the training rows' own mean and deviation; a missing value stands at the mean."""
+    """Linear model, scaled by the training rows' own mean and deviation; a missing value counts as the mean."""
 
     Spec = LinearSpec
     name = "linear"
@@ -124,7 +125,10 @@ class _Part:
 
 
 class _Trainer(BlockTrainer):
-    """path : the weights after each round, from which the best are taken. Scores begin anew with each block."""
+    """L-BFGS in blocks.
+
+    path : weights after each round, from which the best are taken. Scores are computed again with each block.
+    """
 
     def __init__(self, spec: LinearSpec, scale: Scale, parts: list[Rows]):
         self.scale, self.threads = scale, spec.thread_count

@@ -1,10 +1,10 @@
-"""Several frames at once: columns of coarse bars read at their own pace, each frame by a network of its own.
+"""Multi-scale networks: each frame of coarse bars is read at its own stride, by a network of its own.
 
 B batch, T rows of the window, L steps of a frame in it, F features, X width of a frame's code, C classes.
 
 A row carries its coarse columns as they were last complete (`rsi_14@60m`), so in a window of 5-minute rows an hourly
-column says the same thing twelve times. Its frame is read at every twelfth row, once an hour; the columns of the base
-bars at every row. Nothing of the window is lost, and a coarse frame takes as many fewer steps.
+column repeats each value twelve times. Its frame is read at every twelfth row, once an hour; the columns of the base
+bars at every row. No information of the window is lost, and a coarse frame needs fewer steps.
 """
 
 import re
@@ -17,19 +17,20 @@ from torch.nn import functional
 from ml_factory.errors import SettingsError
 from ml_factory.models.heads import Task, VectorHead
 
-CODE = 32  # numbers that a frame's network tells the head
+CODE = 32  # width of the code of a frame's network
 Strides = tuple[tuple[int, int], ...]
 
 
 def strides_of(columns: Sequence[str], base_minutes: int | str) -> Strides:
-    """((stride, count), …) of columns as `FeatureSpec` orders them: `@60m` on 5-minute rows has stride 12.
+    """Return ((stride, count), …) of columns as `FeatureSpec` orders them: `@60m` on 5-minute rows has stride 12.
 
     Frames of hours and days (`@4h`, `@1d`), longer than a window may be, keep stride 1.
-    base_minutes : `FeatureSpec.base`; SettingsError for bars by activity, of which no number makes an hour.
+    base_minutes : `FeatureSpec.base`.
+    Raises SettingsError for bars by activity, whose number per hour is not fixed.
     """
     if not isinstance(base_minutes, int):
         raise SettingsError(
-            "Bars by activity have no pace that frames could be read at", where="base_minutes", got=base_minutes,
+            "Bars by activity have no stride for frames", where="base_minutes", got=base_minutes,
             wanted="bars of so many minutes", next_step="give the network the columns as they are, without frames",
         )  # fmt: skip
     runs: list[list[int]] = []
@@ -79,11 +80,11 @@ class Frames(nn.Module):
 
 
 def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module]:
-    """A network for each frame, with the same settings, and one head that reads all their codes.
+    """Return a network class with one network per frame, same settings, and one head that reads all their codes.
 
-    Settings that count steps are cut to the steps that a frame has, where the network's Spec says how (`within`): in a
-    window of 32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 is one of 3 there.
-    What `build_model("lstm", frames=strides_of(columns, 5))` builds; `lookback` counts base rows.
+    Settings that count steps are cut to the steps of a frame where the network's Spec defines `within`: in a window of
+    32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 becomes one of 3.
+    `build_model("lstm", frames=strides_of(columns, 5))` builds it; `lookback` counts base rows.
     """
 
     class SeveralFrames(nn.Module):
@@ -108,14 +109,14 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
 
 
 def as_strides(given: object) -> Strides:
-    """The pairs of a setting, also as JSON gives them back. Raises SettingsError."""
+    """Return the pairs of a setting, also of one read from JSON. Raises SettingsError."""
     try:
         pairs = tuple((int(stride), int(count)) for stride, count in given)
     except (TypeError, ValueError):
         pairs = ()
     if not pairs or min(min(pair) for pair in pairs) < 1:
         raise SettingsError(
-            "These are no frames", where="frames", got=repr(given), wanted="pairs (stride, columns) of numbers >= 1",
+            "Not a setting of frames", where="frames", got=repr(given), wanted="pairs (stride, columns) >= 1",
             next_step="frames=True where the data names the columns (train), else strides_of(columns, base_minutes)",
         )  # fmt: skip
     return pairs

@@ -1,7 +1,7 @@
-"""Linear maps of float32 on a CPU by oneDNN, where torch itself would ask MKL.
+"""Linear maps of float32 on a CPU by oneDNN, where torch itself would call MKL.
 
-MKL leaves half of a processor's vectors idle where another than Intel made it: 90 GFLOP/s a core of AMD's with AVX-512,
-where oneDNN, the other library in torch, has 220. Where neither has more to give (AVX2), it is as fast.
+MKL leaves half of the vector units of non-Intel processors idle: 90 GFLOP/s per core on AMD with AVX-512, where
+oneDNN, the other library in torch, reaches 220. On AVX2 both are equally fast.
 
 M rows, I inputs, O outputs.
 """
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-# Multiplications below which a call costs more than it saves; and the width below which turning a gradient does.
+# Least multiplications for oneDNN, and least width for transposing a gradient.
 LEAST, NARROW = 2**21, 64
 
 
 def _onednn():
-    """torch's own entry to it, which `torch.compile` uses too; None in a torch that has none, or has no MKL."""
+    """Return torch's entry to oneDNN, which `torch.compile` uses too; None in a torch without it, or without MKL."""
     there = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
     return getattr(torch.ops.mkldnn, "_linear_pointwise", None) if there else None
 
@@ -25,14 +25,14 @@ ONEDNN = _onednn()
 
 
 class OneDNNLinear(nn.Linear):
-    """`nn.Linear`, by `linear`: the same weights by the same names."""
+    """`nn.Linear` computed by `linear`: the same weights by the same names."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """`functional.linear`, x (..., I) -> (..., O), by whichever library is faster at it where it runs."""
+    """Compute `functional.linear`, x (..., I) -> (..., O), by the faster library."""
     here = x.device.type == "cpu" and x.dtype == weight_OI.dtype == torch.float32
     if not here or not onednn_takes(x.numel() * len(weight_OI)):
         return functional.linear(x, weight_OI, bias_O)
@@ -40,15 +40,15 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def stacked(x_VMI: Tensor, weight_VIO: Tensor, bias_V1O: Tensor) -> Tensor:
-    """V linear maps at once, (V, M, O); a single one by `linear`."""
+    """Compute V linear maps at once, (V, M, O); a single one by `linear`."""
     if len(x_VMI) == 1:
         return linear(x_VMI[0], weight_VIO[0].mT, bias_V1O[0, 0])[None]
     return torch.baddbmm(bias_V1O, x_VMI, weight_VIO)
 
 
 def onednn_takes(multiplications: int) -> bool:
-    """Whether a linear map of so many float32 multiplications on a CPU is to be oneDNN's now."""
-    # bf16 is oneDNN's anyway, and a compiler has its own choice.
+    """Return True where a linear map of so many float32 multiplications on a CPU should run on oneDNN."""
+    # bf16 runs on oneDNN anyway, and a compiler chooses itself.
     others = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
     return ONEDNN is not None and multiplications >= LEAST and not others
 
@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _turned(slope_MO: Tensor, x_MI: Tensor) -> Tensor:
-    """slope^T x (O, I). oneDNN wants one of them turned in memory: the narrower one."""
+    """Return slope^T x (O, I). oneDNN transposes one of them in memory: the narrower one."""
     outputs, inputs = slope_MO.shape[1], x_MI.shape[1]
     if min(outputs, inputs) < NARROW:
         return slope_MO.t() @ x_MI
@@ -83,5 +83,5 @@ def _turned(slope_MO: Tensor, x_MI: Tensor) -> Tensor:
 
 
 def _product(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x weight^T + bias by oneDNN, without a record for gradients."""
+    """Return x weight^T + bias by oneDNN, without autograd."""
     return ONEDNN(x, weight_OI, bias_O, "none", [], "")

@@ -13,7 +13,7 @@ from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own i
 
 
 class LSTM(kernels.LSTM):
-    """`nn.LSTM` with the time in the middle: the same weights by the same names, and the same outputs everywhere."""
+    """`nn.LSTM`, batch first: the same weights by the same names, and the same outputs on every device."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
@@ -23,7 +23,7 @@ class LSTM(kernels.LSTM):
 
 
 class GRU(kernels.GRU):
-    """`nn.GRU`, likewise."""
+    """`nn.GRU`, batch first: the same weights by the same names, and the same outputs on every device."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
         super().__init__(features, hidden, layers, batch_first=True, dropout=dropout if layers > 1 else 0.0)
@@ -33,7 +33,9 @@ class GRU(kernels.GRU):
 
 
 def lstm_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
-    """One step: carry = (h_BH, c_BH, weight_GH), gates_BG = what the input says. Gates: input, forget, cell, output."""
+    """Compute one step: carry = (h_BH, c_BH, weight_GH), gates_BG = the input's part. Gates: input, forget, cell,
+    output.
+    """
     h_BH, c_BH, weight_GH = carry
     i, f, g, o = (gates_BG + h_BH @ weight_GH.T).chunk(4, dim=1)
     c_BH = f.sigmoid() * c_BH + i.sigmoid() * g.tanh()
@@ -42,7 +44,9 @@ def lstm_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
 
 
 def gru_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
-    """One step: carry = (h_BH, weight_GH, bias_G). Gates: reset, update, new; the reset acts after the product."""
+    """Compute one step: carry = (h_BH, weight_GH, bias_G). Gates: reset, update, new; the reset acts after the
+    product.
+    """
     h_BH, weight_GH, bias_G = carry
     (r, z, n), (h_r, h_z, h_n) = gates_BG.chunk(3, dim=1), (h_BH @ weight_GH.T + bias_G).chunk(3, dim=1)
     n = (n + (r + h_r).sigmoid() * h_n).tanh()
@@ -52,10 +56,10 @@ def gru_step(carry: tuple, gates_BG: Tensor) -> tuple[tuple, Tensor]:
 
 
 def scanned(rnn: nn.RNNBase, x_BTF: Tensor, state=None) -> tuple[Tensor, Tensor | tuple[Tensor, Tensor]]:
-    """What the LSTM's or GRU's `rnn(x_BTF, state)` gives (batch first, one direction), by its own weights, as a scan.
+    """Run an LSTM or GRU as a scan with its own weights; equals `rnn(x_BTF, state)` (batch first, one direction).
 
-    All inputs' products come first, as one large one; the scan holds what depends on the step before. Weights travel
-    in the carry, since a scan gives no gradient to what its step merely sees.
+    The products of all inputs are computed first, as one; the scan holds the recurrent part. Weights are part of the
+    carry, since a scan gives no gradient to what its step closes over.
     """
     lstm = isinstance(rnn, kernels.LSTM)
     scan = xla_scan if x_BTF.device.type == "xla" else plain_scan
@@ -83,7 +87,7 @@ NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 def plain_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
-    """What a scan means: carry, y = step(carry, input) along the first axis, and the y stacked."""
+    """Scan in Python: carry, y = step(carry, input) along the first axis, and the y stacked."""
     outputs = []
     for now in inputs_T:
         carry, output = step(carry, now)
@@ -92,7 +96,9 @@ def plain_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, T
 
 
 def xla_scan(step: Callable, carry: tuple, inputs_T: Tensor) -> tuple[tuple, Tensor]:
-    """The same as one loop in XLA's program, its body compiled once. The steps keep nothing, so their trace is kept."""
+    """Scan as one loop in XLA's program, its body compiled once. The steps are pure functions, so their trace is
+    cached.
+    """
     from torch_xla.experimental.scan import scan  # noqa: PLC0415 - only an XLA device has it
 
     return scan(step, carry, inputs_T, is_fn_pure=True)

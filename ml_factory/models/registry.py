@@ -1,4 +1,4 @@
-"""Name -> model. Only the one asked for is imported; a network of one's own is registered by name."""
+"""Model registry: name -> model. Only the requested model is imported; a user's network is registered by name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,12 @@ from ml_factory.models.source_hash import signature
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model's place in the house.
+    """Registry entry of a model.
 
     estimator, network : dotted names "package.module:Class", or the class itself; boosters have no network.
-    family : tabular, sequence or advanced. signature : hash of the sources of a network that is not ours, else "".
-    graphics : whether device="auto" takes an NVIDIA GPU where there is one.
+    family : tabular, sequence or advanced.
+    signature : hash of the sources of a user's network, else "".
+    graphics : True where device="auto" uses an available NVIDIA GPU.
     """
 
     name: str
@@ -31,22 +32,22 @@ class ModelSpec:
 
     @property
     def notebook(self) -> str:
-        """The one that trains this family."""
+        """Notebook that trains this family."""
         return NOTEBOOK_OF[self.family]
 
     def on_graphics(self, settings: Mapping) -> bool:
-        """Whether it would train on an NVIDIA GPU where there is one, by these settings."""
+        """Return True where these settings train on an NVIDIA GPU if there is one."""
         device_choice = settings.get("device", "auto")
         return device_choice == "cuda" or (device_choice == "auto" and self.graphics)
 
     @property
     def windowed(self) -> bool:
-        """Whether it reads windows x_BTF (networks) rather than rows x_NF (boosters)."""
+        """True for models that read windows x_BTF (networks) rather than rows x_NF (boosters)."""
         return self.network is not None
 
 
 NOTEBOOK_OF = {"tabular": "02_train_tabular", "sequence": "03_train_sequence", "advanced": "04_train_advanced"}
-WITH_DATA = ("frames", "known", "static", "offset")  # settings that mean something with the data alone
+WITH_DATA = ("frames", "known", "static", "offset")  # settings that are resolved with the data
 _NEURAL = "ml_factory.training.estimator:NeuralClassifier"
 _TRAINING, _BLOCKS = "ml_factory.training.spec:TrainSpec", "ml_factory.models.tabular:BlockSpec"
 _SPECS = {
@@ -68,12 +69,12 @@ _SHIPPED = tuple(_SPECS)
 
 
 def available_models() -> list[str]:
-    """Names that `build_model` knows."""
+    """Return the names that `build_model` knows."""
     return list(_SPECS)
 
 
 def spec_of(name: str) -> ModelSpec:
-    """The model's spec; an unknown name is refused with the nearest known one."""
+    """Return the model's spec. Raises SettingsError for an unknown name, with the nearest known one."""
     if name not in _SPECS:
         step = f"{did_you_mean(name, _SPECS)} (one of your own is known once register_model has run)"
         raise SettingsError("Unknown model", where="MODEL", got=repr(name), next_step=step)
@@ -81,12 +82,12 @@ def spec_of(name: str) -> ModelSpec:
 
 
 def signature_of(name: str) -> str:
-    """What tells a registered network from an earlier one of that name; "" for all others."""
+    """Return the source hash of a registered network; "" for all others."""
     return _SPECS[name].signature if name in _SPECS else ""
 
 
 def locate(dotted: str | type) -> Any:
-    """The object behind "package.module:name"; a class is itself."""
+    """Import the object behind "package.module:name"; a class is returned unchanged."""
     if isinstance(dotted, type):
         return dotted
     module, _, name = dotted.partition(":")
@@ -94,22 +95,24 @@ def locate(dotted: str | type) -> Any:
 
 
 def build_model(name: str, **settings: Any) -> Estimator:
-    """An unfitted model. Settings are those of its dataclass, or by the names of `models.settings`; an unknown one is
-    refused with a suggestion."""
+    """Build an unfitted model. Settings are fields of its dataclass, or names of `models.settings`.
+
+    Raises SettingsError for an unknown setting, with the nearest spelling.
+    """
     spec, settings = spec_of(name), own_settings(name, settings)
     kind = locate(spec.estimator)
     return kind(**settings) if spec.network is None else kind(name, locate(spec.network), **settings)
 
 
 def own_settings(name: str, given: Mapping) -> dict:
-    """A model's settings by this project's names. Raises SettingsError as `models.settings` does."""
+    """Return a model's settings by this project's names. Raises SettingsError as `models.settings` does."""
     if spec_of(name).windowed:
         return network_settings(name, given, locate(_TRAINING).batch)
     return block_settings(name, given, locate(_BLOCKS).block)
 
 
 def settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str = "SETTINGS") -> dict[str, dict]:
-    """Model -> its settings, from settings of several models as one mapping.
+    """Split settings of several models into model -> its settings.
 
     "lstm.batch_size" is for that model alone; "batch_size" for every network among `names`, or for all where there is
     none. Raises SettingsError for a model that is not among them.
@@ -126,33 +129,37 @@ def settings_by_model(names: Sequence[str], given: Mapping[str, Any], where: str
 
 
 def check_settings(name: str, given: Mapping) -> None:
-    """Raise SettingsError for settings that the model does not take. What depends on the data (`WITH_DATA`) is not
-    looked at, and nothing of a model whose library is not installed yet."""
+    """Raise SettingsError for settings that the model does not take.
+
+    Settings that depend on the data (`WITH_DATA`) are skipped, and all settings of a model whose library is not
+    installed.
+    """
     if "seed" in given:
-        raise SettingsError("This is no setting of the model", where=name, got="seed", next_step="give SEED or --seed")
+        raise SettingsError("Not a setting of the model", where=name, got="seed", next_step="give SEED or --seed")
     with suppress(MissingPackageError):
         build_model(name, **{key: value for key, value in given.items() if key not in WITH_DATA})
 
 
 def load_model(state: Mapping) -> Estimator:
-    """The fitted model whose `get_state()` this is."""
+    """Build the fitted model of a `get_state()`."""
     if "model" not in state:
         raise CheckpointError("Not a model's state", got=sorted(state)[:8], wanted="a 'model' entry")
     return build_model(state["model"]).load_state(state)
 
 
 def state_in_training(saved: Mapping, trained_on: Mapping) -> dict:
-    """The model's state, as of `get_state`, in the checkpoint of a training on these rows."""
+    """Return the model's state, as of `get_state`, in the checkpoint of a training on these rows."""
     state = build_model(saved["model"], **saved["settings"]).state_in_training(saved)
     return state | ({"trained_on": dict(trained_on)} if trained_on else {})
 
 
 def register_model(name: str, network: type | None = None, *, family: str = "advanced", check: bool = True) -> Any:
-    """Make a network known by name to everything that takes a MODEL; it must pass `check_model`.
+    """Register a network by name for everything that takes a MODEL; it must pass `check_model`.
 
     network : an `nn.Module` class, built as network(features, lookback, classes, spec), with a dataclass `Spec` whose
-    fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator. family : sequence or advanced, which
-    says the notebook. check : False registers unseen. Registering a name again replaces it; ours cannot be replaced.
+    fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator.
+    family : sequence or advanced; determines the notebook.
+    check : False registers without checks. A name can be registered again; names of the library cannot.
 
         @register_model("mine")
         class Mine(nn.Module): ...
@@ -175,16 +182,16 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
         if check:
             check_model(name)
     except BaseException:
-        # What fails is not there; what stood there before stays.
+        # A failing model is not registered; an earlier one of that name stays.
         _SPECS.pop(name) if before is None else _SPECS.update({name: before})
         raise
     return _SPECS[name]
 
 
 def check_model(name: str, **settings: Any) -> tuple[str, ...]:
-    """Hold a model to the contract of all models, on a few made-up rows, in seconds; the names of what was checked.
+    """Check a model against the contract of all models on a few synthetic rows; return the names of the checks.
 
-    Raises SettingsError naming everything that does not hold. settings : as in `build_model`.
+    Raises SettingsError naming every violation. settings : as in `build_model`.
     """
     spec = spec_of(name)
     check = locate("ml_factory.models.contract_checks:check_contract")

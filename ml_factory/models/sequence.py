@@ -1,4 +1,7 @@
-"""Networks that read a window step by step. B batch, T time steps, F features, H hidden units, X code, C classes."""
+"""Networks that read a window step by step: LSTM, GRU, TCN.
+
+B batch, T time steps, F features, H hidden units, X code, C classes.
+"""
 
 import math
 from dataclasses import dataclass
@@ -52,7 +55,9 @@ class LSTM(_Recurrent):
         self._open_forget_gates()
 
     def _open_forget_gates(self) -> None:
-        """Biases of 1 at the start (Jozefowicz et al. 2015): what was read is kept until learnt otherwise."""
+        """Set the forget gates' biases to 1 (Jozefowicz et al. 2015), so that memory is kept at the start of
+        training.
+        """
         # torch's order of gates is input, forget, cell, output.
         for name, parameter in self.rnn.named_parameters():
             if name.startswith("bias_ih"):
@@ -82,15 +87,14 @@ class TCNSpec:
         check_sizes(self, "a TCN", whole=("width", "kernel", *(("levels",) if self.levels else ())))
 
     def depth(self, lookback: int) -> int:
-        """Levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""
+        """Return the number of levels for windows of this length: 1 + 2 (kernel - 1)(2^levels - 1) steps are seen."""
         if self.levels or self.kernel == 1:
             return self.levels or 1
         return max(1, math.ceil(math.log2((lookback - 1) / (2 * (self.kernel - 1)) + 1)))
 
 
 class CausalConv(nn.Module):
-    """Convolution over x_BXT that sees its own step and those right before it, at every `stride`-th step up to the
-    last; weights of given norm.
+    """Causal convolution over x_BXT, at every `stride`-th step up to the last, with weight normalisation.
 
     Weight normalisation (Salimans and Kingma 2016): a direction, and its length as a parameter of its own.
     """
@@ -118,7 +122,7 @@ class ResidualBlock(nn.Module):
         self.conv1 = CausalConv(inputs, width, kernel)
         self.conv2 = CausalConv(width, width, kernel, stride=2)
         # Whole channels are dropped, as the paper says (its code drops single numbers). In place and before ReLU, which
-        # comes to the same: what a convolution writes is asked for by nobody else, and fresh memory costs more.
+        # is equal: no other layer reads what a convolution writes, and new memory costs more.
         self.drop = nn.Dropout1d(dropout, inplace=True)
         self.skip = nn.Conv1d(inputs, width, 1) if inputs != width else nn.Identity()
 
@@ -129,7 +133,7 @@ class ResidualBlock(nn.Module):
 
 
 def _first(x_BXT: Tensor, stride: int) -> int:
-    """The step from which every `stride`-th one ends with the last."""
+    """Return the step from which every `stride`-th one ends with the last."""
     return (x_BXT.shape[2] - 1) % stride
 
 

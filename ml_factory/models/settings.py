@@ -1,4 +1,4 @@
-"""Settings of models by the names of training guides and other libraries, and written as one line of text.
+"""Model settings by the names of training guides and other libraries, and as one line of text.
 
 =============================  ==================================  ==========================================
 guide                          networks                            boosters and the linear model
@@ -12,8 +12,8 @@ mixed_precision                precision: no is fp32               none
 gradient_checkpointing         recompute                           none
 =============================  ==================================  ==========================================
 
-As in Hugging Face's Trainer and Accelerate, `batch_size` is what goes through the network at once, and a step descends
-on batch_size x gradient_accumulation_steps rows.
+As in Hugging Face's Trainer and Accelerate, `batch_size` is the number of rows in one forward pass, and a step
+descends on batch_size x gradient_accumulation_steps rows.
 """
 
 import json
@@ -38,10 +38,11 @@ _BETWEEN = re.compile(r",(?![^\[]*\])")  # a comma that stands in no list
 
 
 def network_settings(where: str, given: Mapping, batch: int) -> dict:
-    """The settings of a network by this project's names.
+    """Return the settings of a network by this project's names.
 
-    where : the model, for messages.  batch : rows of a step where nothing says how many.
-    Raises SettingsError for a value that cannot be used, or a setting that is given under both names.
+    where : the model, for messages.
+    batch : default rows of a step.
+    Raises SettingsError for an unusable value, or a setting that is given under both names.
     """
     own = _renamed(where, given, NETWORK_NAMES)
     if "mixed_precision" in given and own["precision"] not in _PRECISIONS:
@@ -61,9 +62,11 @@ def network_settings(where: str, given: Mapping, batch: int) -> dict:
 
 
 def block_settings(where: str, given: Mapping, block: int) -> dict:
-    """The settings of a model that is trained in blocks, by this project's names.
+    """Return the settings of a model that is trained in blocks, by this project's names.
 
-    where, and what is raised : as of `network_settings`.  block : rounds of one where nothing says how many.
+    where : the model, for messages.
+    block : default rounds of a block.
+    Raises SettingsError as `network_settings` does.
     """
     own = _renamed(where, given, BLOCK_NAMES)
     if "num_epochs" in given:
@@ -74,9 +77,9 @@ def block_settings(where: str, given: Mapping, block: int) -> dict:
 
 
 def read_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
-    """`batch_size=64, mixed_precision=bf16` as {"batch_size": 64, "mixed_precision": "bf16"}; "" is {}.
+    """Parse `batch_size=64, mixed_precision=bf16` to {"batch_size": 64, "mixed_precision": "bf16"}; "" is {}.
 
-    Raises SettingsError for a part that is not NAME=VALUE, or a name that comes twice.
+    Raises SettingsError for a part that is not NAME=VALUE, or a repeated name.
     """
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in _BETWEEN.split(text))):
@@ -93,7 +96,7 @@ def read_settings(text: str, where: str = "SETTINGS") -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A number, truth value, list or null as Python or JSON writes it; else the text itself."""
+    """Parse a number, truth value, list or null as Python or JSON writes it; other texts are returned unchanged."""
     if text in _WORDS:
         return _WORDS[text]
     try:

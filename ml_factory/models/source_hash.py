@@ -1,8 +1,8 @@
-"""What a network that is not ours is made of, as one hash: another network is another run.
+"""Hash of the sources of a user's network: a changed network is another run.
 
-Its own functions, the plain values of its class and of its `Spec`, and whatever of the user's these read: classes and
-functions of a notebook or of modules of one's own, what a function closes over, constants. What is installed, or this
-library's, is told by its name: a run keeps those versions and sources elsewhere.
+Covers its own functions, the plain values of its class and of its `Spec`, and whatever user code these read: classes
+and functions of a notebook or of user modules, closures, constants. Installed libraries, and this one, count by name:
+a run records their versions and sources elsewhere.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def signature(network: type) -> str:
-    """64 hex digits that change with the network, its settings' defaults, and all it reads of the user's."""
+    """Return 64 hex digits that change with the network, its settings' defaults, and all user code it reads."""
     seen: dict[int, str] = {}
     return fingerprint([_describe(network, seen), _describe(network.Spec, seen)])
 
 
 def _describe(value: object, seen: dict[int, str]) -> object:
-    """The value as JSON can hold it; a class or function that was met before by its name alone."""
+    """Convert a value to JSON values; a class or function that was met before to its name alone."""
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, tuple | list):
@@ -50,7 +50,7 @@ def _describe(value: object, seen: dict[int, str]) -> object:
 
 
 def _of_class(kind: type, seen: dict[int, str]) -> Iterator[object]:
-    """Its bases, what stands in it, and the factories of a dataclass's defaults."""
+    """Yield the bases, the members, and the default factories of a dataclass."""
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or kind.__module__.startswith("torch"):
         return
     for base in kind.__bases__:
@@ -67,7 +67,7 @@ def _of_class(kind: type, seen: dict[int, str]) -> Iterator[object]:
 
 
 def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[object]:
-    """Its source and what it reads, where it is the user's; of any other what it closes over."""
+    """Yield the source of a user's function and what it reads; of any other function its closure."""
     function = inspect.unwrap(function)
     yield [_describe(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
     if not is_the_users(function):

@@ -40,18 +40,21 @@ from ml_factory.progress import phase
 from ml_factory.seeding import derive_seed
 
 DEVICES = ("auto", "cpu", "cuda")
-_MACHINE = ("threads", "device")  # settings that say where, not what: a run may go on elsewhere, and says so
+_MACHINE = ("threads", "device")  # settings of the machine: a run may resume with others, and is then marked
 
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """What every tabular model is told.
+    """Settings of every tabular model.
 
-    rounds : trees a class, or steps of the linear fit, at most. block : rounds between two possible checkpoints.
+    rounds : trees per class, or steps of the linear fit, at most.
+    block : rounds between two possible checkpoints.
     patience : rounds without a better validation loss before stopping, counted across blocks; 0 for never.
-    offset_column : the input that grows evenly through the session and whose `ClockOffset` the model starts from; -1
-    for none. offset_bars : bars before the session's end with cells of their own there.
-    class_weight : none, or balanced (see `apply_class_weights`). threads : 0 takes every core.
+    offset_column : input that grows evenly through the session, of the `ClockOffset` the model starts from; -1 for
+        none.
+    offset_bars : bars before the session's end with cells of their own in the offset.
+    class_weight : none, or balanced (see `apply_class_weights`).
+    threads : number of threads; 0 for every core.
     """
 
     rounds: int = 300
@@ -120,13 +123,13 @@ class BoosterSpec(BlockSpec):
 
 
 def gpu_present(devices: Path = Path("/dev")) -> bool:
-    """Whether this process is shown an NVIDIA GPU; no library is asked, so none is loaded and none pretends."""
+    """Return True where this process sees an NVIDIA GPU; no library is loaded for the check."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     return first not in ("", "-1") and any(devices.glob("nvidia[0-9]*"))
 
 
 class BlockTrainer(ABC):
-    """A model in the making. `part` is all it needs to go on, in bytes and arrays."""
+    """A model in training. `part` returns all it needs to resume, in bytes and arrays."""
 
     @abstractmethod
     def grow(self, first: int, until: int, seed: int) -> tuple[list[float], list[float]]:
@@ -134,24 +137,25 @@ class BlockTrainer(ABC):
 
     @abstractmethod
     def part(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """Return the state that `restore` needs."""
 
     @abstractmethod
     def restore(self, part: Mapping[str, Any], rounds: int) -> None:
-        """Stand where `part` was taken, after that many rounds."""
+        """Restore the state of `part`, taken after that many rounds."""
 
     @abstractmethod
     def model(self, rounds: int) -> Any:
-        """The finished model of that many rounds: bytes in the library's own format, or arrays."""
+        """Return the finished model of that many rounds: bytes in the library's own format, or arrays."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing to give back)
-        """Give back files and memory."""
+    def close(self) -> None:  # noqa: B027 (most have nothing to release)
+        """Release files and memory."""
 
 
 class Tabular(Estimator, ABC):
-    """The common face; a model differs in its BlockTrainer, and in how what it fitted is read and asked.
+    """Base of the tabular models; each has its own BlockTrainer and its own fitted object.
 
-    library : the package whose version its bits depend on. gpu : whether `device="auto"` takes a GPU.
+    library : package whose version its bits depend on.
+    gpu : True where `device="auto"` uses a GPU.
     """
 
     Spec: type[BlockSpec] = BoosterSpec
@@ -164,13 +168,16 @@ class Tabular(Estimator, ABC):
         self.best_round = 0
         self._fitted: Any = None
         self._predictor: Any = None
-        self._growing: tuple[BlockTrainer, int, int] | None = None  # inside a fit: the grower, its rounds, the features
+        self._growing: tuple[BlockTrainer, int, int] | None = None  # while fitting: trainer, rounds, features
         self._offset: ClockOffset | None = None
 
     def fit(
         self, x, y, sample_weight=None, *, validation=None, callbacks=(), checkpoints=None, limits=None, binned=None
     ):
-        """As of `Estimator.fit`; binned : a `BinnedData` shared by fits on the same rows, other seeds and settings."""
+        """Fit as of `Estimator.fit`.
+
+        binned : a `BinnedData` shared by fits on the same rows, with other seeds and settings.
+        """
         spec, limited = apply_limits(self.settings, limits)
         valid = None if validation is None else to_rows(*validation)
         train, valid = apply_class_weights(to_rows(x, y, sample_weight, where="training"), valid, spec.class_weight)
@@ -180,7 +187,7 @@ class Tabular(Estimator, ABC):
         nothing = {**run, "environment": here, "inexact": [], "rounds": 0, "history": [], "train": [], "val": []}
         progress = dict(saved["state"]) if saved else nothing
         check_same_run(progress, run)
-        # Once continued elsewhere, always so: the reasons travel with the run.
+        # Nondeterminism is permanent: its reasons are stored with the run.
         reasons = [*differences(progress["environment"], here), *self._promises(spec)]
         progress["inexact"] = union(progress["inexact"], reasons)
         progress["environment"] = here
@@ -210,8 +217,10 @@ class Tabular(Estimator, ABC):
         return run, environment(threads=spec.thread_count, device=device, **{self.library: version(self.library)})
 
     def _start_from_offset(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> float:
-        """Fit the offset on training rows of weight and give it to both parts; its loss on the validation rows, no loss
-        at all without an offset: the model of 0 rounds may be the best only where it is the clock."""
+        """Fit the offset on the weighted training rows and add it to both parts; return its validation loss.
+
+        The loss is infinite without an offset: only with one may the model of 0 rounds be the best.
+        """
         self._offset = None
         if spec.offset_column < 0:
             return np.inf
@@ -228,7 +237,7 @@ class Tabular(Estimator, ABC):
         return device == "cuda" or (device == "auto" and self.gpu and gpu_present())
 
     def _promises(self, spec: BlockSpec) -> list[str]:
-        """What keeps a run that is interrupted from being promised to the bit."""
+        """Return reasons why an interrupted run may differ in its last bits."""
         return [f"device: {self.name} on a GPU is not promised to the bit"] if self._on_gpu(spec) else []
 
     def _blocks(
@@ -241,7 +250,7 @@ class Tabular(Estimator, ABC):
         losses = progress["val"][: patience_end(progress["val"], spec.patience, start)]
         best = int(np.argmin(losses)) + 1 if losses else progress["rounds"]
         if losses and start <= min(losses):
-            best = 0  # no round is better than the clock; the first one is stored, and not asked
+            best = 0  # no round is better than the clock; the first one is stored and not used
         progress["finished"] = self._state(trainer.model(max(best, 1)), best, progress["data"]["features"])
         progress.pop("part", None)
         if checkpoints is not None:
@@ -251,7 +260,7 @@ class Tabular(Estimator, ABC):
         self, spec: BlockSpec, trainer: BlockTrainer, progress: dict, callbacks, checkpoints, start: float,
         moved: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """Blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
+        """Train blocks of rounds until all are done or patience ends; `moved` is called with the rounds of each."""
         while progress["rounds"] < spec.rounds and patience_end(progress["val"], spec.patience, start) is None:
             began, first = time.perf_counter(), progress["rounds"]
             until = min(first + spec.block, spec.rounds)
@@ -284,32 +293,33 @@ class Tabular(Estimator, ABC):
         return p / p.sum(axis=1, keepdims=True)
 
     def _learnt(self, x: np.ndarray) -> np.ndarray:
-        """Scores (N, 3) beyond the offset; 0 where no round was better than it."""
+        """Return scores (N, 3) beyond the offset; 0 where no round was better than it."""
         return np.asarray(self._scores(x), dtype=np.float64) if self.best_round else np.zeros((len(x), 3))
 
     def importances(self) -> np.ndarray:
-        """float64 (F,), summing to 1 (to 0 where nothing was learnt): what each feature gave while training."""
+        """Return each feature's gain while training, float64 (F,), summing to 1 (to 0 where nothing was learnt)."""
         self._checked_input(np.zeros((0, self.n_features)))
         gain = np.asarray(self._gain(), dtype=np.float64) if self.best_round else np.zeros(self.n_features)
         return gain / (gain.sum() or 1.0)
 
     def contributions(self, x) -> np.ndarray:
-        """SHAP values, float64 (N, 3, F + 1): each feature's part of each class's score, and last the part of none.
+        """Return SHAP values, float64 (N, 3, F + 1): each feature's part of each class's score, and last the bias.
 
         Their sum is the score whose softmax `predict_proba` gives (Lundberg et al. 2020 for trees, computed by the
-        libraries; for the linear model the part of a feature against its mean).
+        libraries;
+        for the linear model the part of a feature against its mean).
         """
         x = self._checked_input(x)
         if not len(x):
             return np.empty((0, 3, self.n_features + 1))
         parts = np.asarray(self._contributions(x), dtype=np.float64)
-        if self._offset is not None:  # of no feature that was learnt: it stands with the part of none
+        if self._offset is not None:  # the offset belongs to the bias
             parts = parts.copy() if self.best_round else np.zeros_like(parts)
             parts[:, :, -1] += self._offset.scores(x[:, self._offset.column])
         return parts
 
     def _checked_input(self, x) -> np.ndarray:
-        """x as this fitted model reads it."""
+        """Return x as this fitted model reads it."""
         if self._predictor is None:
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit or load first")
         x = matrix(x, "x")
@@ -319,31 +329,31 @@ class Tabular(Estimator, ABC):
 
     @abstractmethod
     def _bin(self, spec: BlockSpec, train: Rows, valid: Rows | None) -> Any:
-        """The library's matrices of the rows: what is built once a fold. Nothing of `spec` but the device counts."""
+        """Build the library's matrices of the rows, once per fold. Of `spec` only the device matters."""
 
     @abstractmethod
     def _open(self, spec: BlockSpec, train: Rows, valid: Rows | None, bins: Any) -> BlockTrainer:
-        """The library's BlockTrainer on these matrices."""
+        """Return the library's BlockTrainer on these matrices."""
 
     @abstractmethod
     def _read(self, fitted: Any) -> Any:
-        """The object behind a finished model."""
+        """Return the predictor of a finished model."""
 
     @abstractmethod
     def _predict(self, x: np.ndarray) -> np.ndarray:
-        """Probabilities (N, 3) from it."""
+        """Return probabilities (N, 3)."""
 
     @abstractmethod
     def _scores(self, x: np.ndarray) -> np.ndarray:
-        """Scores (N, 3) whose softmax `_predict` gives."""
+        """Return scores (N, 3) whose softmax `_predict` gives."""
 
     @abstractmethod
     def _gain(self) -> np.ndarray:
-        """(F,) of any scale."""
+        """Return gains (F,) of any scale."""
 
     @abstractmethod
     def _contributions(self, x: np.ndarray) -> np.ndarray:
-        """(N, 3, F + 1)."""
+        """Return contributions (N, 3, F + 1)."""
 
     def get_state(self) -> dict:
         if self._growing is not None:
@@ -360,7 +370,7 @@ class Tabular(Estimator, ABC):
 
     @abstractmethod
     def _grown(self, part: Mapping, rounds: int) -> Any:
-        """The model of all rounds so far, from what `BlockTrainer.part` gave; as `BlockTrainer.model` gives it."""
+        """Return the model of all rounds so far from `BlockTrainer.part`, as `BlockTrainer.model` gives it."""
 
     def _offset_state(self) -> dict | None:
         return None if self._offset is None else self._offset.to_dict()
@@ -388,9 +398,9 @@ class Tabular(Estimator, ABC):
 
 
 def patience_end(val: list[float], patience: int, start: float = np.inf) -> int | None:
-    """The round after which `patience` rounds had brought no lower loss; None while they have not.
+    """Return the round after which `patience` rounds had brought no lower loss; None while they have not.
 
-    start : the loss before the first round.
+    start : loss before the first round.
     """
     best, at = start, 0
     for number, loss in enumerate(val, 1):

@@ -1,8 +1,8 @@
 """CatBoost (Prokhorenkova et al. 2018) with symmetric trees, in blocks, through its own snapshot file.
 
 `init_model` starts a new generator and new approximants; the snapshot file (CatBoost's own binary, no pickle) keeps
-both. A block is the whole training, which finds the snapshot of the block before and is stopped at the block's end: a
-training told another number of rounds may be refused, since CatBoost chooses some of its settings by that number.
+both. A block is the whole training, which reads the snapshot of the block before and is stopped at the block's end:
+CatBoost may refuse a snapshot of another number of rounds, since it chooses some settings by that number.
 """
 
 import json
@@ -21,24 +21,28 @@ from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Rows, Tabular
 _METRIC = "MultiClass"
 _log = logging.getLogger("ml_factory")
 _NEVER = 10**9  # seconds: the file is written when a block ends, and only then
-# Times, folders, random identifiers and losses of rounds cut off: without them equal models are equal bytes.
+# Times, folders, random identifiers and losses of dropped rounds: removed, so that equal models are equal bytes.
 _CHANGING = {"train_finish_time": "", "model_guid": "", "output_options": "", "training": "{}"}
 _FOLDERS = ("train_dir", "snapshot_file")
 
 
 @dataclass(frozen=True)
 class CatBoostSpec(BoosterSpec):
-    """Symmetric trees, which split each level alike, are deeper than those of the others."""
+    """Settings of CatBoost. Symmetric trees, which split each level by one condition, are deeper than those of the
+    others.
+    """
 
     depth: int = 5
 
 
 class CatBoost(Tabular):
-    """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the cpu: a GPU
-    takes another number of rounds for every block, which its snapshot may refuse and nobody has seen it accept.
+    """One symmetric tree of three outputs a round; x_NF float32, NaN missing. `device="auto"` stays on the CPU.
 
-    Where the training rows lack a class it starts from no offset, with a warning: CatBoost refuses a baseline of more
-    classes than these rows hold."""
+    A GPU needs another number of rounds for every block, which its snapshot may refuse; this is untested. Where the
+    training rows lack a class it starts without offset, with a warning: CatBoost refuses a baseline of more classes
+    than
+    these rows hold.
+    """
 
     Spec = CatBoostSpec
     name = "catboost"
@@ -87,7 +91,7 @@ class CatBoost(Tabular):
         return self._predictor.predict(x, prediction_type="RawFormulaVal", thread_count=self.settings.thread_count)
 
     def _gain(self):
-        # CatBoost keeps no gains of splits; this is how much the score moves where a split sends rows elsewhere.
+        # CatBoost keeps no gains of splits; this is the mean change of the score across a split.
         return self._predictor.get_feature_importance(type="PredictionValuesChange")
 
     def _contributions(self, x):
@@ -107,7 +111,7 @@ def _start_from(pool: catboost.Pool, offset_N3: np.ndarray | None) -> None:
 
 
 class _Until:
-    """Tells CatBoost to stop after that many rounds in all."""
+    """Stop CatBoost after that many rounds in all."""
 
     def __init__(self, rounds: int):
         self.rounds = rounds
@@ -147,7 +151,7 @@ class _Trainer(BlockTrainer):
 
     def grow(self, first, until, seed):
         # The seed of a block is not used: the snapshot carries the generator itself.
-        # A GPU knows no callbacks: there a block is a training whose number of rounds has grown.
+        # No callbacks on a GPU: there a block is a training with more rounds.
         self.booster = catboost.CatBoost({**self.params, "iterations": until if self.on_gpu else self.rounds})
         callbacks = None if self.on_gpu else [_Until(until)]
         try:
@@ -158,13 +162,13 @@ class _Trainer(BlockTrainer):
             raise CheckpointError(
                 "CatBoost cannot go on from the snapshot in this checkpoint",
                 got=str(error).splitlines()[0][:200],
-                next_step="train afresh (FRESH=True, --fresh)",
+                next_step="start a new run (FRESH=True, --fresh)",
             ) from error
         losses = self.booster.get_evals_result()
         return losses["learn"][_METRIC][first:until], losses.get("validation", {}).get(_METRIC, [])[first:until]
 
     def part(self):
-        # No model can be read off a snapshot without its rows.
+        # A model cannot be read from a snapshot without its rows.
         return {"snapshot": self.snapshot.read_bytes(), "model": self.model(self.booster.tree_count_)}
 
     def restore(self, part, rounds):

@@ -1,4 +1,4 @@
-"""Rows as the tabular models read them, and the matrices that libraries make of them, built once a fold."""
+"""Rows of tabular models, and the binned matrices that libraries build from them, once per fold."""
 
 import threading
 from collections import defaultdict
@@ -17,7 +17,13 @@ CLASS_WEIGHTS = ("none", "balanced")
 
 @dataclass
 class Rows:
-    """x_NF float32, classes 0..2, weights, and scores (N, 3) that the model starts from; None: none."""
+    """Checked rows of a tabular model.
+
+    x : float32 (N, F).
+    target : classes 0..2.
+    weight : float64 (N,).
+    offset : scores (N, 3) that the model starts from; None: none.
+    """
 
     x: np.ndarray
     target: np.ndarray
@@ -26,7 +32,7 @@ class Rows:
 
 
 def matrix(x, where: str) -> np.ndarray:
-    """x_NF as contiguous float32; NaN is a missing value, an infinity is refused."""
+    """Return x_NF as contiguous float32; NaN is a missing value, an infinity is refused."""
     x = np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim != 2:
         raise FactoryError("Tabular models read rows of features", where=where, got=f"shape {x.shape}", wanted="(N, F)")
@@ -37,22 +43,22 @@ def matrix(x, where: str) -> np.ndarray:
 
 
 def to_rows(x, y, weight=None, where: str = "validation") -> Rows:
-    """Checked rows; labels -1, 0, +1 come in, classes 0..2 stand in `target`."""
+    """Check rows and convert labels -1, 0, +1 to classes 0..2 in `target`."""
     x = matrix(x, f"{where} x")
     return Rows(x, *check_rows(len(x), y, weight, where=where))
 
 
 def check_class_weight(name: str) -> None:
-    """SettingsError unless it is one of `CLASS_WEIGHTS`."""
+    """Raise SettingsError unless it is one of `CLASS_WEIGHTS`."""
     if name not in CLASS_WEIGHTS:
         raise SettingsError("Cannot train with this", where="class_weight", got=repr(name), wanted=CLASS_WEIGHTS)
 
 
 def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> tuple[Rows, Rows | None]:
-    """Both parts, their weights times what the training rows alone say of each class.
+    """Multiply the weights of both parts by class factors of the training rows.
 
-    balanced : each class that training rows hold gets the same share of their weight, which stays the same in all.
-    Validation rows take the same factors, so that early stopping asks what training asks.
+    balanced : each class of the training rows gets the same share of their total weight. Validation rows get the same
+    factors, so that early stopping uses the loss of training.
     """
     if class_weight == "none":
         return train, valid
@@ -65,20 +71,21 @@ def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> t
 
 
 def class_factors(target: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """float64 (3,): what balances the classes' shares of these rows' weight; 1 for a class that they lack."""
+    """Return factors, float64 (3,), that balance the classes' shares of these rows' weight; 1 for an absent class."""
     held = np.bincount(target, weight, minlength=len(CLASSES))
     present = held > 0
     return np.where(present, held.sum() / (present.sum() * np.where(present, held, 1.0)), 1.0)
 
 
 class BinnedData:
-    """One fold's rows as the libraries bin them: built by the first fit on these rows, found by every later one.
+    """Binned matrices of one fold's rows: built by the first fit on these rows, reused by later ones.
 
-    Hand one to every trial and seed of a fold: `model.fit(…, binned=binned)`. What is kept is found by a checksum of
-    the rows, so another fold's rows are binned anew, and take the place of those before. It holds memory as long as it
-    lives, and no longer. One fit at a time: a fit sets the scores that its trees start from in the matrices themselves.
+    Share one among the trials and seeds of a fold: `model.fit(…, binned=binned)`. Matrices are found by a checksum of
+    the
+    rows; other rows replace them. The memory is held as long as the object. One fit at a time: a fit sets the initial
+    scores of its trees in the matrices themselves.
 
-    builds : how often something was built.
+    builds : number of builds.
     """
 
     def __init__(self):
@@ -88,9 +95,9 @@ class BinnedData:
 
     @contextmanager
     def lease(self, library: str, identity: dict, build: Callable[[], Any]) -> Iterator[Any]:
-        """The library's matrices of these rows, for one fit.
+        """Yield the library's matrices of these rows to one fit.
 
-        Raises FactoryError while another fit, in another thread, has them.
+        Raises FactoryError while another fit, in another thread, uses them.
         """
         if not self._lock.acquire(blocking=False):
             raise FactoryError("Another fit has these rows", where="BinnedData", next_step="use one for each thread")
@@ -107,8 +114,9 @@ class BinnedData:
 class FoldBins(defaultdict[Hashable, BinnedData]):
     """A `BinnedData` for each fold of one data set, the chronological split among them.
 
-    Hand one to every trial and seed: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds
-    the matrices of all folds, and as long as it lives.
+    Share one among trials and seeds: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds
+    the
+    matrices of all folds as long as it lives.
     """
 
     def __init__(self):
@@ -116,5 +124,5 @@ class FoldBins(defaultdict[Hashable, BinnedData]):
 
     @property
     def builds(self) -> int:
-        """How often something was built, in all folds together."""
+        """Number of builds in all folds together."""
         return sum(binned.builds for binned in self.values())

@@ -25,7 +25,7 @@ class LightGBM(Tabular):
     gpu = False
 
     def _bin(self, spec, train, valid):
-        # What the bins do not depend on is left open for the fits that share them, the least rows of a leaf too.
+        # Settings that bins do not depend on stay open for fits that share the bins, such as the least rows of a leaf.
         params = {"verbosity": -1, "feature_pre_filter": False, "force_row_wise": True, **self._device(spec)}
         bins = [lgb.Dataset(train.x, train.target, weight=train.weight, params=params)]
         if valid is not None:
@@ -73,7 +73,7 @@ class LightGBM(Tabular):
 
 @dataclass(frozen=True)
 class ModelText:
-    """A LightGBM model's text in its three parts: the head, a chapter a tree, the tail."""
+    """A LightGBM model's text in its three parts: the head, a section per tree, the tail."""
 
     head: str
     trees: tuple[str, ...]
@@ -86,17 +86,18 @@ class ModelText:
         return cls(head, tuple(trees), end + tail)
 
     def join(self) -> str:
-        """The text LightGBM reads: trees counted from 0, their sizes in the head."""
+        """Return the text that LightGBM reads: trees counted from 0, their sizes in the head."""
         trees = [re.sub(r"^Tree=\d+", f"Tree={number}", tree) for number, tree in enumerate(self.trees)]
         sizes = " ".join(str(len(tree.encode())) for tree in trees)
         return _SIZES.sub(f"tree_sizes={sizes}", self.head) + "".join(trees) + self.tail
 
 
 class _Trainer(BlockTrainer):
-    """Each block is a booster of its own that starts from the rows' scores so far (`init_score`).
+    """LightGBM in blocks: each block is a booster of its own that starts from the rows' scores so far (`init_score`).
 
-    Scores are kept in float64 and grow by our own walk through the block's trees, leaf after leaf: what a run that
-    goes on computes from the text of all trees is the same sum in the same order.
+    Scores are kept in float64 and updated by our own tree walk, leaf after leaf: a resumed run computes the same sums
+    in
+    the same order from the text of all trees.
     """
 
     def __init__(self, spec: BoosterSpec, rows: list[Rows], bins: list[lgb.Dataset], device: dict):
@@ -152,7 +153,7 @@ class _Trainer(BlockTrainer):
             ) from error
 
     def _round(self, booster: lgb.Booster) -> tuple[float, float | None]:
-        """One more tree a class; where no split is worth it LightGBM adds none, and the losses stay."""
+        """Train one more tree per class; where no split is worth it LightGBM adds none, and the losses stay."""
         booster.update()
         (_, _, train, _), *others = booster.eval_train() + booster.eval_valid()
         return train, others[0][2] if others else None

@@ -18,7 +18,7 @@ class XGBoost(Tabular):
     library = "xgboost"
 
     def _bin(self, spec, train, valid):
-        # Sketches of quantiles count the weights: other weights are other bins, and `BinnedData` asks for both.
+        # Quantile sketches use the weights: other weights are other bins, and `BinnedData` compares both.
         device = {"nthread": spec.thread_count}
         bins = [xgb.QuantileDMatrix(train.x, train.target, weight=train.weight, **device)]
         if valid is not None:
@@ -50,7 +50,7 @@ class XGBoost(Tabular):
 
 
 class _Trainer(BlockTrainer):
-    """Each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
+    """XGBoost in blocks: each block is a booster of its own that starts from the rows' scores so far (`base_margin`).
 
     A cached score and one predicted again are the same float32 additions in the same order.
     """
@@ -117,10 +117,11 @@ class _Trainer(BlockTrainer):
 
 
 def merge_boosters(blocks: list[xgb.Booster], rounds: int) -> bytes:
-    """The first rounds of boosters that each started from the scores of those before, as one model (UBJSON).
+    """Merge the first rounds of boosters, each started from the scores of those before, into one model (UBJSON).
 
-    XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and where each
-    round begins. Numbers in it are the shortest that give the same float32 again.
+    XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and the first tree
+    of
+    each round. Numbers in it are the shortest that give the same float32 again.
     """
     whole, trees, classes, begins = None, [], [], [0]
     for block in blocks:

@@ -48,7 +48,7 @@ class TFTSpec:
 
 
 def _names(given: object, where: str) -> tuple[str, ...]:
-    """Names, each once."""
+    """Return names, each once. Raises SettingsError."""
     names = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
         raise SettingsError("Cannot build a TFT", where=where, got=repr(given), wanted="names, each once")
@@ -57,7 +57,7 @@ def _names(given: object, where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a TFT looked at. Shares of variables sum to 1 over the last axis, and so does the attention.
+    """Explanation of a TFT. Shares of variables sum to 1 over the last axis, and so does the attention.
 
     past_BTF, future_BSK, static_BV : shares of variables (None where there are none).
     attention_BSU : of each answer (a classifier has one), over the window's T steps and the S steps ahead.
@@ -117,7 +117,7 @@ class TFT(nn.Module):
 
     @torch.no_grad()
     def explain(self, x_BTF: Tensor, known_BSK: Tensor | None = None, static_BV: Tensor | None = None) -> Explanation:
-        """What the answer to these inputs rests on."""
+        """Return variable shares and attention for these inputs."""
         return self._decode(x_BTF, known_BSK, static_BV)[1]
 
     def _decode(self, x_BTF: Tensor, known_BSK: Tensor | None, static_BV: Tensor | None) -> tuple[Tensor, Explanation]:
@@ -141,7 +141,9 @@ class TFT(nn.Module):
         return y_BSD, Explanation(past_BTF, future_BSK, static_share_BV, attention_BSU)
 
     def _contexts(self, static_BV: Tensor | None) -> tuple:
-        """What static variables say to selection, enrichment and the encoder's first state (4.3); None without."""
+        """Return the contexts of static variables for selection, enrichment and the encoder's first state (4.3); None
+        without.
+        """
         if not self.spec.static:
             return None, None, None, None
         chosen_B1D, share_B1V = self.static(static_BV[:, None])

@@ -12,16 +12,18 @@ from torch.nn import functional
 from ml_factory.models.onednn_linear import OneDNNLinear, linear, onednn_takes, stacked
 
 EPS = 1e-3  # of the layer norms, as in the authors' code
-PIECE = 2**21  # numbers a CPU works on at a time: larger tensors are fresh pages each time, and those cost the most
+PIECE = 2**21  # numbers per piece on a CPU: larger tensors would need new pages each time
 
 
 def elu(x: Tensor) -> Tensor:
-    """x above 0, exp(x) - 1 below. torch_xla 2.9 derives its own elu wrongly: a slope of 1 + x below 0, not e^x."""
+    """Return x above 0, exp(x) - 1 below. torch_xla 2.9 has a wrong gradient for its own elu: 1 + x below 0, not
+    e^x.
+    """
     return torch.relu(x) + x.clamp_max(0).expm1() if x.device.type == "xla" else functional.elu(x)
 
 
 def glu(x: Tensor) -> Tensor:
-    """The first half, gated by the second. torch_xla 2.9 derives its own glu on the CPU, between two programs."""
+    """Return the first half, gated by the second. torch_xla 2.9 computes its own glu's gradient on the CPU."""
     if x.device.type != "xla":
         return functional.glu(x)
     first, second = x.chunk(2, dim=-1)
@@ -60,18 +62,19 @@ class GRN(nn.Module):
         return self.gated(self.outer(x), self.skip(x), context)
 
     def gated(self, first: Tensor, skipped: Tensor, context: Tensor | None = None) -> Tensor:
-        """From the first linear map's answer on."""
+        """Compute the layer from the output of the first linear map on."""
         if self.context is not None:
             first = first + self.context(context)
         return self.gate(self.drop(self.inner(elu(first))), skipped)
 
 
 class VariableSelection(nn.Module):
-    """V numbers a step become one vector: each one's own network, weighted by a softmax that reads all (section 4.2).
+    """Variable selection: V numbers a step become one vector, weighted by a softmax over the variables (section 4.2).
 
-    x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and all are run
-    at once. A number's embedding is a line in it, so a linear map of embeddings is a line too and is folded: the same
-    sums in another order, without the V D numbers a step between.
+    x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and run at once. A
+    number's embedding is linear in it, so a linear map of embeddings is folded into one map of the numbers: the same
+    sums
+    in another order, without V D numbers a step in between.
     """
 
     def __init__(self, variables: int, width: int, context: int, dropout: float, each_dropout: float):
@@ -152,9 +155,10 @@ class VariableSelection(nn.Module):
 
 
 class InterpretableAttention(nn.Module):
-    """Heads that share their values, so that the mean of their weights tells what was looked at (equations 13 to 16).
+    """Heads that share their values, so that the mean of their weights is the attention (equations 13 to 16).
 
-    The last S positions of x_BUD ask; each sees itself and all before. Returns (mixed_BSD, attention_BSU).
+    The last S positions of x_BUD are the queries; each attends to itself and all before. Returns (mixed_BSD,
+    attention_BSU).
     """
 
     def __init__(self, width: int, heads: int, positions: int, asking: int):
@@ -177,6 +181,6 @@ class InterpretableAttention(nn.Module):
 
 
 def _uniform(inputs: int, *shape: int) -> nn.Parameter:
-    """The start of `nn.Linear` with that many inputs."""
+    """Return a parameter initialised as `nn.Linear` with that many inputs."""
     bound = 1 / math.sqrt(inputs)
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

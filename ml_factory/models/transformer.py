@@ -45,7 +45,7 @@ class PatchTSTSpec:
             )
 
     def within(self, steps: int) -> "PatchTSTSpec":
-        """The same with patches and strides of at most so many steps: what a frame read at its own pace can hold."""
+        """Return the spec with patches and strides of at most so many steps, for a frame of that length."""
         return replace(self, patch=min(self.patch, steps), stride=min(self.stride, steps))
 
 
@@ -135,7 +135,7 @@ class ITransformer(nn.Module):
 
 
 def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
-    """The head's answer; what instance norm took out goes beside the codes of classes, and back into a forecast."""
+    """Return the head's output; the levels of instance norm join the codes of classes, and are added to a forecast."""
     if not taken:
         return head(code_BFX, None)
     if isinstance(head.task, Forecast):
@@ -144,7 +144,7 @@ def _answer(head: ChannelHead, code_BFX: Tensor, taken: list[Tensor]) -> Tensor:
 
 
 def _given(spec: PatchTSTSpec | ITransformerSpec) -> tuple[str, ...]:
-    """Sizes that may be left out, where they are not."""
+    """Return the optional sizes that are set."""
     return ("read",) if spec.read is not None else ()
 
 

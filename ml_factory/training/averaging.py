@@ -1,4 +1,4 @@
-"""Averaged weights: evaluated and kept instead of the last ones, since they move less from step to step."""
+"""Averaged weights: evaluated and kept instead of the last ones, since they change less from step to step."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +10,12 @@ from ml_factory.errors import CheckpointError
 
 
 class WeightAverage:
-    """Exponential moving average of the trained parameters (Polyak and Juditsky 1992; decay as in Tarvainen and
-    Valpola 2017: min(decay, (1 + t) / (10 + t)) at step t, so that the start is soon forgotten)."""
+    """Exponential moving average of the trained parameters (Polyak and Juditsky 1992).
+
+    The decay is that of Tarvainen and Valpola 2017: min(decay, (1 + t) / (10 + t)) at step t, so that the initial
+    weights
+    soon lose their weight.
+    """
 
     def __init__(self, names: list[str], parameters: list[Tensor]):
         self.names, self.parameters = names, parameters
@@ -19,13 +23,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, moved: Tensor) -> None:
-        """moved : 1 - decay of this step, on the device."""
+        """Update the average after a step. moved : 1 - decay of this step, on the device."""
         torch._foreach_mul_(self.values, 1 - moved)
         torch._foreach_add_(self.values, torch._foreach_mul([p.detach() for p in self.parameters], moved))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside the block the network holds the average; afterwards its own weights again, to the bit."""
+        """Inside the block the network holds the average; afterwards its own weights again, bit for bit."""
         with torch.no_grad():
             own = [p.detach().clone() for p in self.parameters]
             torch._foreach_copy_(self.parameters, self.values)

@@ -1,4 +1,4 @@
-"""Batches on the device: gathered there from one array when it fits, else on the host and sent, one batch ahead.
+"""Batches on the device: gathered there from one array when it fits, else on the host and sent one batch ahead.
 
 B rows of a batch, T time steps, F features, N rows of the arrays.
 """
@@ -15,46 +15,47 @@ from torch import Tensor
 from ml_factory.datasets.windows import Windows
 from ml_factory.training.device import Device
 
-# What the arrays may take of the device's free memory: the rest is for weights, moments and what backward keeps.
+# Share of the device's free memory for the arrays; the rest is for weights, moments and activations.
 SHARE_OF_MEMORY = 0.4
 
 Part = Windows | np.ndarray
 
 
 class BatchBuffer:
-    """Memory of the host for one batch after another, written again once no tensor lies in it any more.
+    """Host memory for batches, reused once no tensor refers to it any more.
 
-    Pages that are fresh from the system cost more than what is copied into them. Whether a batch, or a view of it that
-    somebody kept, still lies in a piece of memory is told by the array that they all hold.
+    New pages from the system cost more than the copy into them. Each piece of memory has an array that all its views
+    hold
+    on to; a weak reference to that array shows when the memory is free.
     """
 
     def __init__(self):
         self._kept: list[tuple[Tensor, Callable[[], object]]] = []
-        self._lock = Lock()  # a batch is gathered ahead on a thread of its own
+        self._lock = Lock()  # the next batch is gathered on another thread
 
     def empty(self, *shape: int) -> Tensor:
-        """A float32 tensor of this shape, whatever it holds."""
+        """Return an uninitialised float32 tensor of this shape."""
         with self._lock:
-            # Of another shape than the last ones nothing is kept: those who hold it keep it themselves.
+            # Memory of other shapes is dropped here; live tensors keep it themselves.
             same = [pair for pair in self._kept if pair[0].shape == shape]
             free = [memory for memory, lent in same if lent() is None]
             memory, *spare = free or [torch.empty(shape)]
             lent = memory.numpy()
             out = [pair for pair in same if pair[1]() is not None]
-            # One more, for who holds a batch until the next one is there.
+            # One spare piece, for a caller that holds a batch until the next one is ready.
             self._kept = [*out, (memory, weakref.ref(lent)), *((one, _not_lent) for one in spare[:1])]
             return torch.from_numpy(lent)
 
 
 def _not_lent() -> None:
-    """Who holds memory that is not lent."""
+    """Reference of free memory: always None."""
 
 
 class BatchLoader:
-    """positions -> one tensor (B, ...) on the device for each part.
+    """Function from positions to one tensor (B, ...) on the device for each part.
 
-    parts : Windows, or arrays (N, ...) with a row for each window; all equally long. resident : keep them on the
-    device (None: where they fit).
+    parts : Windows, or arrays (N, ...) with a row for each window; all equally long.
+    resident : keep the parts on the device (None: where they fit).
     """
 
     def __init__(self, device: Device, parts: Sequence[Part], resident: bool | None = None):
@@ -77,11 +78,11 @@ class BatchLoader:
 
     @property
     def prefetch(self) -> Callable[[np.ndarray], None] | None:
-        """Tells what the next call will ask for; None where gathering does not take the host's time."""
+        """Function that announces the next positions; None where gathering takes no time of the host."""
         return None if self.resident else self._prefetch
 
     def batches(self, wanted: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, ...]]:
-        """The batch of each of these positions in turn; the one after it is fetched while it is worked on."""
+        """Yield the batch of each of these positions; the next one is fetched meanwhile."""
         prefetch, remaining = self.prefetch or (lambda positions: None), iter(wanted)
         now = next(remaining, None)
         while now is not None:
@@ -100,13 +101,13 @@ class BatchLoader:
         return self._send(positions)
 
     def _send(self, positions: np.ndarray) -> Callable[[], tuple[Tensor, ...]]:
-        """Gather on the host and start the copy; the answer hands it out."""
+        """Gather on the host and start the copy; the returned function hands it out."""
         index_B = torch.from_numpy(np.ascontiguousarray(positions))
         return self.device.send([take(index_B) for take in self._takes])
 
 
 def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
-    """index_B -> the part's rows, in the host's memory."""
+    """Return a function from index_B to the part's rows in host memory."""
     if not isinstance(part, Windows):
         return lambda index_B: torch.from_numpy(part[index_B.numpy()])
     memory, (_, T, F) = BatchBuffer(), part.shape
@@ -114,14 +115,16 @@ def _host_reader(part: Part) -> Callable[[Tensor], Tensor]:
 
 
 def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Callable[[Tensor], Tensor]:
-    """index_B -> the part's rows, from memory on the device. placed : arrays there by their address on the host, so
-    that one of which several parts are windows is there once."""
+    """Return a function from index_B to the part's rows, from memory on the device.
+
+    placed : arrays on the device by their host address, so that an array shared by several parts is copied once.
+    """
     if not isinstance(part, Windows):
         rows_N = _padded(torch.from_numpy(part), device)
         return lambda index_B: rows_N.index_select(0, index_B)
     if device.kind == "cpu":
         return _host_reader(part)
-    # A view of overlapping windows would be written out in full by a compiler; single rows are picked instead.
+    # A compiler would materialise a view of overlapping windows; single rows are picked instead.
     address = part.x_NF.data_ptr()
     x_NF = placed[address] = placed[address] if address in placed else _padded(part.x_NF, device)
     last_N, back_T = _padded(torch.from_numpy(part.rows), device), device.to_device(torch.arange(part.lookback).flip(0))
@@ -134,6 +137,6 @@ def _device_reader(part: Part, device: Device, placed: dict[int, Tensor]) -> Cal
 
 
 def _padded(rows: Tensor, device: Device) -> Tensor:
-    """On the device, behind them as many rows of 0 as it wants; nobody asks for those."""
+    """Move rows to the device, padded with rows of 0 to the length it wants; padding is never selected."""
     padding = device.padded_length(len(rows)) - len(rows)
     return device.to_device(torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])]) if padding else rows)

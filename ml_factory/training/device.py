@@ -1,6 +1,6 @@
-"""Where the arithmetic happens: cpu, cuda or xla (a TPU, or XLA's own CPU client). Nothing outside this file knows.
+"""Compute devices: CPU, CUDA or XLA (a TPU, or XLA's CPU client). No other file depends on the kind.
 
-torch_xla ends with 2.9; a successor for TPUs answers the same questions in one more class here.
+torch_xla ends with 2.9; a successor for TPUs is one more class with the same interface.
 """
 
 import importlib
@@ -30,19 +30,22 @@ from ml_factory.training.precision import DTYPES, native_precision
 from ml_factory.training.recompiles import RecompileMonitor
 from ml_factory.training.spec import TrainSpec
 
-# Names the folder of compiled programs, set where a run's workspace is known.
+# Environment variable with the folder of compiled programs, set where a run's workspace is known.
 PROGRAMS = "ML_FACTORY_PROGRAMS"
-# A host that cannot give memory has no error class of its own.
+# A host out of memory raises a plain RuntimeError.
 _NO_MEMORY = ("can't allocate memory", "out of memory", "RESOURCE_EXHAUSTED")
 
 
 @dataclass(frozen=True)
 class Device:
-    """A CPU, and what every other kind answers too.
+    """A CPU, and the interface of every other kind.
 
-    kind : cpu, cuda or xla. threads : of the host's own arithmetic. precision : fp32, bf16 or fp16, of training
-    steps. processes : those that share the training. chips : of this process; the rows of a batch are spread over
-    them. watchdog : counts the programs that were compiled.
+    kind : cpu, cuda or xla.
+    threads : of the host's arithmetic.
+    precision : fp32, bf16 or fp16, of training steps.
+    processes : processes that share the training.
+    chips : number of chips of this process; the rows of a batch are sharded over them.
+    recompiles : counter of compiled programs.
     """
 
     kind: str
@@ -54,97 +57,100 @@ class Device:
 
     @property
     def target(self) -> str:
-        """What torch calls it."""
+        """Device name in torch."""
         return self.kind
 
     @property
     def shares(self) -> int:
-        """Pieces that the rows of every batch must divide into."""
+        """Number of pieces that the rows of every batch must divide into."""
         return self.processes.world * self.chips
 
     def to_device(self, value):
-        """A tensor, module or Windows on this device."""
+        """Move a tensor, module or Windows to this device."""
         return value.to(self.target)
 
     def padded_length(self, rows: int) -> int:
-        """The rows that a data set of so many is given on this device."""
+        """Return the number of rows that a data set of so many rows is padded to."""
         return rows
 
     def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
-        """Start copying these here, from any thread; the answer hands the copies to whoever computes next."""
+        """Start copying these tensors to the device, from any thread; the returned function waits for the copies."""
         return lambda: tuple(part.to(self.target) for part in host)
 
     def shard(self, batch):
-        """A batch whose rows lie over the chips."""
+        """Shard the rows of a batch over the chips."""
         return batch
 
     def seed_step(self, seed: int) -> None:
-        """Random numbers drawn on the device from here on depend on this seed alone."""
+        """Seed the random numbers drawn on the device."""
         torch.default_generator.manual_seed(seed)
 
     def autocast(self):
-        """The context of a training step's forward pass: its precision."""
+        """Return the context of a training step's forward pass: its precision."""
         dtype = DTYPES[self.precision]
         return nullcontext() if dtype is torch.float32 else torch.autocast(self.kind, dtype=dtype)
 
     def wrap(self, network: nn.Module, compiled: bool = False) -> nn.Module:
-        """The network as a step calls it: by `torch.compile` if asked, and its gradients averaged over the processes,
-        if there are several."""
+        """Wrap the network as a step calls it: by `torch.compile` if asked for, gradients averaged over several
+        processes.
+        """
         network = torch.compile(network) if compiled else network
         if self.processes.world == 1:
             return network
         return nn.parallel.DistributedDataParallel(network, device_ids=self._own_chips())
 
     def _own_chips(self) -> list[int] | None:
-        """Those of this process, by number; None where they have none."""
+        """Return the numbers of this process's chips; None where they have none."""
 
     def recompute(self, function: Callable, *args: Any) -> Any:
-        """function(*args), whose inner results are computed again for the backward pass instead of kept."""
+        """Compute function(*args) with gradient checkpointing: inner results are computed again in the backward
+        pass.
+        """
         return checkpoint(function, *args, use_reentrant=False)
 
     def mark_step(self, program: str, inputs: object = (), outputs: tuple[Tensor, ...] = ()) -> None:
-        """Hand over what was asked for so far: on a lazy device that makes one program of it, and starts it.
+        """End a program: a lazy device compiles and starts the operations since the last call.
 
-        Elsewhere only `torch.compile` builds programs, whenever one is first called; here they are counted.
+        On other devices only `torch.compile` builds programs, on their first call; here they are counted.
         """
         if self.recompiles.grown(_graphs()):
             self.recompiles.after(program, 1, inputs)
 
     def free_bytes(self) -> int:
-        """Device memory that an array may take; the host's own arrays are there already."""
+        """Return the device memory available for arrays; unlimited here, since the host's arrays are there already."""
         return 1 << 62
 
     def peak_bytes(self) -> int | None:
-        """The most memory this process has held; of a GPU or TPU, the most held there. None where it is not told."""
+        """Return the peak memory of this process; of a GPU or TPU the peak there. None where it is not reported."""
         try:
             status = Path("/proc/self/status").read_text()
-        except OSError:  # no Linux; there ru_maxrss would also count what the starting process had held
+        except OSError:  # not Linux, where ru_maxrss would include the memory of the starting process
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             return peak if sys.platform == "darwin" else 1024 * peak
         lines = [line.split() for line in status.splitlines() if line.startswith("VmHWM:")]
         return 1024 * int(lines[0][1]) if lines else None
 
     def reset_peak(self) -> None:
-        """From here on `peak_bytes` counts anew, where the hardware can: a GPU."""
+        """Reset the count of `peak_bytes`, where the hardware can: a GPU."""
 
     def out_of_memory(self, error: BaseException) -> bool:
-        """Whether this error says that memory was too small."""
+        """Return True where this error means that memory ran out."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
             isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
         )
 
     def release(self) -> None:
-        """Give freed memory back."""
+        """Return freed memory to the system."""
 
     def training(self) -> AbstractContextManager:
-        """What holds while a network is trained: the memory of one step is there for the next."""
+        """Return the context of a training: memory of one step is kept for the next."""
         return keep_freed_memory()
 
     def keep_programs(self, folder: Path) -> None:
-        """Keep what is compiled under `folder`, for the next session."""
+        """Cache compiled programs under `folder`, for the next session."""
 
     def facts(self) -> dict:
-        """What the bits of a run depend on besides data and settings."""
+        """Return the facts that the bits of a run depend on besides data and settings."""
         return environment(
             device=self.kind,
             capability=self._capability(),
@@ -167,7 +173,7 @@ class Cuda(Device):
 
     @cached_property
     def _copies(self) -> torch.cuda.Stream:
-        """A queue beside the one that computes, so that a copy does not wait for the steps asked for before it."""
+        """CUDA stream for copies, so that a copy does not wait for the steps queued before it."""
         return torch.cuda.Stream(self.processes.local)
 
     def send(self, host: Sequence[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
@@ -180,7 +186,7 @@ class Cuda(Device):
             computing = torch.cuda.current_stream(self.processes.local)
             computing.wait_event(done)
             for part in there:
-                part.record_stream(computing)  # else its memory is free for the next copy before it was read
+                part.record_stream(computing)  # else its memory could be reused before it was read
             return there
 
         return hand_out
@@ -217,8 +223,10 @@ class Cuda(Device):
 
 
 class Xla(Device):
-    """The XLA devices of this process: one chip, or several that hold the same weights and share each batch's rows
-    (SPMD). Arithmetic is written down first and done at `mark_step`."""
+    """The XLA devices of this process: one chip, or several with equal weights that share each batch's rows (SPMD).
+
+    Operations are recorded, and executed at `mark_step`.
+    """
 
     def shard(self, batch):
         if self.chips == 1:
@@ -231,7 +239,7 @@ class Xla(Device):
         return batch
 
     def padded_length(self, rows: int) -> int:
-        # A length is part of the program. Eight for each power of two, so that folds, and bars that grow, share some.
+        # A length is part of the program. Eight lengths per power of two, so that folds and growing data share some.
         step = 1 << max(rows.bit_length() - 4, 0)
         return -(-rows // step) * step
 
@@ -244,8 +252,8 @@ class Xla(Device):
         return network
 
     def recompute(self, function: Callable, *args: Any) -> Any:
-        # XLA would find the second computation equal to the first and drop it: theirs has a barrier. It gives what the
-        # function closes over a gradient only where an argument wants one too, and rows of data do not.
+        # XLA would drop the second computation as equal to the first: torch_xla's checkpoint has a barrier. It gives
+        # closed-over tensors a gradient only where an argument requires one too, and rows of data do not.
         wanting = args[0].new_ones(1).requires_grad_()
         return _xla("utils.checkpoint").checkpoint(lambda _, *args: function(*args), wanting, *args, use_reentrant=True)
 
@@ -262,7 +270,7 @@ class Xla(Device):
     def free_bytes(self) -> int:
         try:
             memory = _xla("core.xla_model").get_memory_info(_xla().device())
-        except RuntimeError:  # neither several chips as one nor the CPU client tell; no TPU has less
+        except RuntimeError:  # not reported for several chips or the CPU client; no TPU has less
             return 4 << 30
         return memory["bytes_limit"] - memory["bytes_used"]
 
@@ -285,12 +293,12 @@ class Xla(Device):
 
 
 def pick(spec: TrainSpec) -> Device:
-    """The device the spec asks for; "auto" takes CUDA or a TPU where there is one."""
+    """Return the device of the spec; "auto" prefers CUDA, then a TPU."""
     on_tpu = _touch_xla(wanted=spec.device == "xla") == "TPU"
     cuda = torch.cuda.is_available()
     if spec.device in ("cuda", "xla") and not {"cuda": cuda, "xla": _has_xla()}[spec.device]:
         raise SettingsError(
-            "No XLA device here" if spec.device == "xla" else "No CUDA device here",
+            "No XLA device found" if spec.device == "xla" else "No CUDA device found",
             where="device",
             got=spec.device,
             wanted="cpu or auto",
@@ -321,7 +329,7 @@ def pick(spec: TrainSpec) -> Device:
 
 @contextmanager
 def pinned(device: Device) -> Iterator[None]:
-    """Run with the device's thread count and deterministic kernels; the caller's settings and random state return."""
+    """Run with the device's thread count and deterministic kernels; restore the caller's settings and random state."""
     threads, states = torch.get_num_threads(), torch.get_rng_state()
     strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cuda_states = torch.cuda.get_rng_state_all() if device.kind == "cuda" else []
@@ -340,7 +348,7 @@ def pinned(device: Device) -> Iterator[None]:
 
 
 def _graphs() -> int:
-    """How many graphs `torch.compile` has built in this process."""
+    """Return the number of graphs that `torch.compile` has built in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils.counters["stats"]["unique_graphs"] if utils else 0
 
@@ -350,7 +358,7 @@ def _has_xla() -> bool:
 
 
 def _xla(part: str = ""):
-    """torch_xla or a module of it; loaded only where it is there."""
+    """Import torch_xla or a module of it."""
     return importlib.import_module(f"torch_xla.{part}" if part else "torch_xla")
 
 

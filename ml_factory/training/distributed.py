@@ -1,4 +1,4 @@
-"""Several processes of one training, as torchrun starts them: who we are, and sums over all. Alone, nobody is asked."""
+"""Distributed training with torchrun: rank of this process, sums and broadcasts over all ranks; no-ops when alone."""
 
 import atexit
 import os
@@ -13,7 +13,12 @@ from ml_factory.storage.state import decode_state, encode_state
 
 @dataclass(frozen=True)
 class Processes:
-    """rank : this process, 0 .. world - 1; rank 0 saves and speaks. local : its place on its own machine."""
+    """The processes of a training.
+
+    rank : this process, 0 .. world - 1; rank 0 saves and logs.
+    world : number of processes.
+    local : rank on this machine.
+    """
 
     rank: int = 0
     world: int = 1
@@ -24,13 +29,13 @@ class Processes:
         return self.rank == 0
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum over all processes, everywhere the same bits."""
+        """Return the sum over all processes, the same bits everywhere."""
         if self.world > 1:
             distributed.all_reduce(values)
         return values
 
     def broadcast(self, state: dict | None) -> dict | None:
-        """What rank 0 holds, to all: plain values and tensors, or None."""
+        """Return the state of rank 0 on all ranks: plain values and tensors, or None."""
         if self.world == 1:
             return state
         payload = encode_state({"state": state}) if self.first else b""
@@ -38,12 +43,12 @@ class Processes:
 
 
 def join(backend: str) -> Processes:
-    """The processes this one belongs to: a group that is there already, or the one torchrun has announced."""
+    """Return the processes of this training: an existing group, or the one torchrun has announced."""
     if not distributed.is_available():
         return Processes()
     if not distributed.is_initialized() and launched_by_torchrun():
         distributed.init_process_group(backend)
-        # Its threads end while the interpreter is still there; else a short process aborts ("terminate called").
+        # Ends its threads before the interpreter; else a short process aborts ("terminate called").
         atexit.register(distributed.destroy_process_group)
     if not distributed.is_initialized():
         return Processes()
@@ -51,7 +56,7 @@ def join(backend: str) -> Processes:
 
 
 def _broadcast_bytes(payload: bytes, rank: int) -> bytes:
-    """Rank 0's bytes, everywhere."""
+    """Return rank 0's bytes on all ranks."""
     device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
     size = torch.tensor([len(payload)], device=device)
     distributed.broadcast(size, 0)

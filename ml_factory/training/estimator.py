@@ -1,4 +1,7 @@
-"""A network, windows and the loop as one estimator. B batch, T time steps, F features, C = 3 classes."""
+"""The estimator of networks: a network, windows and the training loop.
+
+B batch, T time steps, F features, C = 3 classes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -31,15 +34,16 @@ from ml_factory.training.losses import weighted_cross_entropy
 
 
 class NeuralClassifier(Neural, Estimator):
-    """Any network of `models` behind the common contract.
+    """Estimator of any network of `models`.
 
     network : a module class with a `Spec`, built as network(features, lookback, classes, spec).
-    settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows). frames : ((stride,
-        columns), ...) where columns are to be read at paces of their own (see `models.frames`).
-    offset_column : the input that grows evenly through the session, and whose `ClockOffset`, at a window's last step,
-        is added to the logits; -1 for none. offset_bars : bars before the session's end with cells of their own there.
-    beside : what it reads beside a window (a TFT's known and static inputs): argument -> shape of a row.
-    x : `Windows` that hold these, or a float array (N, T, F). Not a number is not allowed: scale and fill before.
+    settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows).
+    frames : ((stride, columns), ...) where columns are read at their own strides (see `models.multi_scale`).
+    offset_column : input that grows evenly through the session, whose `ClockOffset` at a window's last step is added to
+    the logits; -1 for none.
+    offset_bars : bars before the session's end with cells of their own in the offset.
+    covariates : known-future and static inputs of the network (TFT): argument -> shape of a row.
+    x : `Windows` with these covariates, or a float array (N, T, F) without NaN: scale and fill before.
     """
 
     def __init__(
@@ -56,8 +60,8 @@ class NeuralClassifier(Neural, Estimator):
         self.covariates = covariate_shapes(self.network_spec, getattr(self.network_spec, "ahead", 0))
         if self.frames and self.covariates:
             raise SettingsError(
-                "Frames at paces of their own have no place for these inputs", where="frames",
-                got=f"frames with {', '.join(self.covariates)}", wanted="one of both",
+                "Frames cannot be combined with these inputs", where="frames",
+                got=f"frames with {', '.join(self.covariates)}", wanted="frames or these inputs",
             )  # fmt: skip
         self.features = 0
         self.network: nn.Module | None = None
@@ -127,13 +131,13 @@ class NeuralClassifier(Neural, Estimator):
         return self
 
     def _shape(self) -> dict:
-        """What it reads, as settings; frames and an offset where there are some."""
+        """Return lookback, frames and offset as settings."""
         frames = {"frames": [list(pair) for pair in self.frames]} if self.frames else {}
         start = {"offset_column": self.offset_column, "offset_bars": self.offset_bars}
         return {"lookback": self.lookback} | frames | (start if self.offset_column >= 0 else {})
 
     def _build(self, features: int) -> None:
-        """A fresh network whose weights depend on the seed alone; one that starts from the clock is silent at first."""
+        """Build an untrained network from the seed; with a clock offset its initial logits are 0."""
         self.features = features
         self.network = init_network(
             self.name, self.kind, features, self.lookback, len(CLASSES), self.network_spec, self.settings.seed
@@ -149,7 +153,7 @@ class NeuralClassifier(Neural, Estimator):
         return weighted_cross_entropy(logits_BC, target_B, weight_B)
 
     def _with_offset_scores(self, parts: tuple, held: tuple | None) -> tuple[tuple, tuple | None]:
-        """Both parts with the scores (N, 3) that their rows start from before the classes, fitted on training rows."""
+        """Insert the offset scores (N, 3) of the rows before the classes of both parts, fitted on training rows."""
         self.offset = None
         if self.offset_column < 0:
             return parts, held
@@ -165,19 +169,19 @@ class NeuralClassifier(Neural, Estimator):
         return with_scores(parts), held and with_scores(held)
 
     def _clock(self, windows: Windows) -> np.ndarray:
-        """float32 (N,): the offset's input at the last step of each window."""
+        """Return the offset's input at the last step of each window, float32 (N,)."""
         return windows.x_NF[:, self.offset_column].cpu().numpy()[windows.rows]
 
     def _parts(self, x, y, weight, where: str) -> tuple[Windows | np.ndarray, ...]:
-        """Windows, what is read beside them, classes int64 (N,) and weights float32 (N,), checked."""
+        """Return windows, covariates, classes int64 (N,) and weights float32 (N,), checked."""
         windows = self._windows(x)
         target, weight = check_rows(len(windows), y, weight, where=where)
         return windows, *self._covariates_of(windows), target, weight.astype(np.float32)
 
     def _covariates_of(self, windows: Windows) -> list[np.ndarray]:
-        """Arrays (N, ...) in the order of `covariates`."""
+        """Return arrays (N, ...) in the order of `covariates`."""
         wanted = {name: (len(windows), *shape) for name, shape in self.covariates.items()}
-        next_step = "give Windows(..., covariates=...) what the settings `known` and `static` name"
+        next_step = "pass the inputs of the settings `known` and `static` as Windows(..., covariates=...)"
         return self._in_order(windows.covariates, wanted, next_step)
 
     def _windows(self, x) -> Windows:
@@ -199,7 +203,7 @@ class NeuralClassifier(Neural, Estimator):
 
 
 def _with_class_weights(parts: tuple, held: tuple | None, class_weight: str) -> tuple[tuple, tuple | None]:
-    """Both parts with class-balanced weights, as of `tabular_data.apply_class_weights`."""
+    """Return both parts with class-balanced weights, as of `tabular_data.apply_class_weights`."""
     if class_weight == "none":
         return parts, held
     factor = class_factors(parts[-2], parts[-1].astype(np.float64))
@@ -212,5 +216,5 @@ def _with_class_weights(parts: tuple, held: tuple | None, class_weight: str) -> 
 
 
 def _checksum_arrays(windows: Windows, *columns: np.ndarray) -> list[np.ndarray]:
-    """What a checkpoint's data must agree in."""
+    """Return the arrays that identify a checkpoint's data."""
     return [windows.x_NF.cpu().numpy(), windows.rows, *columns]

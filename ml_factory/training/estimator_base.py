@@ -1,5 +1,4 @@
-"""What the estimators of networks share: settings told apart, a network from its seed, the loop, inputs beside the
-windows."""
+"""Base of the estimators of networks: split settings, build a network from its seed, run the loop, order covariates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -22,7 +21,10 @@ from ml_factory.training.spec import TrainSpec
 
 
 def split_settings(name: str, network: type[nn.Module], lookback: int, given: Mapping) -> tuple[TrainSpec, Any]:
-    """(those of the training, those of the network), each checked; an unknown one is refused with a suggestion."""
+    """Split settings into (those of the training, those of the network), each checked.
+
+    Raises SettingsError for an unknown one, with the nearest spelling.
+    """
     own, theirs = ({item.name for item in fields(spec)} for spec in (TrainSpec, network.Spec))
     for unknown in set(given) - own - theirs:
         known = own | theirs | {"frames", "lookback"}
@@ -35,32 +37,33 @@ def split_settings(name: str, network: type[nn.Module], lookback: int, given: Ma
 
 
 def _models_with(setting: str) -> str:
-    """What to do with a setting that only other networks have; "" where none has it."""
+    """Return the next step for a setting that only other networks have; "" where none has it."""
     networks = {name: locate(spec_of(name).network) for name in available_models() if spec_of(name).windowed}
     theirs = [name for name, kind in networks.items() if setting in getattr(kind.Spec, "__dataclass_fields__", ())]
     return f"leave it out, or take a model that has it: {', '.join(theirs)}" if theirs else ""
 
 
 def covariate_shapes(spec: Any, steps: int) -> dict[str, tuple[int, ...]]:
-    """What a network of this spec reads beside a window: argument -> shape of a row. steps : S that are looked at."""
+    """Return the covariates of a network of this spec: argument -> shape of a row. steps : number of steps ahead."""
     known, static = (getattr(spec, name, ()) for name in ("known", "static"))
     shapes = {"known_BSK": (known, (steps,)), "static_BV": (static, ())}
-    # A network of one's own may call something else by these names.
+    # A user's network may use these names for other settings.
     there = {name: (*before, len(names)) for name, (names, before) in shapes.items() if isinstance(names, tuple)}
     return {name: shape for name, shape in there.items() if shape[-1]}
 
 
 def init_network(name: str, network: type[nn.Module], features: int, lookback: int, task: Task, spec: Any, seed: int):
-    """A network whose weights depend on the seed alone."""
+    """Build a network whose weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, name, "init"))
         return network(features, lookback, task, spec)
 
 
 class Neural:
-    """What estimators of networks do alike; `_loss` is theirs.
+    """Base of the estimators of networks; a subclass defines `_loss`.
 
-    network : None until it is fitted or loaded.  beside : what it reads beside a window, as of `covariate_shapes`.
+    network : None until it is fitted or loaded.
+    covariates : covariates of the network, as of `covariate_shapes`.
     """
 
     name: str
@@ -72,10 +75,10 @@ class Neural:
         settings: Mapping, data: Mapping, callbacks: Sequence[Callable], checkpoints: Any,
         offset: Mapping | None = None,
     ) -> FitResult:  # fmt: skip
-        """The loop over these parts; the epoch is chosen on those that are `held` out, if any.
+        """Run the training loop on these parts; the best epoch is chosen on the `held` out parts, if any.
 
-        settings, data : what a checkpoint must agree with to be gone on from.  offset : what the network starts from,
-        stored with it; the untrained network may then be the best one.
+        settings, data : identity that a checkpoint must match to be resumed.
+        offset : clock offset of the network, stored with it; the untrained network may then be the best one.
         """
         feed, held_feed = BatchLoader(device, parts), BatchLoader(device, held) if held else None
 
@@ -91,19 +94,21 @@ class Neural:
         )  # fmt: skip
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
-        """(sum of w * loss, sum of w) of a batch, whose last part is the weights (B,)."""
+        """Return (sum of w * loss, sum of w) of a batch, whose last part is the weights (B,)."""
         raise NotImplementedError
 
     def _forward(self, network: nn.Module, batch: tuple) -> Tensor:
-        """What the network says of (x_BTF, what it reads beside it in order, ...)."""
+        """Run the network on (x_BTF, its covariates in order, ...)."""
         return network(batch[0], **dict(zip(self.covariates, batch[1:], strict=False)))
 
     def _in_order(self, given: Mapping, wanted: Mapping[str, tuple[int, ...]], next_step: str) -> list[np.ndarray]:
-        """The arrays as float32, in the order of `covariates`. FactoryError where their last axes are not `wanted`."""
+        """Return the arrays as float32, in the order of `covariates`. FactoryError where their last axes are not
+        `wanted`.
+        """
         got = {name: np.shape(part)[-len(wanted.get(name, (0,))) :] for name, part in given.items()}
         if got != wanted:
             raise FactoryError(
-                "Windows with other inputs beside them", where=self.name, got=got or "none", wanted=wanted or "none",
+                "Windows with other covariates", where=self.name, got=got or "none", wanted=wanted or "none",
                 next_step=next_step,
             )  # fmt: skip
         return [np.ascontiguousarray(given[name], dtype=np.float32) for name in self.covariates]

@@ -1,4 +1,4 @@
-"""A network's outputs and loss on whole data sets, in batches of one shape: the last one is filled up and masked.
+"""Outputs and loss of a network on whole data sets, in batches of one shape; the last one is padded and masked.
 
 N rows, B rows of a batch.
 """
@@ -22,7 +22,7 @@ Forward = Callable[[nn.Module, tuple], Tensor]
 
 
 def windows_only(network: nn.Module, batch: tuple) -> Tensor:
-    """Ask a network that reads nothing beside its windows."""
+    """Run a network without covariates."""
     return network(batch[0])
 
 
@@ -30,8 +30,10 @@ def windows_only(network: nn.Module, batch: tuple) -> Tensor:
 def outputs(
     network: nn.Module, feed: BatchLoader, device: Device, size: int, forward: Forward = windows_only
 ) -> Tensor:
-    """ask(network, batch) of every row, float32 (N, ...) on the host. feed : gives the batches; by default the network
-    is given their first part. Its weights' precision, no autocast."""
+    """Return forward(network, batch) of every row, float32 (N, ...) on the host, in the weights' precision.
+
+    feed : loader of the batches; by default the network reads their first part.
+    """
     network = device.to_device(network).eval()
 
     def run_batches(size: int) -> Tensor:
@@ -44,7 +46,7 @@ def outputs(
                 device.mark_step("evaluate", batch, (out,))
                 parts.append((out, inside))
                 done(inside)
-            # Copied when all are on their way: one wait instead of one a batch.
+            # Copied when all are queued: one wait instead of one per batch.
             return torch.cat([out.cpu()[:inside] for out, inside in parts])
 
     return _as_large_as_fits(run_batches, size, device)
@@ -52,9 +54,9 @@ def outputs(
 
 @torch.no_grad()
 def mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device: Device, size: int) -> float:
-    """sum(w * loss) / sum(w) over all rows; each process takes its share of the batches.
+    """Return sum(w * loss) / sum(w) over all rows; each process takes its share of the batches.
 
-    feed : gives what `loss` takes, its last part the weights (B,).
+    feed : loader of the batches of `loss`, the last part the weights (B,).
     """
     network, processes = device.to_device(network).eval(), device.processes
 
@@ -74,22 +76,24 @@ def mean_loss(network: nn.Module, feed: BatchLoader, loss: Loss, device: Device,
 
 
 def _as_large_as_fits(run_batches: Callable[[int], T], size: int, device: Device) -> T:
-    """judged(size), and where memory runs out again with half as many rows a batch: no row's output hangs on it."""
+    """Run `run_batches(size)`, again with half as many rows a batch when memory runs out; outputs do not depend
+    on it.
+    """
     while True:
         try:
             return run_batches(size)
         except (RuntimeError, MemoryError) as error:
-            # Other processes have their share of batches of this size.
+            # Other processes use batches of this size.
             if not device.out_of_memory(error) or size < 2 or device.processes.world > 1:
                 raise
-        # Only here, where the error and the tensors of its frames are gone.
+        # Here the error and the tensors of its frames are released.
         device.release()
         size = -(-size // 2)
-        _log.warning("Out of memory while judging: again in batches of %d rows", size)
+        _log.warning("Out of memory while evaluating: trying again in batches of %d rows", size)
 
 
 def _batches(rows: int, size: int, multiple: int) -> Iterator[tuple[np.ndarray, int]]:
-    """(int64 positions (B,), how many of them count): all of one length, the last row repeated to fill it."""
+    """Yield (int64 positions (B,), number of valid ones): all of one length, the last row repeated as padding."""
     size = -(-max(min(size, rows), 1) // multiple) * multiple
     for start in range(0, rows, size):
         yield np.minimum(np.arange(start, start + size), rows - 1), min(size, rows - start)

@@ -1,8 +1,8 @@
-"""fit(): the one training loop. It is given a network, batches and a loss, and imports none of them.
+"""fit(): the one training loop. Network, batches and loss are arguments; it imports none of them.
 
 Everything a step uses is a function of (seed, step): the rows of its batch, the learning rate and the random numbers
-drawn on the device. So the state of a run is the step, the weights, the optimizer's moments, the running sums of the
-epoch and what early stopping remembers, and a run that goes on from it is the run that never stopped, to the bit.
+drawn on the device. The state of a run is the step, the weights, the optimizer's moments, the running sums of the
+epoch and the early-stopping state; a run resumed from it equals an uninterrupted run bit for bit.
 """
 
 import math
@@ -46,12 +46,14 @@ def fit(
 ) -> FitResult:
     """Train `network` in place; it ends with the weights of its best epoch, on the device.
 
-    batch : positions int64 -> what `loss` takes, on the device; where it has `prefetch(positions)`, it is told of
-    each part of a step ahead. loss : (network, batch) -> (sum, weight), one step descends on their ratio over all its
-    parts. validate : -> mean loss on the validation rows. from_start : whether the untrained network, as epoch 0, is a
-    candidate for the best epoch and starts the count of `patience`. identity : what a checkpoint must agree with to be
-    gone on from: "model", "settings", "data". Raises FactoryError where loss or gradient is not finite twice, or an
-    epoch's loss on the validation rows is not.
+    batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
+    called with each next part of a step.
+    loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts.
+    validate : function that returns the mean loss on the validation rows.
+    from_start : True where the untrained network, as epoch 0, is a candidate for the best epoch and starts the count of
+    `patience`.
+    identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
+    Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
     with pinned(device), device.training():
         network.train()
@@ -166,14 +168,14 @@ def _halve_or_raise(run: TrainingRun, error: RuntimeError | MemoryError) -> None
 
 
 def _evaluate_untrained(run: TrainingRun, validate: Callable[[], float]) -> None:
-    """Remember the untrained network as the best one so far."""
+    """Record the untrained network as the best one so far."""
     with run.evaluation_mode():
         run.memory.best_loss, run.memory.best_weights = _finite(validate(), 0), run.weights()
     run.snapshot()
 
 
 def _finite(val_loss: float, epoch: int) -> float:
-    """The loss on the validation rows; FactoryError where it is not finite."""
+    """Return the validation loss. Raises FactoryError where it is not finite."""
     if not math.isfinite(val_loss):
         raise FactoryError(
             "The loss on the validation rows is not finite", where=f"epoch {epoch}", got=val_loss,
@@ -184,7 +186,7 @@ def _finite(val_loss: float, epoch: int) -> float:
 
 
 def _end_epoch(run: TrainingRun, validate: Callable[[], float] | None, began: float) -> dict:
-    """Losses of the epoch that just ended, remembered; the best weights are kept."""
+    """Record the losses of the epoch that just ended; keep the best weights. Returns the metrics."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
     with run.evaluation_mode():
@@ -210,7 +212,7 @@ def _end_epoch(run: TrainingRun, validate: Callable[[], float] | None, began: fl
 
 
 def _finish(run: TrainingRun) -> None:
-    """The best epoch's weights, ready to predict."""
+    """Load the best epoch's weights and switch to evaluation."""
     if run.memory.best_weights is not None:
         run.network.load_state_dict(run.memory.best_weights)
         run.device.mark_step("restore")
@@ -218,6 +220,7 @@ def _finish(run: TrainingRun) -> None:
 
 
 def _fill_result(run: TrainingRun, result: FitResult, meter: ProgressMeter) -> FitResult:
+    """Fill the FitResult from the finished run."""
     memory, device = run.memory, run.device
     result.history, result.best_epoch = list(memory.history), memory.best_epoch
     result.stopped_early = len(result.history) < run.spec.epochs
@@ -235,7 +238,7 @@ def _fill_result(run: TrainingRun, result: FitResult, meter: ProgressMeter) -> F
 
 
 class _Timed:
-    """A batch function whose seconds are counted."""
+    """A batch function with a stopwatch."""
 
     def __init__(self, batch: Batch):
         self.batch, self.seconds = batch, 0.0
@@ -248,15 +251,15 @@ class _Timed:
         return batch
 
     def lap(self) -> float:
-        """Seconds since the last call."""
+        """Return seconds since the last call."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
 
 class _Saver:
-    """When to save: at an epoch's end when one is due, at the fit's end always, in mid-epoch when time has passed.
+    """Saves checkpoints: at an epoch's end when one is due, at the fit's end always, in mid-epoch when time has passed.
 
-    Of several processes the first one loads, saves and decides.
+    Of several processes rank 0 loads, saves and decides.
     """
 
     def __init__(self, run: TrainingRun, checkpoints: Any):
@@ -264,7 +267,7 @@ class _Saver:
         self.checkpoints = checkpoints if run.device.processes.first else None
 
     def resume(self) -> bool:
-        """Stand where the last checkpoint was taken, if there is one."""
+        """Restore the last checkpoint, if there is one."""
         saved = self.checkpoints.load() if self.checkpoints is not None else None
         state = self.run.device.processes.broadcast(saved and saved["state"])
         if state:
@@ -272,7 +275,7 @@ class _Saver:
         return bool(state)
 
     def due_in(self) -> float | None:
-        """Seconds until the next save in mid-epoch: our own pause is over and the timer says so; None without saves."""
+        """Return seconds until the next mid-epoch save by the pause and the schedule; None without checkpoints."""
         if self.checkpoints is None:
             return None
         pause = self.run.spec.save_seconds - (time.monotonic() - self.last)

@@ -11,9 +11,10 @@ Loss = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]  # (network, batch) -> 
 
 
 def weighted_cross_entropy(logits_BC: Tensor, target_B: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum of w * cross-entropy, sum of w); their ratio is the weighted mean log loss in nats.
+    """Return (sum of w * cross-entropy, sum of w); their ratio is the weighted mean log loss in nats.
 
-    target_B : int64 classes. weight_B : >= 0; a row of weight 0 gives neither loss nor gradient.
+    target_B : int64 classes.
+    weight_B : >= 0; a row of weight 0 gives neither loss nor gradient.
     """
     loss_B = F.cross_entropy(logits_BC.float(), target_B, reduction="none")
     return (weight_B * loss_B).sum(), weight_B.sum()

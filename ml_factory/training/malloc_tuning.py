@@ -1,7 +1,7 @@
-"""Memory that a step gives back stays with the process until the training ends.
+"""Keep memory that a step frees in the process until the training ends.
 
-A step asks for the same blocks as the one before. glibc gives those of more than 32 MB back to the system each time,
-and the top of its heap when much is free; the next step then takes fresh pages, and each costs more than writing it.
+A step allocates the same blocks as the one before. glibc returns blocks of more than 32 MB to the system each time,
+and the top of its heap when much is free; the next step then needs new pages, and each costs more than writing it.
 """
 
 import ctypes
@@ -11,24 +11,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-# mallopt(3): the free top from which memory goes back; the size from which a block is the system's own; how many are.
+# mallopt(3): trim threshold, mmap threshold, largest number of mmapped blocks.
 _TRIM, _LARGE, _MOST = -1, -3, -4
 _KEEP = {_TRIM: 2**31 - 1, _MOST: 0}
-# What glibc arrives at by itself, once a process has freed blocks of that size; and its own number of them.
+# Thresholds that glibc adapts to after such blocks were freed, and its default number of mmapped blocks.
 _USUAL = {_TRIM: 64 << 20, _LARGE: 32 << 20, _MOST: 65_536}
 
 _lock, _inside = Lock(), 0
 
 
 def _libc() -> ctypes.CDLL | None:
-    """None where malloc is another's, or somebody has set it up."""
+    """Return the C library; None where malloc is another's, or tuned by the environment."""
     chosen = "GLIBC_TUNABLES" in os.environ or any(name.startswith("MALLOC_") for name in os.environ)
     return None if chosen or platform.libc_ver()[0] != "glibc" else ctypes.CDLL(None)
 
 
 @contextmanager
 def keep_freed_memory() -> Iterator[None]:
-    """Inside, freed memory is kept for the next block; at the end of the outermost, all that is free is given back."""
+    """Keep freed memory for the next allocation; at the end of the outermost block all free memory is returned."""
     libc = _libc()
     _enter_or_leave(libc, 1)
     try:

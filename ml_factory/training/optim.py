@@ -1,8 +1,8 @@
-"""AdamW in two groups, and a rate that is a pure function of the step.
+"""AdamW in two groups, and a learning rate that is a pure function of the step.
 
-Neither keeps a count of its own: on resume the step alone gives the rate and the corrections. All numbers that change
-from step to step reach the device as one vector, since a compiler that reads them as constants makes a new program
-wherever one of them becomes 0 or 1 (the end of a cosine, a double's correction after 36,300 steps).
+Neither keeps a counter: on resume the step alone gives the rate and the bias corrections. All numbers that change from
+step to step reach the device as one vector, since a compiler that reads them as constants builds a new program where
+one of them becomes 0 or 1 (the end of a cosine, a double's correction after 36,300 steps).
 """
 
 import math
@@ -19,7 +19,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def rate(step: int, total: int, spec: TrainSpec) -> float:
-    """The learning rate of step 0 .. total - 1: linear warm-up, then a cosine that would reach 0 at `total`."""
+    """Return the learning rate of step 0 .. total - 1: linear warm-up, then a cosine that would reach 0 at `total`."""
     warm = int(spec.warmup * total)
     if step < warm:
         return spec.lr * (step + 1) / warm
@@ -28,8 +28,10 @@ def rate(step: int, total: int, spec: TrainSpec) -> float:
 
 
 def controls(step: int, lr: float, spec: TrainSpec) -> Tensor:
-    """float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias correction, one over the root of
-    the square's, and how far the averaged weights move towards the new ones."""
+    """Return the numbers of a step, float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias
+    correction,
+    one over the root of the square's, and the step of the weight average.
+    """
     count = step + 1
     moved = 1 - min(spec.ema, (1 + count) / (10 + count))
     values = lr, 1 - lr * spec.weight_decay, lr / (1 - BETA1**count), (1 - BETA2**count) ** -0.5, moved
@@ -37,24 +39,24 @@ def controls(step: int, lr: float, spec: TrainSpec) -> Tensor:
 
 
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019), without state on the host; matrices decay, biases, norms and other vectors
-    do not.
+    """AdamW (Loshchilov and Hutter 2019) without state on the host; matrices decay, biases, norms and other vectors do
+    not.
 
-    Equal to torch.optim.AdamW, but a step can be left out by a flag on the device, and nothing waits for it.
+    Equal to torch.optim.AdamW, but a flag on the device can skip a step, and nothing waits for it.
     """
 
     def __init__(self, network: nn.Module):
         named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        # Those that decay first, so that each group is one slice of every list.
+        # Decaying parameters first, so that each group is one slice of every list.
         named.sort(key=lambda item: item[1].ndim < 2)
         self.names, self.parameters = [name for name, _ in named], [p for _, p in named]
         self.decayed = sum(p.ndim >= 2 for p in self.parameters)
-        # A kernel for each parameter is what a compiler's time goes into: there all moments are one vector each.
+        # A kernel per parameter dominates compile time on XLA: all moments are one vector each there.
         self.one_vector = any(p.device.type == "xla" for p in self.parameters)
         self.means, self.squares = self._zeros(), self._zeros()
 
     def gradients(self) -> list[Tensor]:
-        """Each parameter's gradient; a parameter that the loss does not reach has one of 0."""
+        """Return each parameter's gradient; 0 for a parameter that the loss does not reach."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -67,10 +69,10 @@ class AdamW:
 
     @torch.no_grad()
     def update(self, numbers: Tensor, factor: Tensor, ok: Tensor) -> None:
-        """One step along factor * gradient; where `ok` is false nothing changes, whatever the gradients hold.
+        """Take one step along factor * gradient; where `ok` is false nothing changes, whatever the gradients hold.
 
-        numbers : `controls` of the step, on the device. factor : scalar that makes the gradient the mean loss's,
-        clipped; 0 where not ok.
+        numbers : `controls` of the step, on the device.
+        factor : scalar that converts the gradient to that of the mean loss, clipped; 0 where not ok.
         """
         one, zero = torch.ones_like(factor), torch.zeros_like(factor)
         gradients = self._together(self.gradients())
@@ -91,14 +93,14 @@ class AdamW:
         torch._foreach_add_(self.parameters, self._apart(moves))
 
     def _together(self, tensors: list[Tensor]) -> list[Tensor]:
-        """One tensor for each parameter as the moments are kept."""
+        """Concatenate tensors in the layout of the moments."""
         return [torch.cat([one.flatten() for one in tensors])] if self.one_vector else tensors
 
     def _apart(self, kept: list[Tensor]) -> list[Tensor]:
-        """What is kept like the moments, as one tensor for each parameter."""
+        """Split the moments into one tensor per parameter."""
         if not self.one_vector:
             return kept
-        # One by one: torch_xla writes a split down whole for each of its parts, 58 times 58 slices of a TFT's weights.
+        # One by one: torch_xla records a whole split for each of its parts, 58 times 58 slices for a TFT.
         ends = accumulate(p.numel() for p in self.parameters)
         parts = (kept[0].narrow(0, end - p.numel(), p.numel()) for end, p in zip(ends, self.parameters, strict=True))
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
@@ -109,7 +111,7 @@ class AdamW:
         return [zero.to(p.device) for zero, p in zip(zeros, self.parameters, strict=False)]
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """Moments by parameter name: {"weight": {"exp_avg": tensor, "exp_avg_sq": tensor}}."""
+        """Return moments by parameter name: {"weight": {"exp_avg": tensor, "exp_avg_sq": tensor}}."""
         kept = self.means, self.squares
         if self.one_vector:  # cut on the device it would be a program of its own
             kept = [one.cpu() for one in self.means], [one.cpu() for one in self.squares]
@@ -118,7 +120,7 @@ class AdamW:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Put them back, on each parameter's own device."""
+        """Load the moments, on each parameter's own device. Raises CheckpointError for another network's."""
         if set(state) != set(self.names):
             strange = sorted(set(state) ^ set(self.names))[:3]
             raise CheckpointError("Optimizer state of another network", got=strange, wanted=sorted(self.names)[:3])
@@ -128,7 +130,7 @@ class AdamW:
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:
-    """Euclidean norm of all of them together, float32."""
+    """Return the Euclidean norm of all gradients together, float32."""
     if gradients[0].device.type == "xla":
         return torch.cat([gradient.flatten() for gradient in gradients]).float().square().sum().sqrt()
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)).float())

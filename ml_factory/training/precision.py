@@ -1,4 +1,4 @@
-"""The number format of a step: what the hardware multiplies fast. Weights, moments and evaluation stay float32."""
+"""Number format of a step, by the hardware's fast formats. Weights, moments and evaluation stay float32."""
 
 from collections.abc import Mapping
 
@@ -10,8 +10,10 @@ FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW = 2.0**16, 1.0, 2000
 
 
 def native_precision(kind: str) -> str:
-    """bf16 where the hardware multiplies it (XLA devices, CUDA from Ampere on, CPUs with AMX), fp16 on older CUDA
-    devices with tensor cores (a T4), else fp32. What is merely emulated does not count."""
+    """Return the fast format: bf16 (XLA devices, CUDA from Ampere on, CPUs with AMX), fp16 (older CUDA with tensor
+    cores),
+    else fp32. Emulated formats do not count.
+    """
     if kind == "xla":
         return "bf16"
     if kind == "cuda":
@@ -22,17 +24,18 @@ def native_precision(kind: str) -> str:
 
 
 class LossScale:
-    """A factor on the loss that keeps small fp16 gradients above 0 (Micikevicius et al. 2018), decided on the device.
+    """Loss scaling that keeps small fp16 gradients above 0 (Micikevicius et al. 2018), decided on the device.
 
-    Halved, and the step left out, when a gradient overflows; doubled after 2,000 steps without. As torch's GradScaler,
-    which asks the device at every step.
+    Halved, and the step skipped, when a gradient overflows; doubled after 2,000 steps without. As torch's GradScaler,
+    which
+    waits for the device at every step.
     """
 
     def __init__(self, place):
         self.scale, self.good = place(torch.tensor(FIRST_SCALE)), place(torch.tensor(0, dtype=torch.int32))
 
     def adapt(self, ok: Tensor) -> None:
-        """After a step whose gradients were finite (`ok`) or not."""
+        """Adapt the scale after a step whose gradients were finite (`ok`) or not."""
         good = torch.where(ok, self.good + 1, 0)
         grow = good >= STEPS_TO_GROW
         grown = torch.where(grow, self.scale * 2, self.scale)
@@ -40,7 +43,7 @@ class LossScale:
         self.good = torch.where(grow, 0, good)
 
     def exhausted(self) -> Tensor:
-        """Whether no smaller scale is left to try: then an overflow is the network's own."""
+        """Return True where no smaller scale is left: then an overflow is the network's own."""
         return self.scale <= LEAST_SCALE
 
     def state(self) -> dict[str, Tensor]:

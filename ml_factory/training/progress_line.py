@@ -1,17 +1,17 @@
-"""The progress line of a training: where it stands, how fast it goes, when it ends."""
+"""Progress line of a training: position, speed, time left."""
 
 import logging
 import time
 
 from ml_factory.training.state import TrainingRun
 
-# A line at most this often, whatever the number of steps.
+# Seconds between two lines, at least.
 SECONDS_BETWEEN = 10.0
 _log = logging.getLogger("ml_factory.training")
 
 
 class ProgressMeter:
-    """Rows and seconds of this session; `clock` gives seconds."""
+    """Rows and seconds of this session; `clock` returns seconds."""
 
     def __init__(self, run: TrainingRun, clock=time.perf_counter):
         self.run, self.clock = run, clock
@@ -20,12 +20,12 @@ class ProgressMeter:
         self.input = 0.0
 
     def record_step(self, input_seconds: float) -> None:
-        """A step is over, so much of which went into its batch."""
+        """Record the end of a step; input_seconds : time spent on its batch."""
         self.rows += self.run.order.batch
         self.input += input_seconds
 
     def log_if_due(self, save_in: float | None, *, force: bool = False) -> str | None:
-        """Log the line, if it is time for one; reads the epoch's sums, for which the device is waited for."""
+        """Log the line when it is due; this waits for the epoch's sums on the device."""
         if not force and self.clock() - self.last_line < SECONDS_BETWEEN:
             return None
         line = self.line(save_in)
@@ -35,11 +35,11 @@ class ProgressMeter:
         return line
 
     def average(self) -> float:
-        """Rows a second of this session."""
+        """Return rows a second of this session."""
         return self.rows / max(self.clock() - self.began, 1e-9)
 
     def line(self, save_in: float | None) -> str:
-        """save_in : seconds until a save is due; None where nothing is saved."""
+        """Format the line. save_in : seconds until a save is due; None without checkpoints."""
         run, now = self.run, self.clock()
         total = run.order.steps_until(run.spec.epochs)
         loss_sum, weight = run.totals.tolist()

@@ -1,7 +1,7 @@
-"""How often a lazy device, or `torch.compile`, built each program of a run, and what made it do so again.
+"""Count the compilations of each program of a run by a lazy device or `torch.compile`, with the cause of a recompile.
 
-A program is what happens between two hand-overs: "train" (a whole step), "accumulate" (an earlier part of one) and
-"evaluate". Each may be compiled twice (the first call holds fresh arrays), and none after the first full cycle of an
+A program is the work between two calls of `mark_step`: "train" (a whole step), "accumulate" (an earlier part of one)
+and "evaluate". Each may be compiled twice (the first call has new arrays), and none after the first full cycle of an
 epoch, its evaluation and a save: another compile means that a shape or a Python number of the program has changed.
 """
 
@@ -17,7 +17,11 @@ _log = logging.getLogger("ml_factory.training")
 
 
 class RecompileMonitor:
-    """counts : compiles by program. complaints : a sentence for each that should not have been."""
+    """Compile counts and complaints.
+
+    counts : compiles by program.
+    complaints : a sentence for each unexpected recompile.
+    """
 
     def __init__(self):
         self.counts, self.complaints = Counter(), []
@@ -26,16 +30,16 @@ class RecompileMonitor:
         self.forget()
 
     def forget(self) -> None:
-        """Programs change from here on (another micro-batch): each may be compiled anew."""
+        """Reset after a change of the programs (another micro-batch): each may be compiled again."""
         self._seen, self._since, self._texts, self._alarmed, self.settled = {}, Counter(), {}, set(), False
         self._before = Counter(self.counts)
 
     def end_first_cycle(self) -> None:
-        """The first full cycle is over."""
+        """Mark the end of the first full cycle."""
         self.settled = True
 
     def announce(self, program: str) -> None:
-        """Log once for each program that a lazy device is about to build it: minutes pass before its first step."""
+        """Log once for each program that a lazy device is about to compile it: minutes pass before its first step."""
         if program in PROGRAMS and program not in self._announced:
             self._announced.add(program)
             _log.warning(
@@ -43,12 +47,12 @@ class RecompileMonitor:
             )
 
     def grown(self, built: int) -> bool:
-        """Whether more had been built in this process than when this was last asked; the first time it is not."""
+        """Return True where more graphs exist in this process than at the last call; False at the first call."""
         before, self._built = self._built, built
         return before is not None and built > before
 
     def before(self, program: str, read: Callable[[], str]) -> None:
-        """Keep the text of a program in its steady form, once; after an alarm say how the next one differs from it."""
+        """Keep the text of a program in its steady form, once; after an alarm log how the next one differs from it."""
         if program in self._alarmed:
             self._alarmed.discard(program)
             line = _first_difference(self._texts.get(program, ""), read())
@@ -58,7 +62,7 @@ class RecompileMonitor:
             self._texts[program] = read()
 
     def after(self, program: str, compiled: int, inputs: object = ()) -> None:
-        """`compiled` programs were built by this call of `program`, which was given `inputs`."""
+        """Record that this call of `program`, with these `inputs`, built `compiled` programs."""
         now = tuple(_signature(inputs))
         first = self._seen.setdefault(program, now)
         self.counts[program] += compiled
@@ -79,7 +83,7 @@ class RecompileMonitor:
 
 
 def _signature(value: object) -> Iterator[str]:
-    """The shape of each array and the value of each number in a nest of them."""
+    """Yield the shape of each array and the value of each number in nested inputs."""
     if isinstance(value, Tensor):
         yield f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     elif isinstance(value, tuple | list):
@@ -93,6 +97,6 @@ def _signature(value: object) -> Iterator[str]:
 
 
 def _first_difference(before: str, now: str) -> str:
-    """The first line of `now` that `before` does not have, without the numbers of the nodes."""
+    """Return the first line of `now` that `before` does not have, without the numbers of the nodes."""
     lines = difflib.ndiff(*([line.partition("=")[2].strip() for line in text.splitlines()] for text in (before, now)))
     return next((line[2:] for line in lines if line.startswith("+ ")), "")

@@ -1,4 +1,4 @@
-"""Gradient checkpointing (Chen et al. 2016): the inner results of a network's blocks are computed twice, not kept."""
+"""Gradient checkpointing (Chen et al. 2016): inner results of a network's blocks are computed twice, not kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,10 +12,11 @@ from ml_factory.training.device import Device
 
 
 def recompute_blocks(network: nn.Module, device: Device) -> int:
-    """Have each block of `network` forget its inner results in training; returns how many blocks it has.
+    """Checkpoint each block of `network` in training; returns the number of blocks.
 
-    A block is a member, with parts of its own, of a Sequential or ModuleList: an encoder's layer. Names of parameters
-    and values of outputs stay as they are.
+    A block is a member, with submodules, of a Sequential or ModuleList: an encoder's layer. Names of parameters and
+    values
+    of outputs stay the same.
     """
     stacks = [module for module in network.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
     blocks = [member for stack in stacks for member in stack if any(True for _ in member.children())]
@@ -35,13 +36,13 @@ def _forward(block: nn.Module, forward, device: Device, *args):
             computed.append(True)
             return forward(block, *args)
 
-    # A compiler cannot follow what is noted beside the arithmetic: only where it is needed.
+    # Side effects break compilation: only where batch norms need it.
     return device.recompute(inner if norms else partial(forward, block), *args)
 
 
 @contextmanager
 def _remembered(norms: list[_BatchNorm]) -> Iterator[None]:
-    """Inside, what batch norms see leaves no trace in them: they have seen it once."""
+    """Inside the block, batch norms do not update their statistics: the first pass already did."""
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

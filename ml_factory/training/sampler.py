@@ -1,4 +1,4 @@
-"""Which rows each step takes: a pure function of (seed, epoch, step), whoever takes it and in however many parts."""
+"""Rows of each step: a pure function of (seed, epoch, step), for any number of processes and micro-batches."""
 
 import numpy as np
 
@@ -6,10 +6,11 @@ from ml_factory.seeding import generator
 
 
 class Order:
-    """A stream of permutations of the rows, one an epoch, each drawn from (seed, epoch) alone.
+    """A stream of permutations of the rows, one per epoch, each drawn from (seed, epoch) alone.
 
-    Batches are always full; the rows left at an epoch's end open the next one. batch : rows of a step, cut to a
-    multiple of `shares` (processes times chips) where there are fewer rows.
+    Batches are always full; rows left at an epoch's end open the next one.
+
+    batch : rows of a step, cut to a multiple of `shares` (processes times chips) where there are fewer rows.
     """
 
     def __init__(self, rows: int, batch: int, seed: int, shares: int = 1):
@@ -18,15 +19,15 @@ class Order:
         self._kept: dict[int, np.ndarray] = {}
 
     def steps_until(self, epoch: int) -> int:
-        """Steps taken when that many epochs are over."""
+        """Return the number of steps when that many epochs are over."""
         return epoch * self.rows // self.batch
 
     def positions(self, step: int) -> np.ndarray:
-        """int64 rows of this step's batch."""
+        """Return the rows of this step's batch, int64."""
         start, stop = step * self.batch, (step + 1) * self.batch
         first, last = start // self.rows, (stop - 1) // self.rows
         self._kept = {epoch: self._kept[epoch] for epoch in self._kept if epoch >= first}
-        parts = []  # cut before they are joined: an epoch may have millions of rows
+        parts = []  # cut before concatenating: an epoch may have millions of rows
         for epoch in range(first, last + 1):
             opening = epoch * self.rows
             parts.append(self._permutation(epoch)[max(start - opening, 0) : stop - opening])
@@ -39,14 +40,15 @@ class Order:
 
 
 def process_rows(positions: np.ndarray, micro: int, rank: int = 0, world: int = 1) -> np.ndarray:
-    """int64 (micro-batches, micro): the rows of one process, in the parts that it takes one after the other."""
+    """Return the rows of one process in micro-batches, int64 (micro-batches, micro)."""
     return positions.reshape(world, -1, micro)[rank]
 
 
 def micro_size(rows: int, most: int, multiple: int = 1) -> int:
-    """The largest divisor of `rows` that is at most `most` and a multiple of `multiple`: every part has one shape.
+    """Return the largest divisor of `rows` that is at most `most` and a multiple of `multiple`: all parts have one
+    shape.
 
-    rows : a process's rows of a step, itself a multiple of `multiple` (the chips that share a part).
+    rows : a process's rows of a step, a multiple of `multiple` (the chips that share a part).
     """
     fitting = (size for size in range(max(most, multiple), 0, -1) if rows % size == 0 and size % multiple == 0)
     return next(fitting, multiple)

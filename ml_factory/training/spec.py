@@ -1,4 +1,4 @@
-"""Settings of the one loop."""
+"""Settings of the training loop."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,24 +7,33 @@ from ml_factory.models.tabular_data import check_class_weight
 
 DEVICES = ("auto", "cpu", "cuda", "xla")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-# Where and how often, not what: a run may go on with others of these, and is then at most "not bit-exact".
+# Settings of the machine: a run may resume with others, and is then at most "not bit-exact".
 _ELSEWHERE = ("device", "threads", "accumulate", "save_seconds", "log_steps")
 
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """How a network is trained.
+    """Settings of a network's training.
 
-    epochs : at most; early stopping ends sooner. batch : rows a step, always full. accumulate : parts in which a step
-    takes its batch, one after the other; halves memory where it doubles. warmup : share of all steps over which the
-    rate climbs; it then falls on a cosine to 0. patience : epochs without a better validation loss before stopping,
-    0 for never. clip : largest norm of the whole gradient. ema : decay of the averaged weights that are evaluated and
-    kept, 0 for none. device : auto, cpu, cuda or xla. precision : of the steps, auto for what the hardware multiplies
-    fast. recompute : gradient checkpointing, less memory for more time. compile : torch.compile, where a long run pays
-    its minutes back. threads : CPU threads, 0 for every core; pinned, since another number gives other last bits.
-    save_seconds : a save in mid-epoch is considered this long after the last one. log_steps : the progress line, and a
-    look for numbers that are not finite, come at most this often. class_weight : none, or balanced: each class that the
-    training rows hold gets the same share of their weight, as boosters do it.
+    epochs : at most; early stopping ends sooner.
+    batch : rows a step, always full.
+    accumulate : number of micro-batches of a step; halves memory where it doubles.
+    lr : learning rate.
+    weight_decay : of matrices.
+    warmup : share of all steps over which the rate climbs; it then falls on a cosine to 0.
+    patience : epochs without a better validation loss before stopping, 0 for never.
+    clip : largest norm of the whole gradient.
+    ema : decay of the averaged weights that are evaluated and kept, 0 for none.
+    eval_batch : rows a batch of evaluation.
+    device : auto, cpu, cuda or xla.
+    precision : of the steps; auto for the hardware's fast format.
+    recompute : gradient checkpointing, less memory for more time.
+    compile : torch.compile, worth its minutes in a long run.
+    threads : CPU threads, 0 for every core; pinned, since another number gives other last bits.
+    save_seconds : a mid-epoch save is considered this long after the last one.
+    log_steps : least steps between two progress lines, and between two checks for non-finite numbers.
+    class_weight : none, or balanced: each class of the training rows gets the same share of their weight, as in
+        boosters.
     """
 
     epochs: int = 20
@@ -65,11 +74,11 @@ class TrainSpec:
                 raise _refused(name, getattr(self, name), f"a number in [0, 1): {what}")
         for name, known in (("device", DEVICES), ("precision", PRECISIONS)):
             value = getattr(self, name)
-            if value not in known:  # all of them are named: by its letters a "gpu" is nearest to the CPU
+            if value not in known:  # all are listed: the nearest spelling of "gpu" would be "cpu"
                 raise SettingsError(f"Unknown {name}", where=name, got=repr(value), wanted=", ".join(known))
 
     def identity(self) -> dict:
-        """The settings that make it another run when they change."""
+        """Return the settings that make another run when they change."""
         return {name: value for name, value in asdict(self).items() if name not in _ELSEWHERE}
 
 

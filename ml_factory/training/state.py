@@ -1,4 +1,4 @@
-"""The moving parts of one training, and their state: all that a run must remember to go on to the bit."""
+"""State of one training: network, optimizer, sums and early stopping, as needed to resume bit for bit."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -24,10 +24,11 @@ _log = logging.getLogger("ml_factory.training")
 
 @dataclass
 class EarlyStoppingState:
-    """What early stopping and the report remember between epochs, in plain values and tensors of the host.
+    """State of early stopping and the history between epochs, in plain values and host tensors.
 
-    best_epoch : 0 for the untrained network. inexact : why the run's bits are not those of an undisturbed one. slower :
-    factor on the rate, lowered when the run had to turn back.
+    best_epoch : 0 for the untrained network.
+    inexact : reasons why the run's bits may differ from those of an uninterrupted one (a field of checkpoints).
+    slower : factor on the rate, lowered after a rollback.
     """
 
     history: list[dict] = field(default_factory=list)
@@ -38,8 +39,9 @@ class EarlyStoppingState:
     slower: float = 1.0
 
     def last_metrics(self) -> dict | None:
-        """The metrics of the last epoch that ended: what a checkpoint taken since then, which holds the best weights
-        so far, is compared by. None in the first epoch."""
+        """Return the metrics of the last finished epoch, which rank a checkpoint taken since; None in the first
+        epoch.
+        """
         return {name: value for name, value in self.history[-1].items() if name != "epoch"} if self.history else None
 
     def out_of_patience(self, spec: TrainSpec) -> bool:
@@ -50,9 +52,10 @@ class EarlyStoppingState:
 class TrainingRun:
     """One network in training.
 
-    forward : the network as a step calls it (compiled, or averaging gradients over processes). micro : rows of a
-    process that go through it at once. totals : [sum of w * loss, sum of w] of the epoch so far; flag : [first step
-    that was not finite (-1: none), step]; both on the device, where nothing waits for them.
+    forward : network as a step calls it (compiled, or averaging gradients over processes).
+    micro : rows of a process in one forward pass.
+    totals : [sum of w * loss, sum of w] of the epoch so far, on the device.
+    flag : [first step that was not finite (-1: none), step], on the device; nothing waits for it.
     """
 
     def __init__(self, network: nn.Module, rows: int, spec: TrainSpec, device: Device, identity: Mapping):
@@ -75,31 +78,31 @@ class TrainingRun:
 
     @property
     def parts(self) -> int:
-        """Micro-batches of a step."""
+        """Number of micro-batches of a step."""
         return self.order.batch // self.device.processes.world // self.micro
 
     @property
     def epoch(self) -> int:
-        """The one that is under way, from 1."""
+        """Current epoch, from 1."""
         return len(self.memory.history) + 1
 
     def learning_rate(self) -> float:
         return rate(self.step, self.order.steps_until(self.spec.epochs), self.spec) * self.memory.slower
 
     def rows_of(self, step: int) -> np.ndarray:
-        """int64 (micro-batches, micro): this process's rows of a step."""
+        """Return this process's rows of a step, int64 (micro-batches, micro)."""
         processes = self.device.processes
         return process_rows(self.order.positions(step), self.micro, processes.rank, processes.world)
 
     def clear_totals(self) -> None:
         # float64 is exact enough to add any number of batches.
         self.totals = self.device.to_device(torch.zeros(2, dtype=torch.float64))
-        # The step's number is counted on the device: as a number of the program it would make each step another one.
+        # The step is counted on the device: as a constant it would make each step another program.
         self.flag = self.device.to_device(torch.tensor([-1, self.step], dtype=torch.int32))
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
-        """Inside the block the network is the one that is judged and kept: the averaged one, if there is one."""
+        """Inside the block the network holds the weights to evaluate and keep: the averaged ones, if there are any."""
         self.network.eval()
         if self.average is None:
             yield
@@ -110,12 +113,12 @@ class TrainingRun:
         self.network.train()
 
     def weights(self) -> dict[str, Tensor]:
-        """The network's, copied to the host."""
+        """Return the network's weights, copied to the host."""
         return _copied(self.network.state_dict())
 
     # ---------------------------------------------------------------------- state
     def state(self) -> dict:
-        """All of it, in plain values and tensors of the host that no later step changes."""
+        """Return the whole state in plain values and host tensors that no later step changes."""
         memory = {item.name: getattr(self.memory, item.name) for item in fields(self.memory)}
         return {
             **self.identity,
@@ -133,7 +136,7 @@ class TrainingRun:
         }
 
     def restore(self, state: Mapping) -> None:
-        """Stand where a checkpoint was taken, on this run's device."""
+        """Restore a checkpoint on this run's device."""
         check_same_run(state, self.identity)
         if state["batch"] != self.order.batch:
             raise CheckpointError(
@@ -141,7 +144,7 @@ class TrainingRun:
                 where="batch",
                 got=state["batch"],
                 wanted=self.order.batch,
-                next_step="go on with a number of processes and chips that divides the batch",
+                next_step="resume with a number of processes and chips that divides the batch",
             )
         self._load(state)
         found = list(differences(state["environment"], self.device.facts()))
@@ -149,21 +152,21 @@ class TrainingRun:
         if micro != state["micro"]:
             found.append(f"micro-batch: began with {state['micro']}, now {micro}")
         self._set_micro_batch(micro)
-        # Once continued elsewhere, always so: the reasons travel with the run.
+        # Nondeterminism is permanent: its reasons are stored with the run.
         self.memory.inexact = union(self.memory.inexact, found)
         self.snapshot()
 
     def snapshot(self) -> None:
-        """Remember this moment in memory: what the run turns back to when it fails later on."""
+        """Keep a copy of the state in memory, for a rollback."""
         self.copy = self.state()
 
     def rollback(self, reason: str, *, micro: int | None = None, slower: float = 1.0) -> None:
-        """Stand where the last copy was taken, with smaller parts or a smaller rate, and say so."""
+        """Restore the last copy, with smaller micro-batches or a smaller rate, and log it."""
         at, inexact, slower = self.step, self.memory.inexact, slower * self.memory.slower
         self._load(self.copy)
-        self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier turn
+        self.memory.slower = min(slower, self.memory.slower)  # the copy may be from before an earlier rollback
         began = self.order.steps_until(self.epoch - 1)
-        # An undisturbed run has its copy at the epoch's start; memory that runs out has no place of its own.
+        # An uninterrupted run has its copy at the epoch's start; running out of memory is not reproducible.
         if self.step != began or micro is not None:
             inexact = [*inexact, f"{reason} at step {at + 1}, gone back to step {self.step + 1}"]
         self.memory.inexact = inexact
@@ -172,7 +175,9 @@ class TrainingRun:
 
     # ---------------------------------------------------------------------- when it fails
     def check_finite(self) -> bool:
-        """Look at the flag. True when the run had to turn back (once, with half the rate); a second time it ends."""
+        """Check the flag. True when the run was rolled back (once, with half the rate); the second time
+        FactoryError.
+        """
         bad = int(self.flag[0])
         if bad < 0:
             return False
@@ -181,20 +186,24 @@ class TrainingRun:
             return True
         rows = self.order.positions(bad)
         raise FactoryError(
-            "Training left the finite numbers twice",
+            "Loss or gradient was not finite twice",
             where=f"step {bad + 1}, epoch {self.epoch}, batch of rows {', '.join(map(str, rows[:8]))}, …",
             got="a loss or gradient that is not finite, also with half the rate",
             next_step="lower lr, or look for extreme features in these rows; the last checkpoint is from before this",
         )
 
     def is_finite(self) -> bool:
-        """False with the flag up. Alone, the run turns back at once; several processes, of which one asks, do so at the
-        next progress line, all together: another's step would wait in vain for one that went back before it."""
+        """Return False where the flag is set. Alone, the run is rolled back at once.
+
+        Several processes, of which one calls this, roll back together at the next progress line: otherwise the others
+        would
+        wait for a step that never comes.
+        """
         return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
 
     def halve_micro_batch(self) -> bool:
-        """After memory ran out: half the micro-batch, the same effective batch. False when it cannot be halved."""
-        # Other processes would wait in vain for the step that this one left.
+        """Halve the micro-batch after memory ran out, with the same effective batch. False when it cannot be halved."""
+        # Other processes would wait forever for this one's step.
         micro = self._micro_batch_size(self.micro // 2)
         if micro >= self.micro or self.device.processes.world > 1:
             return False
@@ -217,7 +226,7 @@ class TrainingRun:
         self.device.mark_step("restore")
 
     def _set_micro_batch(self, micro: int) -> None:
-        """From here on, micro-batches of this size."""
+        """Set the size of the micro-batches."""
         if micro != self.micro:
             self.micro = micro
             self.device.recompiles.forget()

@@ -1,6 +1,7 @@
-"""A fitted network for other programs: its state dict as `torch.save` writes it, and the Python that builds the module.
+"""Export of a fitted network for other programs: its state dict as of `torch.save`, and the Python that builds the
+module.
 
-Written and never read here: tensors only, for `torch.load(..., weights_only=True)` elsewhere.
+Written and never read by this library: tensors only, for `torch.load(..., weights_only=True)`.
 """
 
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from ml_factory.training.estimator import NeuralClassifier
 
 
 def pth_bytes(model: NeuralClassifier) -> bytes:
-    """The state dict of `whole`, tensors on the CPU. Raises FactoryError before it is fitted."""
+    """Return the state dict of `whole`, tensors on the CPU, as bytes. Raises FactoryError before it is fitted."""
     if model.network is None:
         raise FactoryError("The model is not fitted", where=model.name, next_step="train it first")
     buffer = BytesIO()
@@ -24,14 +25,14 @@ def pth_bytes(model: NeuralClassifier) -> bytes:
 
 
 def whole(model: NeuralClassifier) -> nn.Module:
-    """The network, with the clock where its logits start from that."""
+    """Return the network, with its clock offset where it has one."""
     if model.offset is None:
         return model.network
     return ClockOffsetNetwork(model.network, model.offset.column, model.offset.ending, model.offset)
 
 
 def module_source_line(model: NeuralClassifier) -> str:
-    """Python that makes the `nn.Module` whose `load_state_dict` takes it; C = 3 logits of short, neutral, long."""
+    """Return Python that builds the `nn.Module` of the state dict; C = 3 logits of short, neutral, long."""
     kind, spec = model.network_kind, model.network_spec
     settings = ", ".join(
         f"{name}={value!r}" for name, value in asdict(spec).items() if value != getattr(kind.Spec(), name)

@@ -214,9 +214,9 @@ class _Training:
         learnt = {name: state[name] for name in ("model_state", "calibration")}
         metrics = verdict.metrics[verdict.metrics["split"] == "validation"].set_index("name").drop(columns="split")
         evaluated = {"metrics": metrics.T.to_dict(), "prior": verdict.priors["validation"]}
-        # Validation rows stop the training, set the temperature and judge; training rows alone teach the steps before.
+        # Validation rows stop the training and set the temperature; the preprocessing reads training rows alone.
         both = ("train", "validation")
-        trained = {f"trained {self.model}": Fitted(learnt, both), f"judged {self.model}": Fitted(evaluated, both)}
+        trained = {f"trained {self.model}": Fitted(learnt, both), f"evaluated {self.model}": Fitted(evaluated, both)}
         return trained | ({"steps before the model": Fitted(state["scaler"])} if self.model == MODELS[0] else {})
 
 

@@ -150,7 +150,7 @@ class _RecordedModel(FoldModel):
 
 
 class _Recorder:
-    """A model that remembers the inputs of its fit and of its last forecast."""
+    """A model that records the inputs of its fit and of its last forecast."""
 
     def __init__(self, model, record: dict):
         self._model, self._record = model, record
@@ -159,16 +159,18 @@ class _Recorder:
         return getattr(self._model, name)
 
     def fit(self, x, y, *given, validation=None, **options):
-        self._record.update(taught=np.array(x), y=np.array(y))
+        self._record.update(inputs_train=np.array(x), y=np.array(y))
         return self._model.fit(x, y, *given, validation=validation, **options)
 
     def predict_proba(self, x, *given, **options):
-        self._record["judged"] = np.array(x)
+        self._record["inputs_test"] = np.array(x)
         return self._model.predict_proba(x, *given, **options)
 
 
 def fold_record(data: Dataset, plan: FoldPlan, model: str) -> dict:
-    """What a fold of a cross-validation was fitted on and gives; see docs/guide.md, "An audit with a tamper"."""
+    """Return the inputs, scaler, rows and forecasts of a fold of a cross-validation; see docs/guide.md, "An audit with
+    a tamper".
+    """
     spec = small_run_spec(data, model, "folds")
     one = replace(plan, folds=[plan.folds[AUDITED_FOLD]], labels=data.labels.iloc[plan.rows])
     tracked = _RecordedModel(spec, model, dict(spec.settings))
@@ -177,12 +179,12 @@ def fold_record(data: Dataset, plan: FoldPlan, model: str) -> dict:
         with open_checkpoints(workspace.checkpoints, run) as manager:
             outcome = forecast_folds(manager, data, one, tracked)
     (evaluated,), seen = evaluate_folds(data, outcome, model), tracked.record
-    taught = one.folds[0][0][plan.usable[one.folds[0][0]]]
-    _, validation = inner_validation(one.labels, taught, 0.15)
+    train_rows = one.folds[0][0][plan.usable[one.folds[0][0]]]
+    _, validation = inner_validation(one.labels, train_rows, 0.15)
     return {
         "labels": data.labels, "features": data.features.iloc[data.row], "embargo": plan.embargo,
         "train": seen["train"], "validation": plan.rows[validation], "test": evaluated.rows, "scaler": seen["scaler"],
-        "y": seen["y"], "inputs_train": seen["taught"], "inputs_test": seen["judged"],
+        "y": seen["y"], "inputs_train": seen["inputs_train"], "inputs_test": seen["inputs_test"],
         "forecasts": evaluated.forecasts[model + UNCALIBRATED], "calibrated": evaluated.forecasts[model],
     }  # fmt: skip
 
@@ -231,7 +233,12 @@ def _purge_violations(data: Dataset, rows: Mapping[str, np.ndarray], embargo: in
 
 @dataclass(frozen=True)
 class _Outcome:
-    """state : of the artifact.  predictions : as on disk.  metrics : a row per split and forecast."""
+    """Result of a small training.
+
+    state : state of the artifact.
+    predictions : as on disk.
+    metrics : a row per split and forecast.
+    """
 
     state: dict
     predictions: pd.DataFrame
@@ -249,7 +256,7 @@ def _trained(data: Dataset, model: str) -> _Outcome:
 
 
 def check_predictions(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
-    """Neither the model, nor what it forecasts of test rows, nor the verdict's baselines move with the test labels."""
+    """Check that model, forecasts of test rows and baselines of the verdict do not change with the test labels."""
     clean, blind = _trained(data, model), _trained(with_disturbed_labels(data, data.splits["test"]), model)
     given = passed_through(tamper, "predictions", clean.predictions.copy())
     part = "predictions"
@@ -265,7 +272,7 @@ def check_predictions(data: Dataset, model: str, tamper: Tamper | None, findings
 
 
 def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metrics: pd.DataFrame) -> list[Leak]:
-    """Log losses of a verdict that are not those of its forecasts, or of the baselines counted once more."""
+    """Return leaks for log losses that differ from those of the forecasts, or of baselines counted again."""
     at = data.labels.index.get_indexer(predictions.index)
     split = predictions["split"].to_numpy()
     leaks = []
@@ -286,7 +293,7 @@ def _leaks_of_verdict(data: Dataset, model: str, predictions: pd.DataFrame, metr
 
 
 def reference_baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Reference baselines of `rows`, counted from the clear training rows alone: name -> (N, 3)."""
+    """Return reference baselines of `rows`, counted from the unambiguous training rows alone: name -> (N, 3)."""
     train = np.sort(train_rows[data.clear[train_rows]])
     y = data.y[train]
     calendar, at = data.settings["market"]["calendar"], data.labels.index.as_unit("ns").asi8
@@ -306,7 +313,7 @@ def reference_baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray)
 
 
 def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
-    """The baselines of the test rows are those of the training rows' labels, whatever the other labels are."""
+    """Check that baselines of the test rows depend on the training rows' labels alone."""
     train, rows = data.splits["train"], data.splits["test"]
     index = data.labels.index[rows]
     used = {
@@ -324,7 +331,7 @@ def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) ->
     findings.take("baseline", len(rows) * len(used), one_per_column(leaks))
 
 
-# ---- what the checks share -------------------------------------------------------------------------------------------
+# ---- shared by the checks -------------------------------------------------------------------------------------------
 
 
 def _unequal(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:

@@ -50,9 +50,7 @@ class Result:
         return {item.name: _facts(getattr(self, item.name)) for item in fields(self) if item.name not in hidden}
 
     def origin(self) -> pd.DataFrame:
-        """Describe the origin of this result: what was found, where it resumed, and whether its bits are those of an
-        uninterrupted run. For results of a run that can be resumed.
-        """
+        """Describe the origin of this result: what was found, where it resumed, and whether it is bit-exact."""
         resumed = getattr(self, "reached", "") or getattr(self, "resumed_from", None)
         exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
         facts = {
