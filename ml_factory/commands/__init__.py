@@ -1,1 +1,1 @@
-"""The verbs of the command line; nothing heavy is imported until a verb's work begins."""
+"""Verbs of the command line; heavy libraries are imported only when a verb's work begins."""

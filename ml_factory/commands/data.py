@@ -56,14 +56,14 @@ def prepare(
     skip_bad: SkipBad = False,
     columns: Columns = None,
     searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
-    search: Annotated[bool, typer.Option("--search", help="Look for barriers, then prepare with them.")] = False,
-    target: Annotated[str, typer.Option(help="What is asked: " + ", ".join(LABEL_KINDS) + ".")] = LABEL_KINDS[0],
-    primary: Annotated[str, typer.Option(help="Whose bets --target meta judges: the sign of this column.")] = "",
+    search: Annotated[bool, typer.Option("--search", help="Search barriers, then prepare with them.")] = False,
+    target: Annotated[str, typer.Option(help="Kind of labels: " + ", ".join(LABEL_KINDS) + ".")] = LABEL_KINDS[0],
+    primary: Annotated[str, typer.Option(help="Primary side of --target meta: the sign of this column.")] = "",
     primary_least: Annotated[float, typer.Option(help="It bets where the column is so far from 0.")] = 0.0,
     against: Annotated[bool, typer.Option("--against", help="It bets on the other side.")] = False,
     span: Annotated[bool, typer.Option("--span", help="Labels and windows go on over session ends and holes.")] = False,
-    by: Annotated[str | None, typer.Option("--bars", help="Rows stand on bars of: " + ", ".join(BARS) + ".")] = None,
-    bar_size: Annotated[float | None, typer.Option(help="What fills a bar; empty: of the first 20 sessions.")] = None,
+    by: Annotated[str | None, typer.Option("--bars", help="Base bars by: " + ", ".join(BARS) + ".")] = None,
+    bar_size: Annotated[float | None, typer.Option(help="Amount per bar; empty: from the first 20 sessions.")] = None,
     as_json: Json = False,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
@@ -100,7 +100,7 @@ def _check_search(search: bool, searched: list[str] | None, target: str) -> None
     if search and target != LABEL_KINDS[0]:
         raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=LABEL_KINDS[0])
     if search and searched:
-        raise SettingsError("Barriers are looked for or given", where="--search", got="--searched too",
+        raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
                             next_step="leave one of them out")  # fmt: skip
 
 
@@ -108,9 +108,11 @@ def audit(
     workspace: Folder = "",
     symbol: Symbol = DEMO,
     horizon: Annotated[list[int] | None, typer.Option("--horizon", help="Several times; empty: all prepared.")] = None,
-    cuts: Annotated[int | None, typer.Option(help="Moments to try; empty: 50, the full form.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Also what was proved before.")] = False,
-    model: Annotated[list[str] | None, typer.Option("--model", help="Tried on a sample; empty: xgboost, lstm.")] = None,
+    cuts: Annotated[int | None, typer.Option(help="Number of cuts; empty: 50, the full form.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore earlier proofs.")] = False,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="Trained on a sample; empty: xgboost, lstm.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
@@ -126,7 +128,7 @@ def audit(
 def roll_of(
     by: str | None, adjust: str, at: list[str] | None, first: str | None, months: str | None, expiry: list[str] | None
 ) -> "contracts.RollSpec | None":
-    """The roll that was asked for; SettingsError for its details without it."""
+    """Return the roll settings. Raises SettingsError for details without --roll."""
     details = {"--roll-at": at, "--roll-first": first, "--roll-months": months, "--expiry": expiry}
     given = [name for name, value in details.items() if value]
     if by is None:

@@ -20,7 +20,7 @@ doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tr
 
 
 def doctor(workspace: Folder = "", as_json: Json = False) -> None:
-    """What this machine and this workspace have. Example: `python -m ml_factory doctor`"""
+    """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
     checks = doctor_of.examine(Workspace(workspace))
     if as_json:
         print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})

@@ -1,4 +1,4 @@
-"""Options that verbs share, and the checks that come before anything heavy is imported."""
+"""Shared options of the verbs, and the checks that run before heavy imports."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -23,13 +23,15 @@ class Stamp(StrEnum):
 PREPARED = "current.json"  # of data/processed/{symbol}/
 
 Folder = Annotated[str, typer.Option("--workspace", help="Folder of the workspace; empty: the default.")]
-Symbol = Annotated[str, typer.Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is made up.")]
+Symbol = Annotated[
+    str, typer.Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
+]
 Horizon = Annotated[int, typer.Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
 Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(available_models()) + ".")]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run; the old one stays.")]
-RunOption = Annotated[str, typer.Option("--run", help="Resume the run with this id; an error says why it cannot.")]
+RunOption = Annotated[str, typer.Option("--run", help="Resume the run with this id, or fail with the reason.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
 Data = Annotated[str | None, typer.Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")]
 Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
@@ -53,7 +55,7 @@ Columns = Annotated[
 
 
 def columns_of(texts: Sequence[str] | None) -> tuple[tuple[str, str], ...]:
-    """(ours, theirs) of texts such as "close=Schluss,open=Start"; SettingsError for another text."""
+    """Parse (ours, theirs) from texts such as "close=Schluss,open=Start". Raises SettingsError for another text."""
     parts = [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
     return tuple(
         (ours.strip(), theirs.strip()) for ours, theirs in pairs_of(parts, "--columns", "close=Schluss").items()
@@ -64,9 +66,10 @@ def checked_workspace(
     workspace: str, symbol: str, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0,
     data: str | None = None,
 ) -> Workspace:  # fmt: skip
-    """The workspace, after the checks of arguments that cost nothing. Raises SettingsError, BarsError, WorkspaceError.
+    """Return the workspace after cheap checks of the arguments. Raises SettingsError, BarsError, WorkspaceError.
 
-    models : names; "stack" is accepted.  data : a file that must exist.
+    models : names; "stack" is accepted.
+    data : a file that must exist.
     """
     place = Workspace(workspace)
     check_symbol(symbol)
@@ -82,13 +85,13 @@ def checked_workspace(
 
 
 def check_raw(workspace: Workspace, symbol: str) -> None:
-    """Raise NotPreparedError unless the workspace has raw bars of this symbol; the made-up market needs none."""
+    """Raise NotPreparedError unless the workspace has raw bars of this symbol; the synthetic market needs none."""
     if symbol != DEMO:
         require_raw_bars(workspace, symbol)
 
 
 def check_prepared(workspace: Workspace, symbol: str) -> None:
-    """Raise NotPreparedError unless something is prepared for this symbol; what reads it checks whether it is valid."""
+    """Raise NotPreparedError unless prepared data exist for this symbol; the reader checks whether they are valid."""
     if is_file(workspace.processed(symbol) / PREPARED):
         return
     check_raw(workspace, symbol)
@@ -108,12 +111,12 @@ def check_trained(workspace: Workspace, symbol: str) -> None:
 
 
 def settings_of(texts: list[str] | None) -> dict[str, Any]:
-    """The settings in texts NAME=VALUE; SettingsError for another text."""
+    """Parse settings from texts NAME=VALUE. Raises SettingsError for another text."""
     return {name: read_value(text) for name, text in pairs_of(texts or [], "--set", "dropout=0.2").items()}
 
 
 def pairs_of(texts: list[str], where: str = "-p", example: str = "HORIZON=20") -> dict[str, str]:
-    """The values by name of texts NAME=VALUE; SettingsError for another text."""
+    """Parse values by name from texts NAME=VALUE. Raises SettingsError for another text."""
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")

@@ -52,11 +52,11 @@ def train(
     setting: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Train, or go on, or find the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
+    """Train, resume, or load the finished run. Example: `python -m ml_factory train --symbol MES --model lstm`"""
     quick = quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,), seed=seed)
     check_prepared(place, symbol)
-    further = process_rank() > 0  # of several processes the first one speaks
+    further = process_rank() > 0  # of several processes rank 0 prints
     settings = settings_of(setting)
     with training(model, as_json or further) as on_epoch:
         result = pipeline.train(
@@ -74,11 +74,11 @@ def cross_validate(
     horizon: Horizon = 20,
     model: Model = "xgboost",
     scheme: Annotated[str, typer.Option(help="One of " + ", ".join(SCHEMES) + ".")] = "purged_kfold",
-    folds: Annotated[int, typer.Option(help="Blocks that judge, or that combinatorial folds choose from.")] = 5,
-    test_blocks: Annotated[int, typer.Option(help="Blocks that one combinatorial fold judges.")] = 2,
+    folds: Annotated[int, typer.Option(help="Number of test blocks, or blocks to combine.")] = 5,
+    test_blocks: Annotated[int, typer.Option(help="Test blocks of one combinatorial fold.")] = 2,
     window: Annotated[int | None, typer.Option(help="Rows of a rolling window; empty: as the first fold has.")] = None,
-    search: Annotated[bool, typer.Option("--search", help="Look for barriers in every fold, on its own rows.")] = False,
-    trials: Annotated[int, typer.Option(help="Barriers that one search tries.")] = 40,
+    search: Annotated[bool, typer.Option("--search", help="Search barriers in every fold, on its own rows.")] = False,
+    trials: Annotated[int, typer.Option(help="Trials of one search.")] = 40,
     seed: Seed = 0,
     quick: Quick = False,
     fresh: Fresh = False,
@@ -87,7 +87,7 @@ def cross_validate(
     setting: Setting = None,
     as_json: Json = False,
 ) -> None:
-    """Judge on many stretches of time. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
+    """Evaluate on many test blocks. Example: `python -m ml_factory cross-validate --scheme combinatorial`"""
     quick = quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,), seed=seed)
     check_scheme(scheme)
@@ -163,7 +163,9 @@ def plan(
     setting: SettingOfOne = None,
     as_json: Json = False,
 ) -> None:
-    """What fits into this session, in which order. Example: `python -m ml_factory plan --model lstm --model tcn`"""
+    """Plan this session: work that fits, and its order. Example: `python -m ml_factory plan --model lstm --model
+    tcn`
+    """
     place = checked_workspace(workspace, symbol, (horizon,), models=model or (), seed=seed)
     check_prepared(place, symbol)
     settings = settings_by_model(tuple(model or available_models()), settings_of(setting), "--set")
@@ -189,7 +191,7 @@ def predict(
     all_rows: Annotated[bool, typer.Option("--all", help="Also rows the model was fitted or chosen on.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Out-of-sample probabilities, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
+    """Predict out of sample, as Parquet. Example: `python -m ml_factory predict --symbol MES --model stack`"""
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,), data=data)
     check_trained(place, symbol)
     with working(f"predicting with {model}", as_json):
@@ -212,7 +214,7 @@ def export(
     run: Annotated[str, typer.Option("--run", help="The id of the run whose model; empty: the newest.")] = "",
     as_json: Json = False,
 ) -> None:
-    """A finished model for other programs. Example: `python -m ml_factory export --model lstm --format pth`"""
+    """Export a finished model for other programs. Example: `python -m ml_factory export --model lstm --format pth`"""
     place = checked_workspace(workspace, symbol, (horizon,), models=(model,))
     check_trained(place, symbol)
     result = pipeline.export(place, symbol, horizon, model, tuple(formats or ("pth",)), run=run, out=out)

@@ -1,1 +1,1 @@
-"""Several models, one answer."""
+"""Ensembles: out-of-fold predictions and the stack."""

@@ -1,4 +1,4 @@
-"""Predictions of every row by a model that has not seen it: what a stack may learn from."""
+"""Out-of-fold predictions: each row predicted by a model that was not trained on it, as input of a stack."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ Inputs = Callable[[np.ndarray], Callable[[np.ndarray], object]]
 
 
 def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> Fold:
-    """Training positions split once more in time, for early stopping inside a fold: (fit, validation).
+    """Split training positions once more in time, for early stopping inside a fold: (fit, validation).
 
-    Validation is the last `share` of the positions; a row is fitted on only when its label had ended before the
-    first validation row was known. Twelve rows, labels of two bars, share 0.25 (f: fit, v: validation)::
+    Validation is the last `share` of the positions; a row is fitted on only when its label had ended before the first
+    validation row was known. Twelve rows, labels of two bars, share 0.25 (f: fit, v: validation)::
 
         row   0 1 2 3 4 5 6 7 8 9 10 11
               f f f f f f f . . v  v  v     (rows 7 and 8 end at or after row 9 is known)
@@ -35,29 +35,29 @@ def inner_validation(labels: pd.DataFrame, train: np.ndarray, share: float) -> F
         fit = fit[labels["label_end"].to_numpy()[fit] < labels.index.to_numpy()[validation[0]]]
     if not len(fit) or (share > 0 and not len(validation)):
         raise FactoryError(
-            "A fold has too few training rows to keep some for early stopping",
+            "A fold has too few training rows for early stopping",
             got=f"{len(train)} rows, {share:.0%} of them for validation",
             wanted="rows left on both sides",
-            next_step="use fewer folds, or bring more bars",
+            next_step="use fewer folds, or more bars",
         )
     return fit, validation
 
 
 @dataclass(frozen=True)
 class FoldFit:
-    """How a model is fitted on a fold; what is fitted anywhere, is fitted on that fold's own training rows.
+    """Fit of a model on a fold; everything is fitted on that fold's own training rows.
 
     Parameters
     ----------
-    labels : (N rows) index known_at; label, label_end and what `training_weights` reads.
-    make_model : fold number → a fresh estimator (derive its seed from the fold).
+    labels : (N rows) index known_at; label, label_end and the columns that `training_weights` reads.
+    make_model : fold number → an untrained estimator (derive its seed from the fold).
     inputs : training positions → (positions → model input).
-    usable : bool (N,), rows the model can be given at all (a window may be cut short); None: all.
-    weigh : positions fitted on → their weights, from these rows alone; None: `training_weights` as it is.
-    validation_share : the last part of a fold's training rows, kept to stop early and to calibrate on.
+    usable : bool (N,), rows the model can read (a window may be cut short); None: all.
+    weigh : positions fitted on → their weights, from these rows alone; None: `training_weights`.
+    validation_share : last part of a fold's training rows, for early stopping and calibration.
     fit_options : fold number → more keyword arguments of `fit` (callbacks, checkpoints, limits).
-    on_fold : called with the fold number and what `fit` returned.
-    classes : the labels there can be; others are given no probability.
+    on_fold : called with the fold number and the result of `fit`.
+    classes : possible labels; others get no probability.
     horizon : rows over which one label reaches.
     """
 
@@ -73,11 +73,11 @@ class FoldFit:
     horizon: int = 1
 
     def forecast(self, number: int, fold: Fold) -> tuple[np.ndarray, Calibration]:
-        """(float64 (test rows, 3), the calibration) of the fold of this number.
+        """Return (float64 (test rows, 3), the calibration) of the fold of this number.
 
-        NaN in rows that are not usable, and in all of them where the rows to fit on are of one class: there is
-        nothing to tell apart. The calibration is fitted on the rows that it stopped early on, each clear one
-        with equal weight; it changes nothing without such rows.
+        NaN in rows that are not usable, and in all rows where the training rows hold one class. The calibration is
+        fitted on
+        the early-stopping rows, each unambiguous one with equal weight; without such rows it is the identity.
         """
         usable = np.ones(len(self.labels), dtype=bool) if self.usable is None else np.asarray(self.usable, dtype=bool)
         (train, test), y = fold, self.labels["label"].to_numpy()
@@ -106,17 +106,16 @@ class FoldFit:
 def fold_forecasts(
     fold_fit: FoldFit, folds: Sequence[Fold], checkpoints=None
 ) -> tuple[list[np.ndarray], list[Calibration]]:
-    """Train one model per fold and predict the fold's test rows, which other folds may predict, too.
+    """Fit one model per fold and predict the fold's test rows, which other folds may predict too.
 
     Parameters
     ----------
-    folds : (train, test) positions into `how.labels`, already purged and embargoed, as from `targets.splits`.
+    folds : (train, test) positions into `fold_fit.labels`, purged and embargoed, as from `targets.splits`.
     checkpoints : a phase of a CheckpointManager; each finished fold is saved, and found again after a kill.
 
     Returns
     -------
-    For each fold its forecasts, float64 (test rows, 3), as the model says them, and its calibration: see
-    `FoldFit.forecast`.
+    For each fold its uncalibrated forecasts, float64 (test rows, 3), and its calibration: see `FoldFit.forecast`.
 
     Raises
     ------
@@ -138,7 +137,7 @@ def fold_forecasts(
 
 
 def merge_forecasts(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarray]) -> np.ndarray:
-    """float64 (n, 3): each fold's forecasts at the rows it tests, NaN elsewhere.
+    """Merge the forecasts of folds: float64 (n, 3), each fold's at the rows it tests, NaN elsewhere.
 
     Raises SettingsError when two folds predict the same row.
     """
@@ -150,7 +149,7 @@ def merge_forecasts(n: int, folds: Sequence[Fold], forecasts: Sequence[np.ndarra
 
 
 def _check_apart(folds: Sequence[Fold], n: int) -> None:
-    """No fold predicts a row it is trained on."""
+    """Raise SettingsError where a fold predicts a row it is trained on."""
     for number, (train, test) in enumerate(folds):
         trained_on = np.zeros(n, dtype=bool)
         trained_on[train] = True
@@ -159,7 +158,7 @@ def _check_apart(folds: Sequence[Fold], n: int) -> None:
 
 
 def _check_once(folds: Sequence[Fold], n: int) -> None:
-    """Each row predicted at most once."""
+    """Raise SettingsError where a row is predicted twice."""
     predicted = np.zeros(n, dtype=np.int64)
     for _, test in folds:
         predicted[test] += 1

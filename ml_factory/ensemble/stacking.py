@@ -1,4 +1,4 @@
-"""One forecast from several: a logarithmic pool whose weights are learnt from out-of-fold predictions.
+"""Stacking: a logarithmic pool whose weights are fitted on out-of-fold predictions.
 
 Stacking after Wolpert (1992), on probabilities with weights of at least zero after Breiman (1996) and Ting and
 Witten (1999, §4). The form is the logarithmic opinion pool (Genest and Zidek 1986, §3.2) with a bias per class,
@@ -7,7 +7,7 @@ Witten (1999, §4). The form is the logarithmic opinion pool (Genest and Zidek 1
 
 a multinomial logistic regression on log-probabilities in which the three classes share each model's weight. Three
 models take 6 numbers instead of the 30 of the free regression: where the edge is some thousandths of a nat and
-labels overlap, 30 numbers cost more than they find. All a_m = 0 is the prior, one a_m = 1 that model as it is.
+labels overlap, 30 numbers overfit. All a_m = 0 is the prior, one a_m = 1 that model unchanged.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,12 @@ from ml_factory.evaluation.metrics import checked_rows
 class Stack:
     """Fitted weights of a pool; numbers and names only.
 
-    names : the models, in order.  pool : weight of each.  bias : of short, neutral, long.  prior : π.
-    note : why the weights are equal, where they could not be learnt; otherwise "".
-    rows : out-of-fold rows the weights were learnt from.
+    names : the models, in order.
+    pool : weight of each.
+    bias : of short, neutral, long.
+    prior : π.
+    note : why the weights are equal, where they could not be fitted; otherwise "".
+    rows : number of out-of-fold rows of the fit.
     """
 
     names: tuple[str, ...]
@@ -50,15 +53,16 @@ class Stack:
         horizon: int = 1,
         least_rows: int = 100,
     ) -> "Stack":
-        """Weights that make the weighted log loss of the pooled out-of-fold predictions least.
+        """Fit the weights that minimise the weighted log loss of the pooled out-of-fold predictions.
 
         Parameters
         ----------
         oof : model → (N, 3) out-of-fold probabilities; rows where one of them is NaN are left out.
         ridge : pull towards equal weights and no bias, in rows' worth of evidence.
-        horizon : rows over which one label reaches. Overlapping rows are not separate witnesses: the evidence
-            counted against the ridge is (Σw)²/Σw²/horizon rows.
-        least_rows : with fewer such rows the weights stay equal, and `note` says so.
+        horizon : rows over which one label reaches. Overlapping rows are not independent: the evidence against the
+            ridge
+        counts as (Σw)²/Σw²/horizon rows.
+        least_rows : with fewer such rows the weights stay equal, and `note` states it.
         """
         if not oof:
             raise SettingsError("Nothing to stack", got="no predictions", wanted="at least one model's")
@@ -82,7 +86,7 @@ class Stack:
         return cls(names, tuple(pool.tolist()), tuple(bias.tolist()), tuple(prior.tolist()), "", len(w))
 
     def predict_proba(self, predictions: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Pooled probabilities, float64 (N, 3); NaN in rows where a model has none.
+        """Return pooled probabilities, float64 (N, 3); NaN in rows where a model has none.
 
         Raises
         ------
@@ -99,13 +103,13 @@ class Stack:
         return softmax(np.log(self.prior) + np.asarray(self.bias) + pooled)
 
     def weights(self) -> pd.DataFrame:
-        """One row per model: its weight, and its share of all weight."""
+        """Return one row per model: its weight, and its share of all weight."""
         pool = np.asarray(self.pool)
         share = pool / pool.sum() if pool.sum() > 0 else pool
         return pd.DataFrame({"weight": pool, "share": share}, index=pd.Index(self.names, name="model"))
 
     def to_dict(self) -> dict:
-        """Names and numbers, fit for JSON."""
+        """Return names and numbers as JSON values."""
         return {
             "names": list(self.names),
             "pool": list(self.pool),
@@ -122,7 +126,7 @@ class Stack:
 
 
 def equal_pool(predictions: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The plain mean of the models' probabilities, (N, 3): what a learnt stack has to beat."""
+    """Return the plain mean of the models' probabilities, (N, 3): the reference of a stack."""
     return np.mean([np.asarray(p_N3, dtype=np.float64) for p_N3 in predictions.values()], axis=0)
 
 
@@ -138,9 +142,9 @@ def _check(name: str, y: np.ndarray, p_N3: np.ndarray) -> None:
 
 
 def _least_log_loss(z_MN3, y, w, prior, ridge) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (M,) and biases (3,) of least loss. Convex, from a fixed start: the same on every run.
+    """Return weights (M,) and biases (3,) of least loss. Convex, from a fixed start: the same on every run.
 
-    Loss: Σ w · −log p of what happened, plus ridge/2 · (Σ (a − 1/M)² + Σ b²); w sums to the number of witnesses.
+    Loss: Σ w · −log p of the outcome, plus ridge/2 · (Σ (a − 1/M)² + Σ b²); w sums to the number of independent rows.
     """
     M, code = len(z_MN3), np.asarray(y, dtype=np.int64) + 1
     hit_N3 = np.eye(3)[code]

@@ -17,12 +17,14 @@ BASELINES = ("prior", "last_move", "clock", "clock_volatility")
 PROGRESS_BINS = 48  # half an hour of a 24-hour session
 VOLATILITY_STATES = 5
 PSEUDO_COUNTS = tuple(float(count) for count in np.geomspace(1, 1e5, 21))
-BLOCKS = 10  # of the training rows, each left out once where a pseudo-count is chosen
+BLOCKS = 10  # cross-validation blocks of the training rows for the choice of pseudo-counts
 
 
 def class_shares(y, w=None) -> np.ndarray:
-    """Weighted share of each class, float64 (3,). Where one is absent half a row is added to each (Jeffreys):
-    never seen is not impossible."""
+    """Return the weighted share of each class, float64 (3,).
+
+    Where a class is absent half a row is added to each (Jeffreys): never seen is not impossible.
+    """
     y = np.asarray(y)
     w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
     if not len(y) or not w.sum() > 0 or not np.isin(y, CLASSES).all():
@@ -36,12 +38,12 @@ def class_shares(y, w=None) -> np.ndarray:
 
 
 def prior_probabilities(y_train, w, n: int) -> np.ndarray:
-    """Baseline `prior`: the training rows' class shares, for each of n rows. Float64 (n, 3)."""
+    """Return the baseline `prior`: the training rows' class shares for each of n rows, float64 (n, 3)."""
     return np.tile(class_shares(y_train, w), (n, 1))
 
 
 def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.ndarray:
-    """Baseline `last_move`: class shares given the sign of the last base bar's return, counted on training rows.
+    """Return the baseline `last_move`: class shares given the sign of the last base bar's return, from training rows.
 
     Parameters
     ----------
@@ -50,8 +52,9 @@ def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.n
 
     Returns
     -------
-    float64 (N, 3). Each sign's counts are joined by one row spread like the class shares, so a sign seen rarely
-    leans on the prior, and one never seen (or NaN) gets the prior itself.
+    float64 (N, 3). Each sign's counts are joined by one row with the class shares, so a rare sign is shrunk to the
+    prior,
+    and an unseen one (or NaN) gets the prior itself.
     """
     moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
     y_train = np.asarray(y_train)
@@ -71,7 +74,7 @@ def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.n
 
 @dataclass(frozen=True)
 class SessionClock:
-    """Where N rows stand in their session.
+    """Session time of N rows.
 
     progress : float64 (N,), share of the session that has passed at `known_at`, 0 to 1.
     minutes_left : float64 (N,), until the scheduled end of the session; early closes count as announced.
@@ -81,30 +84,34 @@ class SessionClock:
     minutes_left: np.ndarray
 
     def take(self, rows: np.ndarray) -> "SessionClock":
-        """The same of some rows."""
+        """Return the clock of some rows."""
         return SessionClock(self.progress[rows], self.minutes_left[rows])
 
     def progress_bin(self) -> np.ndarray:
-        """int64 (N,): which of the PROGRESS_BINS equal parts of the session."""
+        """Return the index of each row among PROGRESS_BINS equal parts of the session, int64 (N,)."""
         return np.clip((self.progress * PROGRESS_BINS).astype(np.int64), 0, PROGRESS_BINS - 1)
 
 
 def session_clock(known_at_ns: np.ndarray, calendar: str) -> SessionClock:
-    """The session clock of moments (int64 ns, UTC) at which bars are complete; a bar is in the session it ends in."""
+    """Return the session clock of moments (int64 ns, UTC) at which bars are complete; a bar is in the session it ends
+    in.
+    """
     edges = sessions_of(np.asarray(known_at_ns, np.int64) - 1, calendar)
     length = edges.close_ns - edges.open_ns
     return SessionClock((known_at_ns - edges.open_ns) / length, (edges.close_ns - known_at_ns) / MINUTE_NS)
 
 
 def trailing_volatility(close: np.ndarray, segment: np.ndarray, span: int) -> np.ndarray:
-    """Logarithm of the root mean square of the last `span` one-bar log returns, float64 (N,).
+    """Return the logarithm of the root mean square of the last `span` one-bar log returns, float64 (N,).
 
-    Returns across a change of `segment` (a night, a hole, a roll) count for nothing; NaN where fewer than half of the
-    `span` are left.
+    Returns across a change of `segment` (a night, a gap, a roll) are ignored; NaN where fewer than half of the `span`
+    are
+    left.
 
     Parameters
     ----------
-    close, segment : (N,) of consecutive base bars.  span : bars, 2 or more.
+    close, segment : (N,) of consecutive base bars.
+    span : bars, 2 or more.
     """
     moves = np.diff(np.log(close), prepend=np.nan)
     moves[np.diff(segment, prepend=segment[0]) != 0] = np.nan
@@ -124,13 +131,16 @@ class ClockBaseline:
 
     A row with at least `horizon` bars left until its session ends is in one of PROGRESS_BINS cells of the session's
     progress; one with fewer in a cell of the bars left, because the session's end cuts its label short. A cell's
-    shares are (counts + pseudo_count * prior) / (rows + pseudo_count); those of a volatility state in a cell are
-    shrunk to the cell's in the same way. Both pseudo-counts are those of PSEUDO_COUNTS with the smallest log loss on
-    BLOCKS contiguous blocks of the training rows, each forecast from the others.
+    shares are (counts + pseudo_count * prior) / (rows + pseudo_count); those of a volatility state in a cell are shrunk
+    to
+    the cell's in the same way. Both pseudo-counts are those of PSEUDO_COUNTS with the smallest log loss on BLOCKS
+    contiguous blocks of the training rows, each forecast from the others.
 
-    horizon : bars over which a label reaches.  bar_minutes : usual minutes of a base bar.
-    shares_C3, state_shares_CV3 : float64.  usual : (PROGRESS_BINS,) mean trailing volatility of the training rows.
-    edges : (V - 1,) quantiles of trailing volatility less its usual value.  The last three are None without volatility.
+    horizon : bars over which a label reaches.
+    bar_minutes : usual minutes of a base bar.
+    shares_C3, state_shares_CV3 : float64.
+    usual : (PROGRESS_BINS,) mean trailing volatility of the training rows.
+    edges : (V - 1,) quantiles of trailing volatility less its usual value. The last three are None without volatility.
     """
 
     horizon: int
@@ -152,11 +162,12 @@ class ClockBaseline:
         Parameters
         ----------
         clock, y : session clock and labels (-1, 0, 1) of the M training rows, in time order.
-        horizon : bars over which a label reaches.  bar_minutes : usual minutes of a base bar.
+        horizon : bars over which a label reaches.
+        bar_minutes : usual minutes of a base bar.
         volatility : (M,) `trailing_volatility` of these rows; None: time alone.
         """
         y = np.asarray(y)
-        class_shares(y)  # refuses rows without labels
+        class_shares(y)  # raises without labels
         code, block = y.astype(np.int64) + 1, np.arange(len(y)) * BLOCKS // len(y)
         cell = _cells(clock, horizon, bar_minutes)
         cells = PROGRESS_BINS + _end_cells(horizon)
@@ -182,7 +193,8 @@ class ClockBaseline:
         )  # fmt: skip
 
     def predict(self, clock: SessionClock, volatility: np.ndarray | None = None) -> np.ndarray:
-        """Class shares of the rows' cells, float64 (N, 3); with `volatility` (N,) those of their volatility state.
+        """Return class shares of the rows' cells, float64 (N, 3); with `volatility` (N,) those of their volatility
+        state.
 
         A row whose volatility is NaN gets its cell's.
         """
@@ -215,7 +227,7 @@ def _cells(clock: SessionClock, horizon: int, bar_minutes: float) -> np.ndarray:
 
 
 def _usual(bins: np.ndarray, volatility: np.ndarray) -> np.ndarray:
-    """(PROGRESS_BINS,): mean volatility of each bin's rows, joined by ten rows of the overall mean."""
+    """Return the mean volatility of each bin's rows, (PROGRESS_BINS,), shrunk to the overall mean by ten rows."""
     known = np.isfinite(volatility)
     overall = volatility[known].mean() if known.any() else 0.0
     total = np.bincount(bins[known], weights=volatility[known], minlength=PROGRESS_BINS)
@@ -223,29 +235,29 @@ def _usual(bins: np.ndarray, volatility: np.ndarray) -> np.ndarray:
 
 
 def _counts(block: np.ndarray, cell: np.ndarray, code: np.ndarray, cells: int) -> np.ndarray:
-    """float64 (BLOCKS, cells, 3): rows by block, cell and class."""
+    """Count rows by block, cell and class, float64 (BLOCKS, cells, 3)."""
     place = (block * cells + cell) * 3 + code
     return np.bincount(place, minlength=BLOCKS * cells * 3).reshape(BLOCKS, cells, 3).astype(np.float64)
 
 
 def _left_out(counts_BC3: np.ndarray) -> np.ndarray:
-    """The counts of all other blocks, per block."""
+    """Return the counts of all other blocks, per block."""
     return counts_BC3.sum(axis=0) - counts_BC3
 
 
 def _left_out_priors(counts_BC3: np.ndarray) -> np.ndarray:
-    """(BLOCKS, 1, 3): class shares of all other blocks, half a row added to each class."""
+    """Return class shares of all other blocks, (BLOCKS, 1, 3), with half a row added to each class."""
     total = _left_out(counts_BC3).sum(axis=1, keepdims=True) + 0.5
     return total / total.sum(axis=2, keepdims=True)
 
 
 def _shrunk(counts: np.ndarray, towards: np.ndarray, pseudo_count: float) -> np.ndarray:
-    """Shares (..., 3) of counts that are joined by `pseudo_count` rows spread like `towards`."""
+    """Return shares (..., 3) of counts with `pseudo_count` added rows of the shares `towards`."""
     return (counts + pseudo_count * towards) / (counts.sum(axis=-1, keepdims=True) + pseudo_count)
 
 
 def _best_pseudo_count(counts_BC3: np.ndarray, towards: np.ndarray) -> float:
-    """The pseudo-count with the smallest log loss of every block under the shares of all other blocks."""
+    """Return the pseudo-count with the smallest log loss of every block under the shares of all other blocks."""
     others = _left_out(counts_BC3)
     losses = [-(counts_BC3 * np.log(_shrunk(others, towards, count))).sum() for count in PSEUDO_COUNTS]
     return PSEUDO_COUNTS[int(np.argmin(losses))]

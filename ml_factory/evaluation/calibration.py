@@ -1,4 +1,4 @@
-"""Calibration of class probabilities: temperature and class biases with shrinkage, and tables that show it."""
+"""Calibration of class probabilities: temperature and class biases with shrinkage, and calibration tables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from ml_factory.errors import SettingsError
 from ml_factory.evaluation.intervals import Interval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, checked_rows
 
-SMALLEST = 1e-12  # a probability below this is taken for this, so that its logarithm stays a number
-ABSENT = -1e5  # log-probability of a class that cannot occur: 0 at every temperature that is allowed
+SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
+ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
 
 
 def log_probabilities(p_N3) -> np.ndarray:
-    """log p, float64 (N, 3), with p floored at 1e-12."""
+    """Return log p, float64 (N, 3), with p floored at 1e-12."""
     return np.log(np.clip(np.asarray(p_N3, dtype=np.float64), SMALLEST, 1.0))
 
 
 def softmax(z_N3: np.ndarray) -> np.ndarray:
-    """Rows of exp(z) scaled to sum to 1, without overflow."""
+    """Return the softmax of each row, without overflow."""
     e = np.exp(z_N3 - z_N3.max(axis=1, keepdims=True))
     return e / e.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """p ∝ exp(log p / T + b): temperature and class biases (Alexandari et al. 2020).
+    """Calibration p ∝ exp(log p / T + b): temperature and class biases (Alexandari et al. 2020).
 
     Fit it on validation rows alone: on training rows it corrects for the model's overfit, on test rows it looks ahead.
 
@@ -42,9 +42,9 @@ class Calibration:
     LOWEST, HIGHEST = (
         0.2,
         20.0,
-    )  # sharper than that is a broken model, and could not be inverted above the floor of 1e-12
+    )  # sharper is a broken model, and not invertible above the floor of 1e-12
     # Standard deviations of the priors of each bias and of log T, both centred at no change. Chosen on validation rows
-    # of eight files: fitted on one part of them, judged on the part after it (docs/log.md).
+    # of eight files: fitted on one part of them, evaluated on the part after it (docs/log.md).
     BIAS_SPREAD, LOG_TEMPERATURE_SPREAD = 0.2, 0.5
 
     def __post_init__(self):
@@ -58,19 +58,21 @@ class Calibration:
 
     @classmethod
     def fit(cls, logp_N3, y, w=None, *, horizon: int = 1) -> "Calibration":
-        """The maximum a posteriori temperature and biases on these rows.
+        """Fit the maximum a posteriori temperature and biases on these rows.
 
         The log likelihood counts as many rows as `independent_rows` finds, the prior is normal around no calibration:
-        few or dependent rows leave the probabilities almost as they were, many independent rows are followed.
+        few or
+        dependent rows leave the probabilities almost unchanged.
 
         Parameters
         ----------
         logp_N3 : log-probabilities (or logits) of the validation rows, in time order.
-        y : their labels.  w : their weights; None: each row counts the same, as in the metrics.
+        y : their labels.
+        w : their weights; None: each row counts the same, as in the metrics.
         horizon : rows over which one label reaches.
         """
         logp_N3 = np.array(logp_N3, dtype=np.float64)
-        # A class that the question does not have is given no probability: it must not attract any here either.
+        # A class that the labels do not have has no probability; calibration must not give it any.
         logp_N3[:, (logp_N3 <= np.log(SMALLEST)).all(axis=0)] = ABSENT
         p_N3 = softmax(logp_N3)
         code, _, w = checked_rows(y, p_N3, w)
@@ -93,13 +95,13 @@ class Calibration:
         return cls(float(np.exp(found.x[0])), tuple(bias))
 
     def apply(self, p_N3) -> np.ndarray:
-        """Calibrated probabilities, float64 (N, 3)."""
+        """Return calibrated probabilities, float64 (N, 3)."""
         if self == Calibration():
             return np.asarray(p_N3, dtype=np.float64)
         return softmax(log_probabilities(p_N3) / self.temperature + np.array(self.bias))
 
     def invert(self, p_N3) -> np.ndarray:
-        """The probabilities that `apply` was given, of those it returned; float64 (N, 3)."""
+        """Return the uncalibrated probabilities of calibrated ones, float64 (N, 3)."""
         if self == Calibration():
             return np.asarray(p_N3, dtype=np.float64)
         return softmax((log_probabilities(p_N3) - np.array(self.bias)) * self.temperature)
@@ -109,17 +111,17 @@ class Calibration:
 
     @classmethod
     def of_state(cls, state: Mapping) -> "Calibration":
-        """That of a registered model's or stack's state."""
+        """Return the calibration of a registered model's or stack's state."""
         return cls.from_dict(state["calibration"] if "calibration" in state else state["temperature"])
 
     @classmethod
     def from_dict(cls, facts: Mapping) -> "Calibration":
-        """What `to_dict` gave; bundles of before 2026-11-22 have a temperature alone."""
+        """Read the values of `to_dict`; bundles of before 2026-11-22 have a temperature alone."""
         return cls(float(facts["temperature"]), tuple(facts.get("bias", (0.0, 0.0, 0.0))))
 
 
 def independent_rows(y, p_N3, w=None, *, horizon: int = 1) -> float:
-    """Number of independent rows that would estimate the class shares as precisely as these dependent ones.
+    """Return the number of independent rows that would estimate the class shares as precisely as these dependent ones.
 
     The variance that independent outcomes would have, over the variance of the mean difference p_k - 1[y = k] that
     `class_interval` measures (overlapping labels, slow forecasts and a class mix that changes slowly all widen it),
@@ -130,18 +132,21 @@ def independent_rows(y, p_N3, w=None, *, horizon: int = 1) -> float:
     spread = float((w @ (p_N3 * (1 - p_N3))).sum() / w.sum())
     variance = float(np.square(errors).sum())
     most = float((w > 0).sum())
-    if not np.isfinite(variance):  # too few rows to measure it: overlap alone is counted
+    if not np.isfinite(variance):  # too few rows to measure it: correct for overlap alone
         return most / max(1, horizon)
     return min(most, spread / variance) if variance > 0 else most
 
 
 def class_interval(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None) -> Interval:
-    """95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
+    """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
-    The difference that each outcome would have given is p_k or p_k - 1, so its memory is that of the forecasts: where
-    they drift slowly and the outcomes do not follow, the difference drifts as slowly beneath the noise of the outcomes.
+    The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly
+    and
+    the outcomes do not follow, the difference drifts as slowly beneath the noise of the outcomes.
 
-    code : class codes 0..2 of the rows, in time order.  k : 0, 1 or 2.  w, horizon, times_N : as of `gain_interval`.
+    code : class codes 0..2 of the rows, in time order.
+    k : 0, 1 or 2.
+    w, horizon, times_N : as of `gain_interval`.
     """
     by_outcome_N3 = p_N3[:, [k]] - np.eye(len(CLASSES))[k]
     difference = by_outcome_N3[np.arange(len(code)), code]
@@ -149,7 +154,7 @@ def class_interval(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None
 
 
 def log_softmax(z_N3: np.ndarray) -> np.ndarray:
-    """log of `softmax`, without underflow."""
+    """Return the log of `softmax`, without underflow."""
     z_N3 = z_N3 - z_N3.max(axis=1, keepdims=True)
     return z_N3 - np.log(np.exp(z_N3).sum(axis=1, keepdims=True))
 
@@ -157,16 +162,18 @@ def log_softmax(z_N3: np.ndarray) -> np.ndarray:
 def calibration_by_class(
     y, p_N3, w=None, *, horizon: int = 1, times_N=None, classes: Mapping[str, int] | None = None
 ) -> pd.DataFrame:
-    """Mean predicted probability and observed frequency of each class ("calibration in the large", Van Calster 2019).
+    """Return mean predicted probability and observed frequency of each class ("calibration in the large", Van Calster
+    2019).
 
     y, p_N3, w : labels, probabilities and weights of rows in time order.
     horizon, times_N : rows over which one label reaches, and when each row is known; as of `gain_interval`.
-    classes : name -> label of the classes that the question has; None: short, neutral and long.
+    classes : name -> label of the classes; None: short, neutral and long.
 
     Returns
     -------
-    DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus
-    observed), low and high (95 %, by `class_interval`), rows.
+    DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus observed), low
+    and
+    high (95 %, by `class_interval`), rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     table = []
@@ -182,18 +189,19 @@ def calibration_by_class(
 
 
 def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", horizon: int = 1) -> pd.DataFrame:
-    """Observed frequency by predicted probability, per class and bin.
+    """Return the observed frequency by predicted probability, per class and bin.
 
     Parameters
     ----------
-    bins : how many.  strategy : "quantile" (equal numbers of rows) or "uniform" (equal widths of [0, 1]).
-    horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard
-        error counts (Σw)²/Σw²/horizon of them, which is cautious.
+    bins : number of bins.
+    strategy : "quantile" (equal numbers of rows) or "uniform" (equal widths of [0, 1]).
+    horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard error counts
+    (Σw)²/Σw²/horizon of them, which is cautious.
 
     Returns
     -------
-    DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability
-    (mean predicted), frequency (weighted share observed), error (binomial standard error), rows.
+    DataFrame with a row per class and non-empty bin: class (-1, 0, 1), low, high (the bin's edges), probability (mean
+    predicted), frequency (weighted share observed), error (binomial standard error), rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     if bins < 1 or strategy not in ("quantile", "uniform"):
@@ -208,9 +216,9 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
         inside = np.unique(which)
         total = np.bincount(which, weights=weight)[inside]
         share = np.bincount(which, weights=weight * happened)[inside] / total
-        witnesses = total**2 / np.bincount(which, weights=weight**2)[inside] / max(1, horizon)
-        # One witness more of each kind (Agresti and Coull 1998): a bin without a single hit is not a sure thing.
-        guarded = (share * witnesses + 2) / (witnesses + 4)
+        independent = total**2 / np.bincount(which, weights=weight**2)[inside] / max(1, horizon)
+        # Two hits and two misses are added (Agresti and Coull 1998): a bin without a hit is not certain.
+        guarded = (share * independent + 2) / (independent + 4)
         pieces.append(
             pd.DataFrame(
                 {
@@ -219,7 +227,7 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
                     "high": edges[np.minimum(inside + 1, len(edges) - 1)],
                     "probability": np.bincount(which, weights=weight * predicted_N)[inside] / total,
                     "frequency": share,
-                    "error": np.sqrt(guarded * (1 - guarded) / (witnesses + 4)),
+                    "error": np.sqrt(guarded * (1 - guarded) / (independent + 4)),
                     "rows": np.bincount(which)[inside],
                 }
             )

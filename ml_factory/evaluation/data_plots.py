@@ -1,4 +1,4 @@
-"""Pictures of bars, labels and splits: each function takes plain data and returns a matplotlib Figure of its own."""
+"""Plots of bars, labels and splits: each function takes plain data and returns a matplotlib Figure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,18 +23,19 @@ from ml_factory.evaluation.plot_style import (
     time_axis,
 )
 
-FEW_CUTS = 12  # of these each is named
+FEW_CUTS = 12  # up to so many cuts are annotated
 _SPANS = {1: "1 min", 10: "10 min", 60: "1 h", 360: "6 h", 1440: "1 day", 10_080: "1 week", 100_800: "10 weeks"}
 
 
 def split_on_price(
     close: pd.Series, splits: Mapping[str, Sequence], title: str = "The split, drawn on the price"
 ) -> Figure:
-    """Price over time with each part of the split in its colour; rows in no part (purged, embargoed) stay grey.
+    """Plot price over time with each split in its colour; rows in no split (purged, embargoed) stay grey.
 
     Parameters
     ----------
-    close : index known_at.  splits : part ("train", "validation", "test" or others) → known_at of its rows.
+    close : index known_at.
+    splits : split ("train", "validation", "test" or others) → known_at of its rows.
     """
     figure, (ax,) = new_figure(title, 3.3)
     x, y = day_numbers(close.index), close.to_numpy(dtype=np.float64)
@@ -65,7 +66,7 @@ def split_on_price(
 def cuts_on_price(
     close: pd.Series, cuts: Sequence[tuple[pd.Timestamp, str]], title: str = "Where the proof cut"
 ) -> Figure:
-    """Price over time with a mark at each moment after which the future was disturbed; cuts : (moment, kind)."""
+    """Plot price over time with a mark at each moment after which the future was disturbed; cuts : (moment, kind)."""
     figure, (ax,) = new_figure(title, 3.3)
     x, y = day_numbers(close.index), close.to_numpy(dtype=np.float64)
     keep = outline(y)
@@ -74,7 +75,7 @@ def cuts_on_price(
     for number, (moment, (_, kind)) in enumerate(zip(at, cuts, strict=True)):
         ax.axvline(moment, color=INK["accent"], alpha=0.5, linewidth=0.8)
         if len(cuts) <= FEW_CUTS:
-            place, end = ((0.02, "bottom"), (0.98, "top"))[number % 2]  # neighbours stand at different ends
+            place, end = ((0.02, "bottom"), (0.98, "top"))[number % 2]  # alternate between both ends
             ax.annotate(kind, (moment, place), xycoords=("data", "axes fraction"), xytext=(-2, 0), fontsize=SMALL,
                         textcoords="offset points", ha="right", va=end, rotation=90, color=INK["accent"],
                         bbox={"facecolor": INK["card"], "edgecolor": "none", "pad": 0.6, "alpha": 0.8})  # fmt: skip
@@ -85,7 +86,7 @@ def cuts_on_price(
 
 
 def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason for it") -> Figure:
-    """A dot a gap: when, how long, and in the colour of its reason; index: the bar after it; columns minutes, kind."""
+    """Plot each gap by time and length, coloured by its reason; index: the bar after it; columns minutes, kind."""
     figure, (ax,) = new_figure(title, 2.9)
     kinds = gaps["kind"].value_counts()
     for number, (kind, count) in enumerate(kinds.items()):
@@ -106,7 +107,7 @@ def gaps_over_time(gaps: pd.DataFrame, title: str = "Every gap, and the reason f
 
 
 def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon") -> Figure:
-    """Shares of each label per row of `balance` (index: horizon; columns: what the labels are called, ambiguous)."""
+    """Plot the shares of each label per row of `balance` (index: horizon; columns: label names, ambiguous)."""
     columns = list(balance.columns)
     counts = balance[columns].to_numpy(dtype=np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-300)
@@ -130,14 +131,14 @@ def label_balance(balance: pd.DataFrame, title: str = "Label balance by horizon"
 
 def frame_alignment(
     base: Frame, coarse: Sequence[Frame], visible: Sequence[np.ndarray], row: int, hours: float = 3.0,
-    title: str = "What a row may see",
+    title: str = "Bars that a row may read",
 ) -> Figure:  # fmt: skip
-    """Which coarse bar each base row sees: the newest one that was complete at the row's `known_at`.
+    """Plot the coarse bar that each base row reads: the newest one that was complete at the row's `known_at`.
 
     Parameters
     ----------
     visible : per coarse frame int64 (len(base),), position of the bar joined to each base row, -1 for none.
-    row : the base row looked at; `hours` of bars around it are drawn.
+    row : the base row to mark; `hours` of bars around it are drawn.
     """
     now, hour = int(base.known_at[row]), 3_600_000_000_000
     first, last = now - int(hours * hour * 0.72), now + int(hours * hour * 0.28)

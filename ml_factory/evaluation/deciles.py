@@ -16,8 +16,9 @@ class DecileReturns:
     """Realised return by decile of p_long - p_short.
 
     table : index decile 1..10 (10: the most bullish forecasts); forecast (mean), ret_bp (mean log return to the
-    barrier, basis points), low_bp and high_bp (95 %), rows.  information : Spearman correlation of forecast and return,
-    with its interval.
+        barrier,
+    basis points), low_bp and high_bp (95 %), rows.
+    information : Spearman correlation of forecast and return, with its interval.
     """
 
     table: pd.DataFrame
@@ -25,14 +26,16 @@ class DecileReturns:
 
 
 def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> DecileReturns | None:
-    """None where there are fewer than 100 rows with a return, or where the forecast or the return is a constant.
+    """Return the returns by decile; None with fewer than 100 rows with a return, or a constant forecast or return.
 
-    A decile's mean is of returns alone, so it has no `by_outcome_NK`: forecasts only choose its rows. The memory of
-    that choice, tried on simulated series, brought no interval nearer to 95 % (docs/log.md).
+    A decile's mean is of returns alone, so it has no `by_outcome_NK`: forecasts only select its rows. Including the
+    memory
+    of that selection brought no interval nearer to 95 % on simulated series (docs/log.md).
 
     Parameters
     ----------
-    forecast_N : p_long - p_short.  ret_N : realised log return; NaN where there is none.
+    forecast_N : p_long - p_short.
+    ret_N : realised log return; NaN where there is none.
     horizon, times_N : as of `intervals.gain_interval`.
     """
     forecast, ret = np.asarray(forecast_N, dtype=np.float64), np.asarray(ret_N, dtype=np.float64)
@@ -56,11 +59,12 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
 
 
 def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Interval:
-    """Spearman's rank correlation of forecast and realised return, with a 95 % interval for dependent rows.
+    """Return Spearman's rank correlation of forecast and realised return, with a 95 % interval for dependent rows.
 
     The interval is that of the mean of the influence function of Spearman's correlation (Borkowf 2002, Computational
-    Statistics & Data Analysis 39, section 2), so that overlapping labels count as in every other interval here. What
-    it would be for the lowest and for the highest return is its value by outcome: the memory of slow forecasts counts.
+    Statistics & Data Analysis 39, section 2), so that overlapping labels count as in every other interval here. Its
+    value
+    by outcome is that for the lowest and for the highest return: the memory of slow forecasts counts.
     """
     f, g = _mid_ranks(forecast_N), _mid_ranks(ret_N)
     scale = f.std() * g.std()
@@ -74,13 +78,13 @@ def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None
 
 
 def _mid_ranks(values) -> np.ndarray:
-    """Share of rows below each value, ties counting half: float64 (N,) in (0, 1)."""
+    """Return the share of rows below each value, ties counting half: float64 (N,) in (0, 1)."""
     _, level, counts = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
     return ((np.cumsum(counts) - counts / 2) / len(level))[level]
 
 
 def _mean_above(x: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(N,): 1/N times the sum of `other` over the rows whose x is above each row's, ties counting half."""
+    """Return 1/N times the sum of `other` over the rows whose x is above each row's, ties counting half, (N,)."""
     _, level = np.unique(x, return_inverse=True)
     sums = np.bincount(level, weights=other)
     return ((sums.sum() - np.cumsum(sums) + sums / 2) / len(x))[level]

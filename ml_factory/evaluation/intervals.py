@@ -1,7 +1,7 @@
-"""How sure the mean of a dependent series is: the gain of one forecast over another, row by row or block by block.
+"""Confidence intervals of the mean of a dependent series: the gain of one forecast over another, by row or by block.
 
 Letters: N rows in time order, K outcomes, J cosines. Rows of weight 0 count for nothing.
-The choices are held to simulated series without any gain: benchmarks/intervals.py, docs/decisions/0021-intervals.md.
+The choices are validated on simulated series without gain: benchmarks/intervals.py, docs/decisions/0021-intervals.md.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import numpy as np
 from scipy.fft import dct
 from scipy.special import fdtri, stdtrit
 
-MEMORIES = 22  # the rows must span so many memories for a verdict
-WEEKS = 8  # and so many weeks
-FEWEST = 8  # rows of weight; below, there is no interval
-LOWEST = 8  # cosines that the memory is measured with
+MEMORIES = 22  # least number of memories (autocorrelation lengths) for a verdict
+WEEKS = 8  # least number of weeks for a verdict
+FEWEST = 8  # least rows of weight for an interval
+LOWEST = 8  # number of cosines for the memory
 NANOSECONDS_A_DAY = 86_400 * 10**9
 
 
@@ -25,7 +25,8 @@ class Interval:
     mean, low, high, standard_error : in the units of the values; the last three NaN below 8 rows.
     rows : rows (or blocks) of weight.
     memory : autocorrelation length, in rows: so many rows inform as one independent row. NaN: not measured.
-    enough : whether the rows span enough memories and weeks for a verdict.  reason : what is lacking; "" if enough.
+    enough : True where the rows span enough memories and weeks for a verdict.
+    reason : what is lacking; "" if enough.
     """
 
     mean: float
@@ -39,20 +40,22 @@ class Interval:
 
 
 def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outcome_NK=None) -> Interval:
-    """95 % interval of the weighted mean of a dependent series, and whether its rows are enough for a verdict.
+    """Return the 95 % interval of the weighted mean of a dependent series, and whether its rows are enough for a
+    verdict.
 
-    The widest of three: Newey and West's with truncation 1.3 sqrt(N); cosine blocks about as long as the memory;
-    weeks as clusters, where they say more than chance lets them.
+    The widest of three: Newey and West's with truncation 1.3 sqrt(N); cosine blocks about as long as the memory; weeks
+    as
+    clusters, where their variance is significantly larger.
 
     Parameters
     ----------
-    values_N : in time order.  w_N : weights ≥ 0; None: all ones.
+    values_N : in time order.
+    w_N : weights ≥ 0; None: all ones.
     horizon : rows over which one label reaches.
-    times_N : datetime64 or DatetimeIndex, when each row is known. None: weeks cannot be counted, so the rows are
-        never enough for a verdict.
-    by_outcome_NK : the value that each of K outcomes would have given in each row. A slow drift of the forecasts
-        stands there undisturbed, which the noise of the outcomes hides in the values; without it the memory of the
-        values alone is measured, and may be too short.
+    times_N : datetime64 or DatetimeIndex, when each row is known. None: weeks cannot be counted, so the rows are never
+    enough for a verdict.
+    by_outcome_NK : value of each row under each of K outcomes. It shows a slow drift of the forecasts that the noise of
+    the outcomes hides in the values; without it the memory of the values alone is measured, and may be too short.
     """
     values_N = np.asarray(values_N, dtype=np.float64)
     w_N = np.ones(len(values_N)) if w_N is None else np.asarray(w_N, dtype=np.float64)
@@ -79,13 +82,14 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
 
 
 def week_numbers(times_N) -> np.ndarray:
-    """int64 (N,): the week of each moment, from Saturday 00:00 UTC: markets that open on Sunday evening begin one."""
+    """Return the week of each moment, int64 (N,), from Saturday 00:00 UTC: a Sunday evening opening begins a week."""
     days = np.asarray(times_N, dtype="datetime64[ns]").astype(np.int64) // NANOSECONDS_A_DAY
     return (days - 2) // 7  # 1970-01-01 was a Thursday
 
 
 def cosine_squares(x_N: np.ndarray) -> np.ndarray:
-    """(N - 1,): squared weights of the cosines 1 to N - 1, each an estimate of the squared standard error of the mean.
+    """Return squared weights of the cosines 1 to N - 1, (N - 1,), each an estimate of the squared standard error of the
+    mean.
 
     The cosine transform of type II (Müller 2007; Lazarus, Lewis, Stock and Watson 2018, "EWC").
     """
@@ -94,9 +98,10 @@ def cosine_squares(x_N: np.ndarray) -> np.ndarray:
 
 
 def memory_of(x_NK: np.ndarray) -> float:
-    """Autocorrelation length 1 + 2 Σ ρ in rows: the variance of the mean of x times N, over the variance of x.
+    """Return the autocorrelation length 1 + 2 Σ ρ in rows: N times the variance of the mean of x, over the variance of
+    x.
 
-    The former from the lowest cosines, so that what lasts as long as an eighth of the rows counts; several columns are
+    The former from the lowest cosines, so that dependence over up to an eighth of the rows counts; several columns are
     summed. 1 at least, and where x is constant.
     """
     x_NK = np.asarray(x_NK, dtype=np.float64).reshape(len(x_NK), -1)
@@ -111,19 +116,19 @@ def memory_of(x_NK: np.ndarray) -> float:
 
 @lru_cache(maxsize=8)
 def _lowest_cosines(n: int) -> np.ndarray:
-    """(8, N): the cosines 1 to 8 over N rows, of mean square 1."""
+    """Return the cosines 1 to 8 over N rows, of mean square 1, (8, N)."""
     return np.sqrt(2) * np.cos(np.pi / n * np.outer(np.arange(1, LOWEST + 1), np.arange(n) + 0.5))
 
 
 def newey_west(influence: np.ndarray, horizon: int) -> tuple[float, float, float]:
-    """(standard error, factor of a 95 % interval, degrees of freedom) of the mean, from autocovariances.
+    """Return (standard error, factor of a 95 % interval, degrees of freedom) of the mean, from autocovariances.
 
-    Newey and West (1987), Bartlett kernel, with the truncation 1.3 sqrt(N) that Lazarus, Lewis, Stock and Watson
-    (2018) recommend, at least twice the horizon; the factor is Kiefer and Vogelsang's (2005, table 1, 97.5 %).
+    Newey and West (1987), Bartlett kernel, with the truncation 1.3 sqrt(N) that Lazarus, Lewis, Stock and Watson (2018)
+    recommend, at least twice the horizon; the factor is Kiefer and Vogelsang's (2005, table 1, 97.5 %).
     """
     n = len(influence)
     lags = min(max(2 * int(horizon), int(np.ceil(1.3 * np.sqrt(n)))), n - 1)
-    width = 1 << int(n + lags).bit_length()  # room enough that the circular correlation does not wrap
+    width = 1 << int(n + lags).bit_length()  # long enough that the circular correlation does not wrap
     spectrum = np.fft.rfft(influence, width)
     covariance = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, width)[: lags + 1] / n
     kernel = 1 - np.arange(1, lags + 1) / (lags + 1)
@@ -133,23 +138,26 @@ def newey_west(influence: np.ndarray, horizon: int) -> tuple[float, float, float
 
 
 def cosine_blocks(squares: np.ndarray, memory: float, n: int) -> tuple[float, float]:
-    """(standard error, factor) from J cosines: the closed form of blocks of N / J rows, with a t quantile of J.
+    """Return (standard error, factor) from J cosines: the closed form of blocks of N / J rows, with a t quantile of J.
 
-    J = N / memory - 14, from 8 to 128: what varies faster than the memory lasts carries less
-    information about the mean.
+    J = N / memory - 14, from 8 to 128: variation faster than the memory holds less information about the mean.
     """
     count = min(int(np.clip(n / memory - 14, 8, 128)), len(squares))
     return float(np.sqrt(squares[:count].mean())), float(stdtrit(count, 0.975))
 
 
 def week_clusters(influence: np.ndarray, weeks: np.ndarray) -> tuple[float, int]:
-    """(standard error of the mean, weeks) where rows of one week may depend in any way (Liang and Zeger 1986)."""
+    """Return (standard error of the mean, weeks) where rows of one week may depend in any way (Liang and Zeger
+    1986).
+    """
     sums = np.add.reduceat(influence, _starts(weeks))
     return float(np.sqrt(sums @ sums * len(sums) / (len(sums) - 1)) / len(influence)), len(sums)
 
 
 def weeks_spanned(weeks: np.ndarray) -> float:
-    """Weeks that the rows fill: one of fewer rows than usual (the median) counts by its share."""
+    """Return the number of weeks that the rows fill: a week with fewer rows than usual (the median) counts by its
+    share.
+    """
     rows = np.diff(np.append(_starts(weeks), len(weeks)))
     return float(np.minimum(rows / np.median(rows), 1).sum())
 
@@ -159,7 +167,7 @@ def _starts(weeks: np.ndarray) -> np.ndarray:
 
 
 def _lacking(n: int, memory: float, weeks: np.ndarray | None) -> str:
-    """What the rows lack for a verdict; "" for nothing."""
+    """Describe what the rows lack for a verdict; "" for nothing."""
     if weeks is None:
         return "the times of the rows are not given, so their weeks cannot be counted"
     missing = [_weeks_lacking(weeks)] if _weeks_lacking(weeks) else []
@@ -172,7 +180,7 @@ def _lacking(n: int, memory: float, weeks: np.ndarray | None) -> str:
 
 
 def weeks_lacking(times_N) -> str:
-    """How many weeks these rows span where that is fewer than a verdict needs, in words; "" for enough.
+    """Describe the weeks that these rows span where they are too few for a verdict; "" for enough.
 
     times_N : datetime64 or DatetimeIndex, when each row is known, in time order.
     """
@@ -185,11 +193,12 @@ def _weeks_lacking(weeks: np.ndarray) -> str:
 
 
 def fold_interval(block_means) -> Interval:
-    """95 % interval of the mean over K blocks that folds judged: Nadeau and Bengio's (2003) corrected t.
+    """Return the 95 % interval of the mean over K test blocks of folds: Nadeau and Bengio's (2003) corrected t.
 
-    Blocks are dependent: what drifts lasts longer than a block, and their models share training rows. No unbiased
-    estimate of it exists (Bengio and Grandvalet 2004). The variance of a mean of blocks that correlate by 1 / K, the
-    share of the rows that a block has, is S² (1 / K + 1 / (K - 1)); the quantile is t with K - 1 degrees of freedom.
+    Blocks are dependent: drift lasts longer than a block, and their models share training rows. No unbiased estimate of
+    it
+    exists (Bengio and Grandvalet 2004). The variance of a mean of blocks that correlate by 1 / K, the share of the rows
+    that a block has, is S² (1 / K + 1 / (K - 1)); the quantile is t with K - 1 degrees of freedom.
 
     Parameters
     ----------

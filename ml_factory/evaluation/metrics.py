@@ -1,4 +1,4 @@
-"""Metrics of class probabilities: (name, value) pairs, and how sure a gain is.
+"""Metrics of class probabilities: (name, value) pairs, and intervals of gains.
 
 Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1).
 Everywhere `w` is a weight per row (None: all ones); rows of weight 0 count for nothing.
@@ -21,18 +21,19 @@ FLOOR = float(np.finfo(np.float64).eps)  # a probability of 0 costs -log(2.2e-16
 
 
 def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Class codes 0..2 (int64), probabilities and weights as float64, all checked.
+    """Return class codes 0..2 (int64), probabilities and weights as float64, all checked.
 
     Raises
     ------
-    FactoryError for other labels than -1, 0, +1, shapes that do not fit, probabilities that are not finite, are
-    negative or do not sum to 1 within 1e-4, negative weights, or no weight at all.
+    FactoryError for other labels than -1, 0, +1, shapes that do not match, probabilities that are not finite, are
+    negative
+    or do not sum to 1 within 1e-4, negative weights, or no weight at all.
     """
     y, p_N3 = np.asarray(y), np.asarray(p_N3, dtype=np.float64)
     w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
     if p_N3.ndim != 2 or p_N3.shape[1] != 3 or y.shape != (len(p_N3),) or w.shape != y.shape:
         raise FactoryError(
-            "Labels, probabilities and weights do not fit together",
+            "Labels, probabilities and weights differ in shape",
             got=f"shapes {y.shape}, {p_N3.shape}, {w.shape}",
             wanted="(N,), (N, 3), (N,)",
         )
@@ -51,13 +52,13 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         )
     if not np.isfinite(w).all() or (w < 0).any() or not w.sum() > 0:
         raise FactoryError(
-            "No rows to judge", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
+            "No rows to evaluate", got=f"{len(w)} rows, weights summing to {w.sum():g}", wanted="weights ≥ 0, some > 0"
         )
     return y.astype(np.int64) + 1, p_N3, w
 
 
 def restrict_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
-    """Probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
+    """Return probabilities given that the outcome is one of `classes`: 0 for the others, rows summing to 1."""
     p_N3 = np.asarray(p_N3, dtype=np.float64)
     if set(classes) == set(CLASSES):
         return p_N3
@@ -66,28 +67,31 @@ def restrict_classes(p_N3, classes: Iterable[int] = CLASSES) -> np.ndarray:
 
 
 def log_loss_by_class(p_N3) -> np.ndarray:
-    """-log of the probability given to each class: float64 (N, 3), what `row_log_loss` would be if it came; nats."""
+    """Return -log of the probability of each class, float64 (N, 3): `row_log_loss` under each outcome; nats."""
     return -np.log(np.clip(np.asarray(p_N3, dtype=np.float64), FLOOR, 1.0))
 
 
 def row_log_loss(y, p_N3) -> np.ndarray:
-    """-log of the probability given to what happened, per row: float64 (N,), in nats."""
+    """Return -log of the probability of the outcome, per row: float64 (N,), in nats."""
     code, p_N3, _ = checked_rows(y, p_N3)
     return -np.log(np.clip(p_N3[np.arange(len(code)), code], FLOOR, 1.0))
 
 
 def direction_loss_by_class(p_N3) -> np.ndarray:
-    """-log P(side | not neutral) of each class: float64 (N, 3), what `row_direction_loss` would be if it came; nats."""
+    """Return -log P(side | not neutral) of each class, float64 (N, 3): `row_direction_loss` under each outcome;
+    nats.
+    """
     p_N3 = np.asarray(p_N3, dtype=np.float64)
     side = np.clip(p_N3, FLOOR, 1.0) / np.maximum(p_N3[:, [0]] + p_N3[:, [2]], FLOOR)
     return np.where(np.arange(3) == 1, 0.0, -np.log(np.clip(side, FLOOR, 1.0)))
 
 
 def row_direction_loss(y, p_N3) -> np.ndarray:
-    """The part of `row_log_loss` that is about the side: -log P(side | not neutral), 0 in neutral rows; nats.
+    """Return the directional part of `row_log_loss`: -log P(side | not neutral), 0 in neutral rows; nats.
 
-    -log p(label) = -log P(neutral or not) - log P(side | not neutral), by the chain rule. When a barrier is touched at
-    all follows the hour and the volatility, and is easy; which one, is what a position needs to know.
+    -log p(label) = -log P(neutral or not) - log P(side | not neutral), by the chain rule. The touch of any barrier
+    follows
+    the hour and the volatility, and is easy to predict; a position needs the side.
     """
     code, p_N3, _ = checked_rows(y, p_N3)
     return direction_loss_by_class(p_N3)[np.arange(len(code)), code]
@@ -119,7 +123,9 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
 
 
 def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
-    """Weighted mean over confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq. 3)."""
+    """Return the weighted mean over confidence bins of |accuracy - confidence| of the top class (Guo et al. 2017, eq.
+    3).
+    """
     code, p_N3, w = checked_rows(y, p_N3, w)
     confidence = p_N3.max(axis=1)
     which = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)  # bins (low, high], as there
@@ -128,14 +134,15 @@ def expected_calibration_error(y, p_N3, w=None, bins: int = 15) -> float:
 
 
 def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int = 1) -> float:
-    """Root of the mean squared calibration error of the top class, less what chance alone adds to it.
+    """Return the root of the mean squared calibration error of the top class, less its expectation under chance.
 
     In each bin the squared difference of accuracy and confidence exceeds the true one by the variance of the accuracy,
     which is subtracted (Bröcker 2012; Kumar, Liang and Ma 2019, definition 5.1): `expected_calibration_error` of a
     perfectly calibrated model is not 0 but falls with the number of rows.
 
-    bins : of equal numbers of rows by confidence.  horizon : rows over which one label reaches; overlapping labels
-    are not independent, so a bin counts as (Σw)²/Σw²/horizon rows.
+    bins : bins of equal numbers of rows by confidence.
+    horizon : rows over which one label reaches; overlapping labels are not independent, so a bin counts as
+    (Σw)²/Σw²/horizon rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     code, p_N3, w = code[w > 0], p_N3[w > 0], w[w > 0]
@@ -152,10 +159,11 @@ def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int 
 
 
 def interval_by_class(gain_N3: np.ndarray, y, w=None, *, horizon: int = 1, times_N=None) -> Interval:
-    """Interval of the mean gain of the classes that happened.
+    """Return the interval of the mean gain under the outcomes.
 
-    gain_N3 : what the gain of each row would be for each class.  y : labels.  w, horizon, times_N : as of
-    `intervals.gain_interval`.
+    gain_N3 : gain of each row under each class.
+    y : labels.
+    w, horizon, times_N : as of `intervals.gain_interval`.
     """
     happened = gain_N3[np.arange(len(gain_N3)), np.asarray(y).astype(np.int64) + 1]
     return gain_interval(happened, w, horizon=horizon, times_N=times_N, by_outcome_NK=gain_N3)
@@ -168,22 +176,22 @@ def metrics_table(
     probabilities: Mapping[str, np.ndarray], y, w=None, *, reference: str = "prior", best: str | None = None,
     horizon: int = 1, effective_rows: float | None = None, times=None,
 ) -> pd.DataFrame:  # fmt: skip
-    """All metrics of all forecasts on the same rows, and each one's gain in log loss over the reference.
+    """Return all metrics of all forecasts on the same rows, and each one's gain in log loss over the reference.
 
     Parameters
     ----------
     probabilities : name -> (N, 3), all on the rows of `y`, in time order.
     reference, best : names of two of them: the class prior, and the best baseline (chosen on other rows; None: the
-        reference).
+    reference).
     horizon, times : rows over which one label reaches, and when each row is known; see `intervals.gain_interval`.
-    effective_rows : what `targets.weights.effective_rows` says of these rows; default: as if no two labels overlapped.
+    effective_rows : `targets.weights.effective_rows` of these rows; default: as if no two labels overlapped.
 
     Returns
     -------
     DataFrame indexed by name: those of `classification_metrics` and `ece_debiased`, then `log_loss_gain` (reference
     minus this one: positive is better), `gain_se`, `gain_low` and `gain_high` (95 %); `best_baseline`, `gain_best`, the
-    gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the part of `log_loss_gain` that is about
-    the side (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
+    gain over it, `gain_best_low` and `gain_best_high`; `direction_gain`, the directional part of `log_loss_gain`
+    (`row_direction_loss`), `direction_low` and `direction_high`; `rows` (of weight > 0) and `effective_rows`.
     """
     best = best or reference
     for name in (reference, best):

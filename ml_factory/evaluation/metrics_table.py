@@ -1,4 +1,4 @@
-"""Metrics tables that print what matters in 80 columns; in all else they are plain DataFrames."""
+"""Metrics tables that print their main columns in 80 columns; otherwise they are plain DataFrames."""
 
 import pandas as pd
 
@@ -16,7 +16,7 @@ SIGNED = set(HEADS) - {"log_loss"}
 
 
 class MetricsTable(pd.DataFrame):
-    """A metrics table whose `print` is made for reading; every column stays, and slices are plain DataFrames."""
+    """A metrics table with a readable `print`; every column stays, and slices are plain DataFrames."""
 
     @property
     def _constructor(self):
@@ -27,7 +27,7 @@ class MetricsTable(pd.DataFrame):
 
 
 def metrics_text(table: pd.DataFrame) -> str:
-    """The table as text of at most 80 columns: a block for each split, gains over the best baseline."""
+    """Format the table in at most 80 columns: a block for each split, gains over the best baseline."""
     shown = [name for name in HEADS if name in table.columns]
     blocks = []
     splits = dict.fromkeys(table["split"]) if "split" in table.columns else ["test"]
@@ -51,7 +51,7 @@ def _cell(column: str, value: float) -> str:
 
 
 def _notes(table: pd.DataFrame, shown: list[str]) -> list[str]:
-    """What the columns mean, and that there are more."""
+    """Describe the columns, and the number of all columns."""
     notes = []
     if "gain_best" in shown:
         best = table["best_baseline"].dropna() if "best_baseline" in table.columns else []

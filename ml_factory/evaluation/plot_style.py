@@ -1,7 +1,7 @@
-"""The ground of every picture: colours, axes, time, and its form inside a page.
+"""Style of all plots: colours, axes, time, and conversion to SVG for a page.
 
-A figure is drawn once, in the colours of a light page. `to_svg` turns it into inline SVG whose colours are CSS
-variables, so that one drawing serves a light and a dark page, and can lay it out anew for a phone.
+A figure is drawn once, in the colours of a light page. `to_svg` converts it to inline SVG whose colours are CSS
+variables, so that one drawing serves a light and a dark page, and can lay it out again for a phone.
 """
 
 import io
@@ -43,17 +43,19 @@ COLOURS = {
     "test": ("#8447be", "#bd90f2"),
 }
 INK = {name: light for name, (light, _) in COLOURS.items()}
-LABEL_INK = {"pass": "neutral", "act": "long", "ambiguous": "fourth"}  # of labels that are no colour's name
+LABEL_INK = {"pass": "neutral", "act": "long", "ambiguous": "fourth"}  # colours of the other label names
 SERIES = [INK[name] for name in ("accent", "second", "third", "fourth", "short", "muted")]
-POINTS = 1500  # of a price line: more than a screen has columns, few enough for a small page
+POINTS = 1500  # points of a price line: more than columns of a screen, few enough for a small page
 WIDE, NARROW = 8.6, 3.7  # inches
 SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # points
 DASHED = (0, (4, 3))
-BEHIND = {"facecolor": INK["card"], "edgecolor": "none", "alpha": 0.8, "pad": 1.0}  # words that stand on lines
+BEHIND = {"facecolor": INK["card"], "edgecolor": "none", "alpha": 0.8, "pad": 1.0}  # background of text on lines
 
 
 def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
-    """A figure `height` inches high, and its rows x columns panels in reading order; `options` go to `subplots`."""
+    """Return a figure `height` inches high, and its rows x columns panels in reading order; `options` go to
+    `subplots`.
+    """
     figure = Figure(figsize=(WIDE, height), layout="constrained", facecolor=INK["card"])
     figure.suptitle(title, x=0.008, ha="left", fontsize=LARGE, fontweight="bold", color=INK["ink"])
     figure.get_layout_engine().set(h_pad=0.06, hspace=0.04)
@@ -68,31 +70,31 @@ def new_figure(title: str, height: float, rows: int = 1, columns: int = 1, **opt
 
 
 def axis_labels(ax: Axes, x: str = "", y: str = "") -> None:
-    """Names of the two axes."""
+    """Set the labels of both axes."""
     ax.set_xlabel(x, fontsize=NORMAL, color=INK["muted"])
     ax.set_ylabel(y, fontsize=NORMAL, color=INK["muted"])
 
 
 def name_lines(owner: Axes | Figure, columns: int, **options) -> None:
-    """A legend in one row, by default between a panel and the figure's title."""
+    """Add a legend in one row, by default between a panel and the figure's title."""
     above = {"loc": "lower left", "bbox_to_anchor": (0, 1.0), "borderaxespad": 0.2}
     look = {"frameon": False, "fontsize": NORMAL, "labelcolor": INK["muted"], "handlelength": 1.2}
     owner.legend(ncols=columns, columnspacing=1.2, handletextpad=0.5, **look, **(options or above))
 
 
 def signed(value: float, _=None) -> str:
-    """A tick of an axis through 0: −0.02, 0, +0.02."""
+    """Format a tick of an axis through 0: −0.02, 0, +0.02."""
     return "0" if abs(value) < 1e-12 else f"{value:+.10g}".replace("-", "−")
 
 
 def price_ticks(ax: Axes, most: int) -> None:
-    """The y axis as prices, with at most so many steps."""
+    """Format the y axis as prices, with at most so many steps."""
     ax.yaxis.set_major_locator(MaxNLocator(most))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
 def lying_rows(ax: Axes, names: Sequence[str]) -> None:
-    """A row a name from top to bottom, for bars that lie; the lines of the grid stand."""
+    """Set up a row per name from top to bottom, for horizontal bars, with vertical grid lines."""
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.grid(False, axis="y")
@@ -100,7 +102,7 @@ def lying_rows(ax: Axes, names: Sequence[str]) -> None:
 
 
 def day_numbers(index) -> np.ndarray:
-    """Moments as matplotlib's day numbers, UTC."""
+    """Convert moments to matplotlib's day numbers, UTC."""
     moments = pd.DatetimeIndex(index)
     moments = moments.tz_convert("UTC").tz_localize(None) if moments.tz is not None else moments
     return mdates.date2num(moments.to_numpy())
@@ -114,7 +116,7 @@ def time_axis(ax: Axes) -> None:
 
 
 def outline(values: np.ndarray, most: int = POINTS) -> np.ndarray:
-    """Positions of at most `most` values that keep a line's shape: the lowest and highest of each bucket."""
+    """Return positions of at most `most` values that keep a line's shape: the lowest and highest of each bucket."""
     values = np.asarray(values, dtype=np.float64)
     if len(values) <= most:
         return np.arange(len(values))
@@ -124,7 +126,7 @@ def outline(values: np.ndarray, most: int = POINTS) -> np.ndarray:
 
 
 def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """The line with a break (NaN) in every silence longer than `longest`: no bars, no line."""
+    """Return the line with a break (NaN) in every gap longer than `longest`."""
     cuts = np.flatnonzero(np.diff(x) > longest) + 1
     return np.insert(x, cuts, x[cuts]), np.insert(y.astype(np.float64), cuts, np.nan)
 
@@ -133,19 +135,19 @@ def broken_line(x: np.ndarray, y: np.ndarray, longest: float) -> tuple[np.ndarra
 
 
 def to_png(figure: Figure, dpi: int = 144) -> bytes:
-    """The figure as a PNG on a light ground."""
+    """Return the figure as a PNG on a light background."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def to_svg(figure: Figure, name: str, *, narrow: bool = False) -> str:
-    """The figure as an `<svg>` element for HTML: same input, same text.
+    """Return the figure as an `<svg>` element for HTML, deterministically.
 
     Parameters
     ----------
-    name : unlike that of any other figure on the page; ids inside begin with it.
-    narrow : laid out for a phone: panels that stood side by side stand below each other.
+    name : unique among the figures of the page; ids inside begin with it.
+    narrow : laid out for a phone: panels side by side are stacked.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a name with a dollar sign is a name
@@ -174,13 +176,15 @@ def _stand_upright(figure: Figure) -> None:
 
 
 def _short_path(path: re.Match) -> str:
-    """A path with tenths of a point, on one line."""
+    """Round a path to tenths of a point, on one line."""
     numbers = re.sub(r"(\.\d)\d+", r"\1", " ".join(path[1].split()))
     return f' d="{numbers}"'
 
 
 def _for_html(svg: str, name: str) -> str:
-    """Strip what a stand-alone file needs, shorten numbers, prefix ids, and let the page choose colours and font."""
+    """Strip what a stand-alone file needs, shorten numbers, prefix ids, and replace colours and font by CSS
+    variables.
+    """
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|<defs>\s*</defs>", "", svg, flags=re.S)
     svg = re.sub(r'^<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg role="img" viewBox="\1">', svg)

@@ -1,7 +1,7 @@
-"""Pictures of trainings and verdicts: each function takes plain data and returns a matplotlib Figure of its own.
+"""Plots of trainings and evaluations: each function takes plain data and returns a matplotlib Figure.
 
-No pyplot and no global state: a figure is garbage when nobody holds it. `drawing.to_svg` and `drawing.to_png` give
-its form for a page or a notebook.
+No pyplot and no global state: a figure is freed with its last reference. `plot_style.to_svg` and `plot_style.to_png`
+convert it for a page or a notebook.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from ml_factory.evaluation.plot_style import (
     signed,
 )
 
-REFERENCES = (*BASELINES, "equal_pool")  # what models are compared with; the last one in the table of a stack
+REFERENCES = (*BASELINES, "equal_pool")  # reference forecasts; the last one for stacks
 
 
 # ---- training --------------------------------------------------------------------------------------------------
@@ -39,9 +39,9 @@ def learning_curves(
     history: pd.DataFrame, best_epoch: int | None = None, prior: float | None = None, resumed_from: int | None = None,
     title: str = "Learning curves",
 ) -> Figure:  # fmt: skip
-    """Training and validation loss per epoch or booster block; columns epoch, train_loss, val_loss.
+    """Plot training and validation loss per epoch or booster block; columns epoch, train_loss, val_loss.
 
-    prior : the class prior's on validation rows, weighed as the history's: a curve that stays above has learnt nothing.
+    prior : weighted loss of the class prior on validation rows; a curve that stays above it has learnt nothing.
     """
     figure, (ax,) = new_figure(title, 3.1)
     epoch = history["epoch"].to_numpy(dtype=np.float64)
@@ -49,7 +49,7 @@ def learning_curves(
     ax.plot(epoch, history["train_loss"], color=INK["neutral"], label="train", **style)
     if history["val_loss"].notna().any():
         ax.plot(epoch, history["val_loss"], color=INK["accent"], label="validation", **style)
-    if prior is not None:  # its name is in the legend: beside the line the best loss may stand
+    if prior is not None:  # named in the legend: the best loss may be annotated at the line
         ax.axhline(prior, color=INK["muted"], linewidth=1.1, linestyle=DASHED, label=f"class prior {prior:.4f}")
     if best_epoch is not None and (history["epoch"] == best_epoch).any():
         best = float(history.loc[history["epoch"] == best_epoch, "val_loss"].iloc[0])
@@ -70,7 +70,7 @@ def learning_curves(
 
 
 def path_scores(paths: pd.DataFrame) -> Figure:
-    """`fold_scores` of whole paths; they share rows and folds, so their spread is no standard error."""
+    """Plot `fold_scores` of whole paths; they share rows and folds, so their spread is no standard error."""
     return fold_scores(paths.rename(columns={"path": "fold"}), "Gain over the class prior, path by path", unit="path")
 
 
@@ -80,7 +80,7 @@ def fold_scores(
     *,
     unit: str = "fold (in time order)",
 ) -> Figure:
-    """Gain in log loss of each fold with its 95 % interval, and their mean; positive beats the prior.
+    """Plot the gain in log loss of each fold with its 95 % interval, and their mean; positive beats the prior.
 
     folds : a row per fold (and `name`, where several forecasts are compared): fold, log_loss_gain, gain_se.
     """
@@ -110,7 +110,8 @@ def fold_scores(
 
 
 def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
-    """Gain of each forecast over the best baseline with its 95 % interval (`metrics_table`); right of 0 is better.
+    """Plot the gain of each forecast over the best baseline with its 95 % interval (`metrics_table`); right of 0 is
+    better.
 
     Models are circles; each baseline is a diamond in a colour of its own.
     """
@@ -134,16 +135,17 @@ def metrics_bar(table: pd.DataFrame, title: str = "") -> Figure:
 
 
 def baseline_ink(name: str) -> str:
-    """The colour of a baseline, the same in every figure."""
+    """Return the colour of a baseline, the same in every figure."""
     return INK.get(name, INK["neutral"])
 
 
 def calibration_plot(
     tables: Mapping[str, pd.DataFrame], title: str = "Predicted and observed", classes: Mapping[str, int] | None = None
 ) -> Figure:
-    """Reliability diagram per class: on the diagonal predicted equals observed. `tables`: name → `reliability(…)`.
+    """Plot reliability diagrams per class: on the diagonal predicted equals observed. `tables`: name →
+    `reliability(…)`.
 
-    classes : what the labels are called, where they are not short, neutral and long.
+    classes : names of the labels, where they are not short, neutral and long.
     """
     classes = classes or dict(zip(CLASS_NAMES, CLASSES, strict=True))
     figure, axes = new_figure(title, 3.3, 1, len(classes))
@@ -174,10 +176,10 @@ def calibration_plot(
     return figure
 
 
-def barrier_trials(trials: pd.DataFrame, title: str = "Barriers that were tried") -> Figure:
-    """What the labels of each trial can teach over how far its barriers stand; hollow: it breaks the balance.
+def barrier_trials(trials: pd.DataFrame, title: str = "Trials of the barrier search") -> Figure:
+    """Plot the value of each trial's labels over the distance of its barriers; hollow: the class balance is violated.
 
-    trials : a row a trial with k_up, k_down, value and kept (bool).
+    trials : a row per trial with k_up, k_down, value and kept (bool).
     """
     figure, (ax,) = new_figure(title, 3.0)
     k, value = trials[["k_up", "k_down"]].mean(axis=1).to_numpy(), trials["value"].to_numpy(dtype=np.float64)
@@ -191,7 +193,7 @@ def barrier_trials(trials: pd.DataFrame, title: str = "Barriers that were tried"
 
 
 def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") -> Figure:
-    """`Stack.weights()` as bars: 0 leaves a model out, 1 takes it as it is."""
+    """Plot `Stack.weights()` as bars: 0 ignores a model, 1 takes it unchanged."""
     figure, (ax,) = new_figure(title, 1.0 + 0.42 * len(weights))
     values, place = weights["weight"].to_numpy(dtype=np.float64), np.arange(len(weights))
     ax.barh(place, values, height=0.6, color=INK["accent"])
@@ -205,9 +207,11 @@ def stack_weights(weights: pd.DataFrame, title: str = "Weights of the stack") ->
     return figure
 
 
-def importance_bars(table: pd.DataFrame, title: str = "What the features are worth") -> Figure:
-    """`importance_table`, largest first: log loss added when a feature is permuted, with two standard deviations; its
-    share of gain behind its name."""
+def importance_bars(table: pd.DataFrame, title: str = "Feature importances") -> Figure:
+    """Plot `importance_table`, largest first: log loss added by permutation, with two standard deviations.
+
+    The share of gain follows each name.
+    """
     table = table.sort_values("permuted", ascending=False, kind="stable")
     figure, (ax,) = new_figure(title, 1.1 + 0.27 * len(table))
     place, (rise, spread) = np.arange(len(table)), (table[key].to_numpy(dtype=float) for key in ("permuted", "spread"))
@@ -222,7 +226,7 @@ def importance_bars(table: pd.DataFrame, title: str = "What the features are wor
 
 
 def decile_bars(table: pd.DataFrame, title: str = "Realised return by decile of the forecast") -> Figure:
-    """Mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
+    """Plot the mean log return of each decile of p_long - p_short with its 95 % interval, in basis points.
 
     table : as of `deciles.DecileReturns`.
     """
@@ -242,10 +246,11 @@ def decile_bars(table: pd.DataFrame, title: str = "Realised return by decile of 
 def probabilities(
     predictions: pd.DataFrame, close: pd.Series, last: int = 600, title: str = "Probabilities under the price"
 ) -> Figure:
-    """The last rows: price above, probabilities of the classes stacked below. Rows are evenly spaced.
+    """Plot the last rows: price above, stacked class probabilities below. Rows are evenly spaced.
 
-    predictions : index known_at; p_short, p_neutral, p_long; of meta-labels also the `side` of the bet, and then the
-    two answers to it.  close : index known_at, at least the same rows.
+    predictions : index known_at; p_short, p_neutral, p_long; of meta-labels also the `side` of the bet, and then two
+    classes.
+    close : index known_at, at least the same rows.
     """
     part = predictions.iloc[-last:]
     price = close.reindex(part.index).to_numpy(dtype=np.float64)

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: no script, no request, readable on a phone, in light and dark, and on paper."""
+"""A self-contained HTML page: no script, no request, readable on a phone, in light and dark, and on paper."""
 
 import html
 import re
@@ -17,11 +17,12 @@ from ml_factory.storage.atomic_files import write_bytes_atomic
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter of the report.
+    """A section of the report.
 
-    text : paragraphs, parted by an empty line; `so` becomes code. Everything is escaped.
-    figures : Figures, or (caption, Figure) pairs.  tables : DataFrames, or (caption, DataFrame) pairs.
-    notice : what a reader must not miss, such as what QUICK limited.
+    text : paragraphs, separated by an empty line; `so` becomes code. Everything is escaped.
+    figures : Figures, or (caption, Figure) pairs.
+    tables : DataFrames, or (caption, DataFrame) pairs.
+    notice : highlighted text, such as limits of QUICK.
     """
 
     title: str
@@ -45,8 +46,8 @@ def write_report(
 
     Parameters
     ----------
-    facts : label → value, or (value, note) such as a gain and its interval; shown as tiles under the title.
-    notice : said once at the top, such as what QUICK limited.
+    facts : label → value, or (value, note) such as a gain and its interval; shown as cards under the title.
+    notice : text at the top, such as limits of QUICK.
     """
     page = render(title, sections, subtitle=subtitle, facts=facts or {}, notice=notice, footer=footer)
     write_bytes_atomic(path, redact(page).encode("utf-8"))
@@ -54,7 +55,7 @@ def write_report(
 
 
 def render(title, sections, *, subtitle="", facts=None, notice="", footer="") -> str:
-    """The page as text."""
+    """Return the page as text."""
     facts = facts or {}
     keys = [f"s{number}" for number in range(1, len(sections) + 1)]
     links = "".join(f'<a href="#{key}">{_safe(part.title)}</a>' for key, part in zip(keys, sections, strict=True))
@@ -91,7 +92,7 @@ def _tile(name: str, value: object) -> str:
 
 
 def _columns(summary_cards: int) -> int:
-    """Tiles in a row, so that no row is left with a single one."""
+    """Return the number of cards in a row, so that no row is left with a single one."""
     return -(-summary_cards // -(-summary_cards // 5))
 
 
@@ -107,7 +108,7 @@ def _section(part: Section, key: str) -> str:
 
 
 def _figure(caption: str, figure: Figure, name: str) -> str:
-    """Both layouts of a figure; the style sheet shows the one that fits."""
+    """Render both layouts of a figure; the style sheet shows the one that fits."""
     label = f' aria-label="{_safe(caption)}"' if caption else ""
     below = f"<figcaption>{_inline(caption)}</figcaption>" if caption else ""
     wide, narrow = to_svg(figure, f"{name}w"), to_svg(figure, f"{name}n", narrow=True)
@@ -115,9 +116,9 @@ def _figure(caption: str, figure: Figure, name: str) -> str:
 
 
 def _table(caption: str, table: pd.DataFrame) -> str:
-    """A table that scrolls sideways in its own box, its first column staying in place."""
+    """Render a table that scrolls sideways in its own box, its first column fixed."""
     plain = isinstance(table.index, pd.RangeIndex) and table.index.name is None
-    # Joined, not `reset_index`: an index may be called like a column.
+    # Concatenated, not `reset_index`: an index may have a column's name.
     flat = table if plain else pd.concat([table.index.to_frame(index=False), table.reset_index(drop=True)], axis=1)
     numeric = [i > 0 and pd.api.types.is_numeric_dtype(flat.iloc[:, i]) for i in range(flat.shape[1])]
     head = "".join(
@@ -137,7 +138,7 @@ def _table(caption: str, table: pd.DataFrame) -> str:
     return f'<div class=scroll tabindex=0 role=region aria-label="{_safe(caption or "table")}">{body}</div>'
 
 
-# ---- words -----------------------------------------------------------------------------------------------------
+# ---- text -----------------------------------------------------------------------------------------------------
 
 
 def _safe(value: object) -> str:
@@ -145,7 +146,7 @@ def _safe(value: object) -> str:
 
 
 def _inline(text: str) -> str:
-    """Escaped, with `code` between backticks."""
+    """Escape text, with `code` between backticks."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
 
 
@@ -158,12 +159,12 @@ def _notice(text: str) -> str:
 
 
 def _words(name: object) -> str:
-    """A column's name as one would say it: log_loss → log loss."""
+    """Format a column's name: log_loss → log loss."""
     return " · ".join(map(str, name)) if isinstance(name, tuple) else str(name).replace("_", " ")
 
 
 def _shown(value: object) -> str:
-    """A cell as a person reads it: four digits that matter, thousands parted, nothing for missing."""
+    """Format a cell: four significant digits, separated thousands, a dash for missing."""
     if isinstance(value, str):
         return value
     if value is None or value is pd.NaT or (isinstance(value, float | np.floating) and np.isnan(value)):
@@ -173,7 +174,7 @@ def _shown(value: object) -> str:
     if isinstance(value, int | np.integer):
         return f"{value:,}"
     if isinstance(value, float | np.floating):
-        if np.isinf(value) or abs(value) < 1e-12:  # what rounding left of a zero
+        if np.isinf(value) or abs(value) < 1e-12:  # rounding error of a zero
             return "0" if np.isfinite(value) else f"{value:g}"
         if 1e-4 <= abs(value) < 1000:
             return f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
@@ -183,11 +184,11 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-# ---- looks -----------------------------------------------------------------------------------------------------
+# ---- style -----------------------------------------------------------------------------------------------------
 
 
 def _palette() -> str:
-    """The figures' colours and the page's, as CSS variables for both grounds."""
+    """Return the colours of figures and page as CSS variables, light and dark."""
     light = "".join(f"--{name}:{pair[0]};" for name, pair in COLOURS.items())
     dark = "".join(f"--{name}:{pair[1]};" for name, pair in COLOURS.items())
     light += "--page:#f4f6f9;--line:#e1e5eb;--soft:#f0f3f8;--warn:#fff6e0;--warnline:#e8c468"

@@ -1,8 +1,8 @@
-"""The verdict on a model: whether its forecasts of rows it has not seen are better than those of every baseline.
+"""Verdict on a model: whether its forecasts of unseen rows are better than those of every baseline.
 
 A model "beats" only where the lower 95 % bounds of its gains over all baselines are above zero. A log loss is the sum
-of a part about touch (neutral or not) and a part about the side (`metrics.row_direction_loss`), so the gain is judged
-in both parts too. What the class prior alone is beaten by is a line of the metrics table, never a verdict.
+of a part about touch (neutral or not) and a part about the side (`metrics.row_direction_loss`), so the gain is tested
+in both parts too. A gain over the class prior alone is a line of the metrics table, never a verdict.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BASELINE_WORDS = {
     "clock": "the time of the session",
     "clock_volatility": "the time of the session with the volatility",
 }
-# kind of labels -> what the touch part of a gain is about
+# kind of labels -> meaning of the touch part of a gain
 TOUCH_WORDS = {
     "triple_barrier": "when a barrier is touched",
     "direction": "when the price leaves the neutral band",
@@ -33,15 +33,18 @@ TOUCH_WORDS = {
 
 @dataclass(frozen=True)
 class ModelVerdict:
-    """Whether a model beats every baseline, and in which part of the question.
+    """Verdict on a model: whether it beats every baseline, and in which part of the labels.
 
-    status : one of STATUSES.  reason : why it is not "beats"; "" where it is.
-    best_baseline : the one with the smallest log loss on rows that do not judge.
+    status : one of STATUSES.
+    reason : why it is not "beats"; "" where it is.
+    best_baseline : the one with the smallest log loss on rows chosen for that, not on test rows.
     gain_best, gain_best_low, gain_best_high : log loss of the best baseline less the model's, with its 95 % interval;
-        nats per row.  direction_gain, direction_low, direction_high : the same of the part about the side, over the
-        class prior.
-    tells_touch, tells_direction : whether the lower bounds of that part's gains over all baselines are above zero.
-    rows, effective_rows : rows judged on, and how many without overlapping labels would tell as much.
+        nats
+    per row.
+    direction_gain, direction_low, direction_high : the same of the directional part, over the class prior.
+    predicts_touch, predicts_direction : True where the lower bounds of that part's gains over all baselines are above
+        zero.
+    rows, effective_rows : test rows, and the number of non-overlapping rows with the same information.
     kind : of the labels, one of `targets.labels.KINDS`.
     """
 
@@ -55,15 +58,15 @@ class ModelVerdict:
     direction_gain: float
     direction_low: float
     direction_high: float
-    tells_touch: bool
-    tells_direction: bool
+    predicts_touch: bool
+    predicts_direction: bool
     rows: int
     effective_rows: float
     kind: str = "triple_barrier"
 
     @property
     def sentence(self) -> str:
-        """The verdict in one sentence."""
+        """Verdict in one sentence."""
         if self.status == NOT_ENOUGH:
             return f"{self.model}: not enough data for a verdict: {self.reason}."
         if self.status == BEATS:
@@ -71,7 +74,7 @@ class ModelVerdict:
         verb = "is worse than" if self.gain_best_high < 0 else "does not beat"
         if self.gain_best_low > 0:
             return f"{self.model} does not beat every baseline: {self.reason}."
-        also = ", but it tells which side" if self.tells_direction else ""
+        also = ", but it predicts the side" if self.predicts_direction else ""
         return f"{self.model} {verb} {BASELINE_WORDS[self.best_baseline]} ({self.best_baseline}){also}."
 
     @property
@@ -83,17 +86,17 @@ class ModelVerdict:
 
     def _parts_sentence(self) -> str:
         if self.kind == "meta":
-            return "tells good bets from bad ones"
+            return "separates good bets from bad ones"
         touch = TOUCH_WORDS[self.kind]
         return {
-            (True, True): f"tells {touch}, and which way",
-            (True, False): f"tells {touch}, not which way",
-            (False, True): f"tells which way, not {touch}",
-            (False, False): "gains a little of both, and neither part is shown alone",
-        }[self.tells_touch, self.tells_direction]
+            (True, True): f"predicts {touch}, and which way",
+            (True, False): f"predicts {touch}, not which way",
+            (False, True): f"predicts which way, not {touch}",
+            (False, False): "gains in both parts together, neither part alone is significant",
+        }[self.predicts_touch, self.predicts_direction]
 
     def to_dict(self) -> dict:
-        """Plain values, with the sentence."""
+        """Return plain values, with the sentence."""
         return asdict(self) | {"sentence": self.sentence}
 
 
@@ -107,9 +110,10 @@ class Gains:
 
 
 def row_gains(y, p_N3, baselines: Mapping[str, np.ndarray], w=None, *, horizon: int, times_N=None) -> Gains:
-    """Gains of the forecasts over each baseline's on the same N rows, in time order.
+    """Return the gains of the forecasts over each baseline's on the same N rows, in time order.
 
-    baselines : name -> (N, 3).  w, horizon, times_N : as of `intervals.gain_interval`.
+    baselines : name -> (N, 3).
+    w, horizon, times_N : as of `intervals.gain_interval`.
     """
     loss, side_loss = log_loss_by_class(p_N3), direction_loss_by_class(p_N3)
     found: dict[str, dict[str, Interval]] = {"whole": {}, "touch": {}, "side": {}}
@@ -121,9 +125,9 @@ def row_gains(y, p_N3, baselines: Mapping[str, np.ndarray], w=None, *, horizon: 
 
 
 def block_gains(table: pd.DataFrame, model: str) -> Gains:
-    """Gains over each baseline from a table of folds: a row per fold, block and forecast.
+    """Return gains over each baseline from a table of folds: a row per fold, block and forecast.
 
-    A block that several folds judged counts once, with the mean of their gains.
+    A block that several folds test counts once, with the mean of their gains.
     """
     whole = table.pivot(index=["fold", "block"], columns="name", values="log_loss_gain")
     side = table.pivot(index=["fold", "block"], columns="name", values="direction_gain")
@@ -141,13 +145,14 @@ def model_verdict(
     model: str, gains: Gains, best: str | Interval, *, best_name: str = "", rows: int, effective_rows: float,
     kind: str = "triple_barrier", lacking: str = "",
 ) -> ModelVerdict:  # fmt: skip
-    """The verdict that these gains allow.
+    """Return the verdict that these gains support.
 
     Parameters
     ----------
     best : name of the best baseline; or, of folds that each chose one, the interval of the gains over these, whose
-        names are `best_name`.
-    lacking : what the data lack for any verdict, as of `missing_classes`; "" for nothing.
+        names
+    are `best_name`.
+    lacking : classes or weeks that the data lack for any verdict, as of `missing_classes`; "" for nothing.
     """
     gain = gains.whole[best] if isinstance(best, str) else best
     unbeaten = [name for name, over in gains.whole.items() if not over.low > ROUNDING]
@@ -167,14 +172,15 @@ def model_verdict(
 
 
 def _shown(over: Mapping[str, Interval]) -> bool:
-    """Whether the gain is above zero over every baseline, on rows that are enough for it."""
+    """Return True where the gain is above zero over every baseline, on enough rows."""
     return all(one.low > ROUNDING and one.enough for one in over.values())
 
 
 def missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[str, int]) -> str:
-    """Which classes are absent from the labels of which part, in words; "" for none.
+    """Describe the classes that the labels of each part lack; "" for none.
 
-    parts : name -> labels of its rows that judge.  classes : name -> label.
+    parts : name -> labels of its evaluated rows.
+    classes : name -> label.
     """
     absent = {
         part: [name for name, label in classes.items() if not (np.asarray(y) == label).any()]

@@ -1,1 +1,1 @@
-"""A bundle that predicts."""
+"""Inference: the bundle and its batch predictions."""

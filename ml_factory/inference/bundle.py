@@ -1,4 +1,4 @@
-"""Everything a prediction needs in one file: model, scaler, feature names, settings, calibration, versions."""
+"""Bundle: everything a prediction needs in one file: model, scaler, feature names, settings, calibration, versions."""
 
 import importlib.metadata
 import platform
@@ -15,7 +15,7 @@ WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost",
 
 
 def library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
-    """Installed versions of python and these packages; one that is absent is left out."""
+    """Return installed versions of python and these packages; an absent one is left out."""
     versions = {"python": platform.python_version()}
     for name in names:
         try:
@@ -29,10 +29,14 @@ def library_versions(names: Iterable[str] = WATCHED) -> dict[str, str]:
 class Bundle:
     """A model with all it needs to predict from unscaled features.
 
-    model_state : what the model's `get_state()` gave.  scaler : `RobustScaler.to_dict()`.
-    feature_names : the columns it was trained on, in order.  spec : settings of features and labels.
-    calibration : `Calibration.to_dict()`.  lookback : base rows a network's window spans, 0 for tabular models.
-    versions : of the libraries it was made with.  facts : what a person may want to know (symbol, horizon, model…).
+    model_state : `get_state()` of the model.
+    scaler : `RobustScaler.to_dict()`.
+    feature_names : the columns it was trained on, in order.
+    spec : settings of features and labels.
+    calibration : `Calibration.to_dict()`.
+    lookback : base rows of a network's window, 0 for tabular models.
+    versions : library versions of training.
+    facts : facts of the run (symbol, horizon, model…).
     """
 
     model_state: dict
@@ -58,25 +62,25 @@ class Bundle:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The labels that the question it was trained on can have."""
+        """Possible labels of the training data."""
         return classes_asked(self.spec)
 
     def to_state(self) -> dict:
-        """The bundle as plain values, for `save` or the registry of artifacts."""
+        """Return the bundle as plain values, for `save` or the artifact registry."""
         state = {item.name: getattr(self, item.name) for item in fields(self)}
         return {"format": FORMAT, **state, "feature_names": list(self.feature_names)}
 
     @classmethod
     def from_state(cls, state: Mapping, where: object = None) -> "Bundle":
-        """The bundle whose `to_state` this is; `where` it was read, for the message.
+        """Build the bundle of a `to_state`; where : path it was read from, for the message.
 
         Raises
         ------
-        CheckpointError for a state of something else, or of a form this version does not know.
+        CheckpointError for a state of something else, or of an unknown form.
         """
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise CheckpointError(
-                "This is no bundle of this version", where=where, wanted=FORMAT,
+                "Not a bundle of this version", where=where, wanted=FORMAT,
                 got=state.get("format", "no bundle") if isinstance(state, Mapping) else "no bundle",
                 next_step="train the model again, or use the version of ml_factory that wrote it",
             )  # fmt: skip
@@ -94,15 +98,12 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path) -> "Bundle":
-        """Read what `save` wrote. Raises CheckpointError as `from_state` does."""
+        """Read the file of `save`. Raises CheckpointError as `from_state` does."""
         return cls.from_state(load_state(path), where=path)
 
     def check_features(self, columns: Iterable[str]) -> None:
-        """Refuse features other than those the model was trained on, or in another order.
-
-        Raises
-        ------
-        SettingsError naming the first difference.
+        """Raise SettingsError for features other than those of training, or in another order, naming the first
+        difference.
         """
         columns = list(columns)
         if columns == list(self.feature_names):
@@ -127,7 +128,7 @@ class Bundle:
         )
 
     def changed_versions(self, now: Mapping[str, str] | None = None) -> list[str]:
-        """One line per library whose version differs from the one the bundle was made with."""
+        """Return one line per library whose version differs from that of training."""
         now = library_versions() if now is None else now
         return [
             f"{name} {was} when trained, {now.get(name, 'absent')} now"

@@ -23,13 +23,14 @@ def predict_features(
     close: np.ndarray | None = None,
     batch: int = 65_536,
 ) -> pd.DataFrame:
-    """Calibrated probabilities for feature rows.
+    """Return calibrated probabilities for feature rows.
 
     Parameters
     ----------
     features : unscaled, the bundle's columns in its order, index known_at (UTC, increasing).
-    segment : int (N,), changes at each session edge and hole. Needed when the bundle has a look-back: a window
-        never crosses one.
+    segment : int (N,), changes at each session edge and gap. Needed when the bundle has a look-back: a window never
+        crosses
+    one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
     close : float64 (N,); needed when a step before the scaler follows the price.
     batch : rows handed to the model at a time; it bounds memory and changes no number.
@@ -50,7 +51,7 @@ def predict_features(
             raise FactoryError(
                 f"A model that looks back {bundle.lookback} rows must know where sessions end",
                 where="segment",
-                next_step="pass the segments stored beside the features",
+                next_step="pass the segments stored with the features",
             )
         rows = rows[rows_with_window(np.asarray(segment), rows, bundle.lookback)]
     scaled = transform(from_dict(bundle.scaler), features.to_numpy(dtype=np.float32), close)

@@ -139,11 +139,11 @@ def verdict(evaluated: TestPredictions, of: int, *, two_sided: bool = True) -> S
     rows = f"Evaluated on {some if count < of else f'all {of:,} test rows'}."
     lines.append(
         "A gain is the log loss of another forecast less the model's, in nats per row, with a 95 % interval. The time "
-        "of the session and the volatility tell when a barrier is touched; the directional gain, over the class prior, "
-        "is about which one."
+        "of the session and the volatility predict when a barrier is touched; the directional gain, over the class "
+        "prior, is about which one."
         if two_sided
-        else "Judged are the bets of the primary side alone: whether each pays more than it costs. A gain says that "
-        "the model can tell good bets from bad ones, not that the bets are good."
+        else "Only the bets of the primary side are evaluated: whether each returns more than it costs. A gain means "
+        "that the model separates good bets from bad ones, not that the bets are good."
     )
     if len(evaluated.verdicts) > 1:
         lines.append(
@@ -222,7 +222,7 @@ def calibration(data: Dataset, evaluated: TestPredictions) -> Section:
         + " ".join(f"Calibration error of {name}: {errors.loc[name, 'ece_debiased']:.3f} debiased, "
                    f"{errors.loc[name, 'ece']:.3f} as it is." for name in test)
         + " The debiased one is the root mean square over 15 bins of the top class, less what chance adds to it. It is "
-        "0 where chance could explain all of it, which among few independent rows is no proof of calibration.",
+        "0 where chance could explain all of it, which with few independent rows does not prove calibration.",
         figures=[("", plots.calibration_plot(some, name, data.classes)) for name, some in together.items()],
         tables=[("Mean predicted probability and observed frequency of each class, with the 95 % interval of their "
                  "difference", predicted_and_observed(data, rows, test).set_index("name"))],
@@ -234,8 +234,8 @@ def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: 
     text = f"Best at {best}." + (f" This run was resumed after {resumed_from}." if resumed_from is not None else "")
     curves = plots.learning_curves(history, best_epoch=best, resumed_from=resumed_from, prior=prior)
     caption = (
-        "Validation rows were used for choosing the epoch and for calibration: they do not judge. Rows are weighted as "
-        "in training, in the dashed line too; the verdict counts each row once."
+        "Validation rows were used for choosing the epoch and for calibration, so they are no test. Rows are weighted "
+        "as in training, in the dashed line too; the verdict counts each row once."
     )
     return Section("Learning", text=text, figures=[(caption, curves)])
 
@@ -350,7 +350,7 @@ def data_sections(data: Dataset, store: Store) -> list[Section]:
         Section(
             "Bars",
             text=f"{store.facts['raw']['rows']:,} bars of {minutes} min; {len(store.feature_names)} features."
-            + ("" if (findings["severity"] != "info").any() else " Nothing strange was found in the bars."),
+            + ("" if (findings["severity"] != "info").any() else " No findings in the bars."),
             tables=[("Findings", findings)] if len(findings) else [],
         ),
     ]

@@ -111,8 +111,8 @@ def test_certain_and_wrong_costs_36_nats_and_not_infinity():
         ([1, 0], [[0.2, 0.3, 0.5]], None, "do not fit together"),
         ([1], [[0.2, 0.3, np.nan]], None, "hold no probabilities"),
         ([1], [[0.2, 0.3, 0.6]], None, "sum to 1"),
-        ([1], [[0.2, 0.3, 0.5]], [0.0], "No rows to judge"),
-        ([], np.empty((0, 3)), None, "No rows to judge"),
+        ([1], [[0.2, 0.3, 0.5]], [0.0], "No rows to evaluate"),
+        ([], np.empty((0, 3)), None, "No rows to evaluate"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(y, p, w, words):

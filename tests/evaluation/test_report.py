@@ -235,7 +235,7 @@ def test_no_word_of_the_learning_curves_stands_on_another(best):
 
 def test_what_stands_beside_a_mean_is_named():
     shares, attention = attention_plots.variable_shares(SHARES), attention_plots.attention_over_time(ATTENTION)
-    for figure, alike in ((shares, "all variables alike"), (attention, "all bars alike")):
+    for figure, alike in ((shares, "equal shares"), (attention, "equal attention")):
         named = {text.get_text() for text in figure.findobj(Legend)[0].get_texts()}
         assert named == {"mean over rows", "middle 80 % of rows", alike}
 

@@ -47,16 +47,16 @@ def verdict(y, p, clock, **options):
 @pytest.mark.parametrize(
     ("touch", "side", "words"),
     [
-        (0.2, 0.0, "it tells when a barrier is touched, not which way."),
-        (0.0, 0.2, "it tells which way, not when a barrier is touched."),
-        (0.2, 0.2, "it tells when a barrier is touched, and which way."),
+        (0.2, 0.0, "it predicts when a barrier is touched, not which way."),
+        (0.0, 0.2, "it predicts which way, not when a barrier is touched."),
+        (0.2, 0.2, "it predicts when a barrier is touched, and which way."),
     ],
 )
 def test_model_that_knows_more_than_the_clock_beats_it_in_that_part(touch, side, words):
     found = verdict(*market(touch, side))
     assert found.status == BEATS and found.reason == ""
     assert found.sentence == f"xgboost beats every baseline: {words}"
-    assert (found.tells_touch, found.tells_direction) == (touch > 0, side > 0)
+    assert (found.predicts_touch, found.predicts_direction) == (touch > 0, side > 0)
     assert 0 < found.gain_best_low < found.gain_best < found.gain_best_high
 
 
@@ -69,7 +69,7 @@ def test_model_that_knows_the_hour_alone_does_not_beat_although_it_beats_the_pri
     assert gains.whole["prior"].low > 0 > gains.whole["clock"].mean
     found = verdict(y, p, clock)
     assert found.status == DOES_NOT_BEAT and "clock" in found.reason and "prior" not in found.reason
-    assert "the time of the session (clock)" in found.sentence and not found.tells_touch
+    assert "the time of the session (clock)" in found.sentence and not found.predicts_touch
 
 
 def test_gains_are_means_of_loss_differences_and_the_parts_sum_to_the_whole():
@@ -140,8 +140,8 @@ def test_an_absent_class_is_not_enough_data_whatever_the_gain():
 def test_meta_labels_have_no_side():
     y, p, clock = market(0.2, 0.0)
     found = verdict(y, p, clock, kind="meta")
-    assert found.sentence == "xgboost beats every baseline: it tells good bets from bad ones."
-    assert not found.tells_direction and "side" not in found.numbers
+    assert found.sentence == "xgboost beats every baseline: it separates good bets from bad ones."
+    assert not found.predicts_direction and "side" not in found.numbers
 
 
 def test_numbers_and_dict_hold_what_the_fields_hold():
