@@ -119,8 +119,9 @@ def stack(
     setting: SettingOfOne = None,
     as_json: Json = False,
 ) -> None:
-    """Combine models by weights fitted out of fold.
-    Example: `python -m ml_factory stack --base-model xgboost --base-model lstm`"""
+    """Combine models by weights fitted out of fold. Example: `python -m ml_factory stack --base-model xgboost
+    --base-model lstm`
+    """
     names, quick = tuple(base_model or BASE_MODELS), quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), models=names, seed=seed)
     check_prepared(place, symbol)

@@ -76,8 +76,7 @@ class FoldFit:
         """Return (float64 (test rows, 3), the calibration) of the fold of this number.
 
         NaN in rows that are not usable, and in all rows where the training rows hold one class. The calibration is
-        fitted on
-        the early-stopping rows, each unambiguous one with equal weight; without such rows it is the identity.
+        fitted on the early-stopping rows, each unambiguous one with equal weight; without such rows it is the identity.
         """
         usable = np.ones(len(self.labels), dtype=bool) if self.usable is None else np.asarray(self.usable, dtype=bool)
         (train, test), y = fold, self.labels["label"].to_numpy()

@@ -1,13 +1,13 @@
 """Stacking: a logarithmic pool whose weights are fitted on out-of-fold predictions.
 
-Stacking after Wolpert (1992), on probabilities with weights of at least zero after Breiman (1996) and Ting and
-Witten (1999, §4). The form is the logarithmic opinion pool (Genest and Zidek 1986, §3.2) with a bias per class,
+Stacking after Wolpert (1992), on probabilities with weights of at least zero after Breiman (1996) and Ting and Witten
+(1999, §4). The form is the logarithmic opinion pool (Genest and Zidek 1986, §3.2) with a bias per class,
 
     p ∝ π · exp(b + Σ_m a_m · (log p_m − log π)),        π the class prior, a_m ≥ 0,
 
 a multinomial logistic regression on log-probabilities in which the three classes share each model's weight. Three
-models take 6 numbers instead of the 30 of the free regression: where the edge is some thousandths of a nat and
-labels overlap, 30 numbers overfit. All a_m = 0 is the prior, one a_m = 1 that model unchanged.
+models take 6 numbers instead of the 30 of the free regression: where the edge is some thousandths of a nat and labels
+overlap, 30 numbers overfit. All a_m = 0 is the prior, one a_m = 1 that model unchanged.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,7 @@ class Stack:
         oof : model → (N, 3) out-of-fold probabilities; rows where one of them is NaN are left out.
         ridge : pull towards equal weights and no bias, in rows' worth of evidence.
         horizon : rows over which one label reaches. Overlapping rows are not independent: the evidence against the
-            ridge
-        counts as (Σw)²/Σw²/horizon rows.
+            ridge counts as (Σw)²/Σw²/horizon rows.
         least_rows : with fewer such rows the weights stay equal, and `note` states it.
         """
         if not oof:

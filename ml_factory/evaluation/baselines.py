@@ -1,7 +1,7 @@
 """Baseline forecasts: class shares of the training rows, overall, by the last move and by the time of the session.
 
-Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1), C cells of the session's time,
-V volatility states. Everything fitted here is counted on training rows alone.
+Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1), C cells of the session's time, V
+volatility states. Everything fitted here is counted on training rows alone.
 """
 
 from collections.abc import Mapping
@@ -53,8 +53,7 @@ def last_move_probabilities(last_move_train, y_train, last_move, w=None) -> np.n
     Returns
     -------
     float64 (N, 3). Each sign's counts are joined by one row with the class shares, so a rare sign is shrunk to the
-    prior,
-    and an unseen one (or NaN) gets the prior itself.
+    prior, and an unseen one (or NaN) gets the prior itself.
     """
     moves, last_move = np.sign(np.asarray(last_move_train, dtype=np.float64)), np.sign(np.asarray(last_move, float))
     y_train = np.asarray(y_train)
@@ -105,8 +104,7 @@ def trailing_volatility(close: np.ndarray, segment: np.ndarray, span: int) -> np
     """Return the logarithm of the root mean square of the last `span` one-bar log returns, float64 (N,).
 
     Returns across a change of `segment` (a night, a gap, a roll) are ignored; NaN where fewer than half of the `span`
-    are
-    left.
+    are left.
 
     Parameters
     ----------
@@ -130,10 +128,9 @@ class ClockBaseline:
     """Class shares of the training rows by time of the session, and by the volatility state in it.
 
     A row with at least `horizon` bars left until its session ends is in one of PROGRESS_BINS cells of the session's
-    progress; one with fewer in a cell of the bars left, because the session's end cuts its label short. A cell's
-    shares are (counts + pseudo_count * prior) / (rows + pseudo_count); those of a volatility state in a cell are shrunk
-    to
-    the cell's in the same way. Both pseudo-counts are those of PSEUDO_COUNTS with the smallest log loss on BLOCKS
+    progress; one with fewer in a cell of the bars left, because the session's end cuts its label short. A cell's shares
+    are (counts + pseudo_count * prior) / (rows + pseudo_count); those of a volatility state in a cell are shrunk to the
+    cell's in the same way. Both pseudo-counts are those of PSEUDO_COUNTS with the smallest log loss on BLOCKS
     contiguous blocks of the training rows, each forecast from the others.
 
     horizon : bars over which a label reaches.

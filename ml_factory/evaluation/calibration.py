@@ -61,8 +61,7 @@ class Calibration:
         """Fit the maximum a posteriori temperature and biases on these rows.
 
         The log likelihood counts as many rows as `independent_rows` finds, the prior is normal around no calibration:
-        few or
-        dependent rows leave the probabilities almost unchanged.
+        few or dependent rows leave the probabilities almost unchanged.
 
         Parameters
         ----------
@@ -141,8 +140,7 @@ def class_interval(code, p_N3, k: int, w=None, *, horizon: int = 1, times_N=None
     """Return the 95 % interval of the mean of p_k - 1[y = k], by `gain_interval`.
 
     The difference under each outcome is p_k or p_k - 1, so its memory is that of the forecasts: where they drift slowly
-    and
-    the outcomes do not follow, the difference drifts as slowly beneath the noise of the outcomes.
+    and the outcomes do not follow, the difference drifts as slowly beneath the noise of the outcomes.
 
     code : class codes 0..2 of the rows, in time order.
     k : 0, 1 or 2.
@@ -172,8 +170,7 @@ def calibration_by_class(
     Returns
     -------
     DataFrame with a row per class: class (its name), predicted, observed, difference (predicted minus observed), low
-    and
-    high (95 %, by `class_interval`), rows.
+    and high (95 %, by `class_interval`), rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     table = []
@@ -196,7 +193,7 @@ def reliability(y, p_N3, bins: int = 10, w=None, *, strategy: str = "quantile", 
     bins : number of bins.
     strategy : "quantile" (equal numbers of rows) or "uniform" (equal widths of [0, 1]).
     horizon : rows over which one label reaches. Overlapping labels are not independent, so the standard error counts
-    (Σw)²/Σw²/horizon of them, which is cautious.
+        (Σw)²/Σw²/horizon of them, which is cautious.
 
     Returns
     -------

@@ -16,8 +16,7 @@ class DecileReturns:
     """Realised return by decile of p_long - p_short.
 
     table : index decile 1..10 (10: the most bullish forecasts); forecast (mean), ret_bp (mean log return to the
-        barrier,
-    basis points), low_bp and high_bp (95 %), rows.
+        barrier, basis points), low_bp and high_bp (95 %), rows.
     information : Spearman correlation of forecast and return, with its interval.
     """
 
@@ -29,8 +28,7 @@ def decile_returns(forecast_N, ret_N, *, horizon: int = 1, times_N=None) -> Deci
     """Return the returns by decile; None with fewer than 100 rows with a return, or a constant forecast or return.
 
     A decile's mean is of returns alone, so it has no `by_outcome_NK`: forecasts only select its rows. Including the
-    memory
-    of that selection brought no interval nearer to 95 % on simulated series (docs/log.md).
+    memory of that selection brought no interval nearer to 95 % on simulated series (docs/log.md).
 
     Parameters
     ----------
@@ -63,8 +61,7 @@ def information_coefficient(forecast_N, ret_N, *, horizon: int = 1, times_N=None
 
     The interval is that of the mean of the influence function of Spearman's correlation (Borkowf 2002, Computational
     Statistics & Data Analysis 39, section 2), so that overlapping labels count as in every other interval here. Its
-    value
-    by outcome is that for the lowest and for the highest return: the memory of slow forecasts counts.
+    value by outcome is that for the lowest and for the highest return: the memory of slow forecasts counts.
     """
     f, g = _mid_ranks(forecast_N), _mid_ranks(ret_N)
     scale = f.std() * g.std()

@@ -1,7 +1,7 @@
 """Confidence intervals of the mean of a dependent series: the gain of one forecast over another, by row or by block.
 
-Letters: N rows in time order, K outcomes, J cosines. Rows of weight 0 count for nothing.
-The choices are validated on simulated series without gain: benchmarks/intervals.py, docs/decisions/0021-intervals.md.
+Letters: N rows in time order, K outcomes, J cosines. Rows of weight 0 count for nothing. The choices are validated on
+simulated series without gain: benchmarks/intervals.py, docs/decisions/0021-intervals.md.
 """
 
 from dataclasses import dataclass
@@ -44,8 +44,7 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     verdict.
 
     The widest of three: Newey and West's with truncation 1.3 sqrt(N); cosine blocks about as long as the memory; weeks
-    as
-    clusters, where their variance is significantly larger.
+    as clusters, where their variance is significantly larger.
 
     Parameters
     ----------
@@ -53,9 +52,9 @@ def gain_interval(values_N, w_N=None, *, horizon: int = 1, times_N=None, by_outc
     w_N : weights ≥ 0; None: all ones.
     horizon : rows over which one label reaches.
     times_N : datetime64 or DatetimeIndex, when each row is known. None: weeks cannot be counted, so the rows are never
-    enough for a verdict.
+        enough for a verdict.
     by_outcome_NK : value of each row under each of K outcomes. It shows a slow drift of the forecasts that the noise of
-    the outcomes hides in the values; without it the memory of the values alone is measured, and may be too short.
+        the outcomes hides in the values; without it the memory of the values alone is measured, and may be too short.
     """
     values_N = np.asarray(values_N, dtype=np.float64)
     w_N = np.ones(len(values_N)) if w_N is None else np.asarray(w_N, dtype=np.float64)
@@ -196,9 +195,8 @@ def fold_interval(block_means) -> Interval:
     """Return the 95 % interval of the mean over K test blocks of folds: Nadeau and Bengio's (2003) corrected t.
 
     Blocks are dependent: drift lasts longer than a block, and their models share training rows. No unbiased estimate of
-    it
-    exists (Bengio and Grandvalet 2004). The variance of a mean of blocks that correlate by 1 / K, the share of the rows
-    that a block has, is S² (1 / K + 1 / (K - 1)); the quantile is t with K - 1 degrees of freedom.
+    it exists (Bengio and Grandvalet 2004). The variance of a mean of blocks that correlate by 1 / K, the share of the
+    rows that a block has, is S² (1 / K + 1 / (K - 1)); the quantile is t with K - 1 degrees of freedom.
 
     Parameters
     ----------

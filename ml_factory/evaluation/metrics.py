@@ -1,7 +1,7 @@
 """Metrics of class probabilities: (name, value) pairs, and intervals of gains.
 
-Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1).
-Everywhere `w` is a weight per row (None: all ones); rows of weight 0 count for nothing.
+Letters: N rows in time order, 3 classes in the order short, neutral, long (-1, 0, +1). Everywhere `w` is a weight per
+row (None: all ones); rows of weight 0 count for nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,8 +26,7 @@ def checked_rows(y, p_N3, w=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     Raises
     ------
     FactoryError for other labels than -1, 0, +1, shapes that do not match, probabilities that are not finite, are
-    negative
-    or do not sum to 1 within 1e-4, negative weights, or no weight at all.
+    negative or do not sum to 1 within 1e-4, negative weights, or no weight at all.
     """
     y, p_N3 = np.asarray(y), np.asarray(p_N3, dtype=np.float64)
     w = np.ones(len(y)) if w is None else np.asarray(w, dtype=np.float64)
@@ -90,8 +89,7 @@ def row_direction_loss(y, p_N3) -> np.ndarray:
     """Return the directional part of `row_log_loss`: -log P(side | not neutral), 0 in neutral rows; nats.
 
     -log p(label) = -log P(neutral or not) - log P(side | not neutral), by the chain rule. The touch of any barrier
-    follows
-    the hour and the volatility, and is easy to predict; a position needs the side.
+    follows the hour and the volatility, and is easy to predict; a position needs the side.
     """
     code, p_N3, _ = checked_rows(y, p_N3)
     return direction_loss_by_class(p_N3)[np.arange(len(code)), code]
@@ -101,8 +99,8 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     """Yield (name, value): log_loss, brier, accuracy, balanced_accuracy, mcc, auc_ovr, ece.
 
     Equal to scikit-learn's where it has them; a class absent from `y` is left out of the averages over classes
-    (balanced_accuracy, auc_ovr), and a mean over no class is NaN. log_loss in nats; brier is the sum of squares
-    over the three classes (Brier 1950), from 0 to 2; ece as in `expected_calibration_error`.
+    (balanced_accuracy, auc_ovr), and a mean over no class is NaN. log_loss in nats; brier is the sum of squares over
+    the three classes (Brier 1950), from 0 to 2; ece as in `expected_calibration_error`.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     total, hit = w.sum(), np.eye(3)[code]
@@ -142,7 +140,7 @@ def debiased_calibration_error(y, p_N3, w=None, bins: int = 15, *, horizon: int 
 
     bins : bins of equal numbers of rows by confidence.
     horizon : rows over which one label reaches; overlapping labels are not independent, so a bin counts as
-    (Σw)²/Σw²/horizon rows.
+        (Σw)²/Σw²/horizon rows.
     """
     code, p_N3, w = checked_rows(y, p_N3, w)
     code, p_N3, w = code[w > 0], p_N3[w > 0], w[w > 0]
@@ -182,7 +180,7 @@ def metrics_table(
     ----------
     probabilities : name -> (N, 3), all on the rows of `y`, in time order.
     reference, best : names of two of them: the class prior, and the best baseline (chosen on other rows; None: the
-    reference).
+        reference).
     horizon, times : rows over which one label reaches, and when each row is known; see `intervals.gain_interval`.
     effective_rows : `targets.weights.effective_rows` of these rows; default: as if no two labels overlapped.
 

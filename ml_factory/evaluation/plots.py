@@ -249,7 +249,7 @@ def probabilities(
     """Plot the last rows: price above, stacked class probabilities below. Rows are evenly spaced.
 
     predictions : index known_at; p_short, p_neutral, p_long; of meta-labels also the `side` of the bet, and then two
-    classes.
+        classes.
     close : index known_at, at least the same rows.
     """
     part = predictions.iloc[-last:]

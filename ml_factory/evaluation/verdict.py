@@ -39,8 +39,7 @@ class ModelVerdict:
     reason : why it is not "beats"; "" where it is.
     best_baseline : the one with the smallest log loss on rows chosen for that, not on test rows.
     gain_best, gain_best_low, gain_best_high : log loss of the best baseline less the model's, with its 95 % interval;
-        nats
-    per row.
+        nats per row.
     direction_gain, direction_low, direction_high : the same of the directional part, over the class prior.
     predicts_touch, predicts_direction : True where the lower bounds of that part's gains over all baselines are above
         zero.
@@ -150,8 +149,7 @@ def model_verdict(
     Parameters
     ----------
     best : name of the best baseline; or, of folds that each chose one, the interval of the gains over these, whose
-        names
-    are `best_name`.
+        names are `best_name`.
     lacking : classes or weeks that the data lack for any verdict, as of `missing_classes`; "" for nothing.
     """
     gain = gains.whole[best] if isinstance(best, str) else best

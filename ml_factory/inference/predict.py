@@ -29,8 +29,7 @@ def predict_features(
     ----------
     features : unscaled, the bundle's columns in its order, index known_at (UTC, increasing).
     segment : int (N,), changes at each session edge and gap. Needed when the bundle has a look-back: a window never
-        crosses
-    one.
+        crosses one.
     rows : positions to predict; None: all. Those whose window is cut short are left out of the result.
     close : float64 (N,); needed when a step before the scaler follows the price.
     batch : rows handed to the model at a time; it bounds memory and changes no number.

@@ -38,8 +38,7 @@ class FitResult:
     limited : settings that were lowered for this fit alone: name -> {"wanted", "used"}.
     compiles : train, accumulate, evaluate -> number of compilations by a lazy device or `torch.compile`.
     machine : of networks: device, threads, precision, parameters, peak_bytes (None where the device does not report
-        it),
-    rows_per_second (of this session, validation included).
+        it), rows_per_second (of this session, validation included).
     """
 
     history: list[dict] = field(default_factory=list)
@@ -76,9 +75,8 @@ class Estimator:
 
         validation : (x, y, weight or None), read for early stopping alone.
         callbacks : each is called (epoch, {"train_loss", "val_loss", "seconds"}) after every epoch or booster block,
-            and with
-        this model as third argument where it takes one; `get_state()` is then the model of that moment. An optional
-        `remember(history)` is called first with the epochs that an interrupted fit had finished.
+            and with this model as third argument where it takes one; `get_state()` is then the model of that moment. An
+            optional `remember(history)` is called first with the epochs that an interrupted fit had finished.
         checkpoints : as of `CheckpointManager.phase(name)`; an unfinished fit resumes there, to the bit.
         limits : settings lowered for this fit alone, e.g. {"epochs": 3, "rounds": 40}; unknown names are ignored.
         """
@@ -96,8 +94,7 @@ class Estimator:
         """Load the state of an equal model; returns self.
 
         Raises CheckpointError for the state of another model, or where symbol, horizon or features of both are known
-        and
-        differ.
+        and differ.
         """
         raise NotImplementedError
 

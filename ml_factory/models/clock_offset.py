@@ -1,7 +1,7 @@
 """The session clock as an offset: log class shares by time of the session, from which a model starts.
 
-A model that is fitted with an offset learns what its features add to the time of the session; one that stops before
-its first round predicts the clock's shares. N rows, C cells, 3 classes.
+A model that is fitted with an offset learns what its features add to the time of the session; one that stops before its
+first round predicts the clock's shares. N rows, C cells, 3 classes.
 """
 
 from collections.abc import Mapping

@@ -71,7 +71,7 @@ class ChannelHead(nn.Module):
     all of them, and beside them what instance norm took out, where it is given.
 
     read : numbers that one map, the same for all channels, makes of each code for the classes (None: the whole code).
-    The whole code is weights that no channel shares with another, more than overlapping labels have outcomes.
+        The whole code is weights that no channel shares with another, more than overlapping labels have outcomes.
     """
 
     def __init__(self, width: int, features: int, task: Task, levels: bool, read: int | None = None):

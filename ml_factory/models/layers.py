@@ -47,8 +47,8 @@ class InstanceNorm(nn.Module):
 class Patches(nn.Module):
     """x_BTF -> x_BFNP: each channel's patches (Nie et al. 2023, section 3.1), the last one ending at the last step.
 
-    pad : repeat the last value `stride` times first, as the paper does, for N = (T - P) // stride + 2; without it
-    N = (T - P) // stride + 1, and where the patches do not fill the window the oldest steps are left out.
+    pad : repeat the last value `stride` times first, as the paper does, for N = (T - P) // stride + 2; without it N =
+        (T - P) // stride + 1, and where the patches do not fill the window the oldest steps are left out.
     """
 
     def __init__(self, length: int, stride: int, pad: bool):
@@ -152,7 +152,7 @@ class EncoderLayer(nn.Module):
     """Attention, then two linear maps with GELU; each added to its input and normalised after (post-norm).
 
     norm : "layer", over each token's own numbers; or "batch", over all tokens, so that in training a row's output
-    depends on the other rows.
+        depends on the other rows.
     """
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, norm: str = "layer"):

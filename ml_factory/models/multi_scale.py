@@ -83,8 +83,8 @@ def several_frames(network: type[nn.Module], strides: Strides) -> type[nn.Module
     """Return a network class with one network per frame, same settings, and one head that reads all their codes.
 
     Settings that count steps are cut to the steps of a frame where the network's Spec defines `within`: in a window of
-    32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 becomes one of 3.
-    `build_model("lstm", frames=strides_of(columns, 5))` builds it; `lookback` counts base rows.
+    32 rows an hourly column has 3 steps, and a PatchTST's patch of 16 becomes one of 3. `build_model("lstm",
+    frames=strides_of(columns, 5))` builds it; `lookback` counts base rows.
     """
 
     class SeveralFrames(nn.Module):

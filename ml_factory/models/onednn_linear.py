@@ -1,7 +1,7 @@
 """Linear maps of float32 on a CPU by oneDNN, where torch itself would call MKL.
 
-MKL leaves half of the vector units of non-Intel processors idle: 90 GFLOP/s per core on AMD with AVX-512, where
-oneDNN, the other library in torch, reaches 220. On AVX2 both are equally fast.
+MKL leaves half of the vector units of non-Intel processors idle: 90 GFLOP/s per core on AMD with AVX-512, where oneDNN,
+the other library in torch, reaches 220. On AVX2 both are equally fast.
 
 M rows, I inputs, O outputs.
 """

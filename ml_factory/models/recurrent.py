@@ -1,7 +1,7 @@
 """LSTM and GRU layers: torch's kernels on CPU and CUDA, one compiled step scanned over time on XLA.
 
-Unrolled, a recurrent layer is thousands of nodes to XLA's compiler, minutes of work; a scan is one step, whatever T.
-B batch, T time steps, F features, H hidden units, L layers, G = 4 H (LSTM) or 3 H (GRU) gates.
+Unrolled, a recurrent layer is thousands of nodes to XLA's compiler, minutes of work; a scan is one step, whatever T. B
+batch, T time steps, F features, H hidden units, L layers, G = 4 H (LSTM) or 3 H (GRU) gates.
 """
 
 from collections.abc import Callable

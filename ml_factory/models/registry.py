@@ -157,7 +157,7 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
     """Register a network by name for everything that takes a MODEL; it must pass `check_model`.
 
     network : an `nn.Module` class, built as network(features, lookback, classes, spec), with a dataclass `Spec` whose
-    fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator.
+        fields all have defaults; x_BTF -> logits_BC. Without it this is a decorator.
     family : sequence or advanced; determines the notebook.
     check : False registers without checks. A name can be registered again; names of the library cannot.
 

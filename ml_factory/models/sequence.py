@@ -73,7 +73,9 @@ class GRU(_Recurrent):
 
 @dataclass(frozen=True)
 class TCNSpec:
-    """width : channels of every level. kernel : steps a convolution reads. dropout : of whole channels.
+    """width : channels of every level.
+    kernel : steps a convolution reads.
+    dropout : of whole channels.
 
     levels : residual blocks, dilated 1, 2, 4, …; 0 takes as many as the window needs to be seen whole.
     """
@@ -115,7 +117,8 @@ class CausalConv(nn.Module):
 
 class ResidualBlock(nn.Module):
     """Two causal convolutions, each with ReLU and dropout, added to their input (Bai et al. 2018, figure 1b), at every
-    second step up to the last: x_BXT -> x_BXS with S = ceil(T / 2)."""
+    second step up to the last: x_BXT -> x_BXS with S = ceil(T / 2).
+    """
 
     def __init__(self, inputs: int, width: int, kernel: int, dropout: float):
         super().__init__()

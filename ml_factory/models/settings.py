@@ -12,8 +12,8 @@ mixed_precision                precision: no is fp32               none
 gradient_checkpointing         recompute                           none
 =============================  ==================================  ==========================================
 
-As in Hugging Face's Trainer and Accelerate, `batch_size` is the number of rows in one forward pass, and a step
-descends on batch_size x gradient_accumulation_steps rows.
+As in Hugging Face's Trainer and Accelerate, `batch_size` is the number of rows in one forward pass, and a step descends
+on batch_size x gradient_accumulation_steps rows.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Hash of the sources of a user's network: a changed network is another run.
 
 Covers its own functions, the plain values of its class and of its `Spec`, and whatever user code these read: classes
-and functions of a notebook or of user modules, closures, constants. Installed libraries, and this one, count by name:
-a run records their versions and sources elsewhere.
+and functions of a notebook or of user modules, closures, constants. Installed libraries, and this one, count by name: a
+run records their versions and sources elsewhere.
 """
 
 import hashlib

@@ -99,9 +99,10 @@ class BlockSpec:
 class BoosterSpec(BlockSpec):
     """Settings of all three boosters.
 
-    row_sample, column_sample : share drawn for each tree. min_leaf : rows a leaf holds at least.
-    device : auto (a GPU where there is one), cpu or cuda. Equal to the bit after an interruption is promised on the
-        cpu alone; results of a GPU carry the mark.
+    row_sample, column_sample : share drawn for each tree.
+    min_leaf : rows a leaf holds at least.
+    device : auto (a GPU where there is one), cpu or cuda. Equal to the bit after an interruption is promised on the cpu
+        alone; results of a GPU carry the mark.
     """
 
     learning_rate: float = 0.05
@@ -306,8 +307,7 @@ class Tabular(Estimator, ABC):
         """Return SHAP values, float64 (N, 3, F + 1): each feature's part of each class's score, and last the bias.
 
         Their sum is the score whose softmax `predict_proba` gives (Lundberg et al. 2020 for trees, computed by the
-        libraries;
-        for the linear model the part of a feature against its mean).
+        libraries; for the linear model the part of a feature against its mean).
         """
         x = self._checked_input(x)
         if not len(x):

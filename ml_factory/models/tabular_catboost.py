@@ -40,8 +40,7 @@ class CatBoost(Tabular):
 
     A GPU needs another number of rounds for every block, which its snapshot may refuse; this is untested. Where the
     training rows lack a class it starts without offset, with a warning: CatBoost refuses a baseline of more classes
-    than
-    these rows hold.
+    than these rows hold.
     """
 
     Spec = CatBoostSpec

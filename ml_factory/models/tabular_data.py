@@ -58,7 +58,7 @@ def apply_class_weights(train: Rows, valid: Rows | None, class_weight: str) -> t
     """Multiply the weights of both parts by class factors of the training rows.
 
     balanced : each class of the training rows gets the same share of their total weight. Validation rows get the same
-    factors, so that early stopping uses the loss of training.
+        factors, so that early stopping uses the loss of training.
     """
     if class_weight == "none":
         return train, valid
@@ -81,9 +81,8 @@ class BinnedData:
     """Binned matrices of one fold's rows: built by the first fit on these rows, reused by later ones.
 
     Share one among the trials and seeds of a fold: `model.fit(…, binned=binned)`. Matrices are found by a checksum of
-    the
-    rows; other rows replace them. The memory is held as long as the object. One fit at a time: a fit sets the initial
-    scores of its trees in the matrices themselves.
+    the rows; other rows replace them. The memory is held as long as the object. One fit at a time: a fit sets the
+    initial scores of its trees in the matrices themselves.
 
     builds : number of builds.
     """
@@ -115,8 +114,7 @@ class FoldBins(defaultdict[Hashable, BinnedData]):
     """A `BinnedData` for each fold of one data set, the chronological split among them.
 
     Share one among trials and seeds: `pipeline.train(…, bins=bins)`, `pipeline.cross_validate(…, bins=bins)`. It holds
-    the
-    matrices of all folds as long as it lives.
+    the matrices of all folds as long as it lives.
     """
 
     def __init__(self):

@@ -96,8 +96,7 @@ class _Trainer(BlockTrainer):
     """LightGBM in blocks: each block is a booster of its own that starts from the rows' scores so far (`init_score`).
 
     Scores are kept in float64 and updated by our own tree walk, leaf after leaf: a resumed run computes the same sums
-    in
-    the same order from the text of all trees.
+    in the same order from the text of all trees.
     """
 
     def __init__(self, spec: BoosterSpec, rows: list[Rows], bins: list[lgb.Dataset], device: dict):

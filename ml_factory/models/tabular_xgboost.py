@@ -120,8 +120,7 @@ def merge_boosters(blocks: list[xgb.Booster], rounds: int) -> bytes:
     """Merge the first rounds of boosters, each started from the scores of those before, into one model (UBJSON).
 
     XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and the first tree
-    of
-    each round. Numbers in it are the shortest that give the same float32 again.
+    of each round. Numbers in it are the shortest that give the same float32 again.
     """
     whole, trees, classes, begins = None, [], [], [0]
     for block in blocks:

@@ -19,12 +19,14 @@ from ml_factory.models.tft_layers import GRN, GatedSkip, InterpretableAttention,
 
 @dataclass(frozen=True)
 class TFTSpec:
-    """width : of everything. layers : of the LSTMs. dropout : inside gated networks and before gates.
+    """width : of everything.
+    layers : of the LSTMs.
+    dropout : inside gated networks and before gates.
 
     each_dropout : inside each variable's own network; with 170 variables it is most of the training's time, so 0.
     known : names of the variables whose future is given (time of day); their past stands among the features.
-    static : names of variables that do not change in a window. ahead : steps ahead that a classifier with known
-    variables looks at; a forecast looks at those it forecasts.
+    static : names of variables that do not change in a window.
+    ahead : steps ahead that a classifier with known variables looks at; a forecast looks at those it forecasts.
     """
 
     width: int = 16

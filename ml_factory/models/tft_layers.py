@@ -73,8 +73,7 @@ class VariableSelection(nn.Module):
 
     x_BTV -> (chosen_BTD, weight_BTV). The V embeddings and V networks are one tensor each, V first, and run at once. A
     number's embedding is linear in it, so a linear map of embeddings is folded into one map of the numbers: the same
-    sums
-    in another order, without V D numbers a step in between.
+    sums in another order, without V D numbers a step in between.
     """
 
     def __init__(self, variables: int, width: int, context: int, dropout: float, each_dropout: float):
@@ -130,7 +129,8 @@ class VariableSelection(nn.Module):
 
     def _maps(self) -> tuple[Tensor, ...]:
         """The V networks as they are run: (scale, shift) of the embedding, (slope, start) of the first linear map, then
-        one or two (weight, bias)."""
+        one or two (weight, bias).
+        """
         scale_V1D, shift_V1D = self.scale_VD[:, None], self.shift_VD[:, None]
         slope_V1D = (self.outer_VDD @ self.scale_VD[..., None]).mT
         start_V1D = (self.outer_VDD @ self.shift_VD[..., None]).mT + self.outer_VD[:, None]

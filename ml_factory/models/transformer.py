@@ -19,9 +19,12 @@ from ml_factory.models.onednn_linear import OneDNNLinear
 class PatchTSTSpec:
     """Patch, stride and width are the paper's for small data; few heads and layers, for 100 features on two cores.
 
-    patch, stride : in time steps. pad : see `Patches`. inner : width of the feed-forward part. norm : "layer", or the
-    paper's "batch" (see `EncoderLayer`). instance_norm : see `InstanceNorm`. read : see `ChannelHead`; None is the
-    paper's.
+    patch, stride : in time steps.
+    pad : see `Patches`.
+    inner : width of the feed-forward part.
+    norm : "layer", or the paper's "batch" (see `EncoderLayer`).
+    instance_norm : see `InstanceNorm`.
+    read : see `ChannelHead`; None is the paper's.
     """
 
     patch: int = 16
@@ -54,8 +57,8 @@ class PatchTST(nn.Module):
 
     Channels are independent: each feature's patches pass alone through one shared encoder. A forecast reads the
     flattened tokens of its own channel; a classifier reads every channel's mean token, and the levels that instance
-    norm took out. The paper normalises over the batch, the default here over each token, so that
-    a row's output depends on that row alone; `norm="batch"` is the paper's.
+    norm took out. The paper normalises over the batch, the default here over each token, so that a row's output depends
+    on that row alone; `norm="batch"` is the paper's.
     """
 
     Spec = PatchTSTSpec

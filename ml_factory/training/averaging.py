@@ -13,8 +13,7 @@ class WeightAverage:
     """Exponential moving average of the trained parameters (Polyak and Juditsky 1992).
 
     The decay is that of Tarvainen and Valpola 2017: min(decay, (1 + t) / (10 + t)) at step t, so that the initial
-    weights
-    soon lose their weight.
+    weights soon lose their weight.
     """
 
     def __init__(self, names: list[str], parameters: list[Tensor]):

@@ -25,8 +25,7 @@ class BatchBuffer:
     """Host memory for batches, reused once no tensor refers to it any more.
 
     New pages from the system cost more than the copy into them. Each piece of memory has an array that all its views
-    hold
-    on to; a weak reference to that array shows when the memory is free.
+    hold on to; a weak reference to that array shows when the memory is free.
     """
 
     def __init__(self):

@@ -40,7 +40,7 @@ class NeuralClassifier(Neural, Estimator):
     settings : fields of that Spec and of TrainSpec, by name, and lookback (T of its windows).
     frames : ((stride, columns), ...) where columns are read at their own strides (see `models.multi_scale`).
     offset_column : input that grows evenly through the session, whose `ClockOffset` at a window's last step is added to
-    the logits; -1 for none.
+        the logits; -1 for none.
     offset_bars : bars before the session's end with cells of their own in the offset.
     covariates : known-future and static inputs of the network (TFT): argument -> shape of a row.
     x : `Windows` with these covariates, or a float array (N, T, F) without NaN: scale and fill before.

@@ -1,8 +1,8 @@
 """fit(): the one training loop. Network, batches and loss are arguments; it imports none of them.
 
 Everything a step uses is a function of (seed, step): the rows of its batch, the learning rate and the random numbers
-drawn on the device. The state of a run is the step, the weights, the optimizer's moments, the running sums of the
-epoch and the early-stopping state; a run resumed from it equals an uninterrupted run bit for bit.
+drawn on the device. The state of a run is the step, the weights, the optimizer's moments, the running sums of the epoch
+and the early-stopping state; a run resumed from it equals an uninterrupted run bit for bit.
 """
 
 import math
@@ -47,11 +47,11 @@ def fit(
     """Train `network` in place; it ends with the weights of its best epoch, on the device.
 
     batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
-    called with each next part of a step.
+        called with each next part of a step.
     loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts.
     validate : function that returns the mean loss on the validation rows.
     from_start : True where the untrained network, as epoch 0, is a candidate for the best epoch and starts the count of
-    `patience`.
+        `patience`.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """

@@ -30,7 +30,8 @@ def weighted_pinball(
     y_BSCQ: Tensor, target_BSC: Tensor, weight_B: Tensor, quantiles: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     """(sum of w * mean quantile loss of a row, sum of w): max(q e, (q - 1) e) with e = target - forecast (Koenker and
-    Bassett 1978), the mean over steps, channels and quantiles. Half the absolute error for the median alone."""
+    Bassett 1978), the mean over steps, channels and quantiles. Half the absolute error for the median alone.
+    """
     level_Q = torch.tensor(tuple(quantiles), dtype=torch.float32).to(y_BSCQ.device)
     error_BSCQ = target_BSC.unsqueeze(-1) - y_BSCQ.float()
     loss_B = torch.maximum(level_Q * error_BSCQ, (level_Q - 1) * error_BSCQ).mean(dim=(1, 2, 3))

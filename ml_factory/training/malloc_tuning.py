@@ -1,7 +1,7 @@
 """Keep memory that a step frees in the process until the training ends.
 
-A step allocates the same blocks as the one before. glibc returns blocks of more than 32 MB to the system each time,
-and the top of its heap when much is free; the next step then needs new pages, and each costs more than writing it.
+A step allocates the same blocks as the one before. glibc returns blocks of more than 32 MB to the system each time, and
+the top of its heap when much is free; the next step then needs new pages, and each costs more than writing it.
 """
 
 import ctypes

@@ -29,8 +29,7 @@ def rate(step: int, total: int, spec: TrainSpec) -> float:
 
 def controls(step: int, lr: float, spec: TrainSpec) -> Tensor:
     """Return the numbers of a step, float32 (5,) on the host: lr, 1 - lr * weight_decay, lr over the mean's bias
-    correction,
-    one over the root of the square's, and the step of the weight average.
+    correction, one over the root of the square's, and the step of the weight average.
     """
     count = step + 1
     moved = 1 - min(spec.ema, (1 + count) / (10 + count))

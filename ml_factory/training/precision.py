@@ -11,8 +11,7 @@ FIRST_SCALE, LEAST_SCALE, STEPS_TO_GROW = 2.0**16, 1.0, 2000
 
 def native_precision(kind: str) -> str:
     """Return the fast format: bf16 (XLA devices, CUDA from Ampere on, CPUs with AMX), fp16 (older CUDA with tensor
-    cores),
-    else fp32. Emulated formats do not count.
+    cores), else fp32. Emulated formats do not count.
     """
     if kind == "xla":
         return "bf16"
@@ -27,8 +26,7 @@ class LossScale:
     """Loss scaling that keeps small fp16 gradients above 0 (Micikevicius et al. 2018), decided on the device.
 
     Halved, and the step skipped, when a gradient overflows; doubled after 2,000 steps without. As torch's GradScaler,
-    which
-    waits for the device at every step.
+    which waits for the device at every step.
     """
 
     def __init__(self, place):

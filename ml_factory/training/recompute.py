@@ -15,8 +15,7 @@ def recompute_blocks(network: nn.Module, device: Device) -> int:
     """Checkpoint each block of `network` in training; returns the number of blocks.
 
     A block is a member, with submodules, of a Sequential or ModuleList: an encoder's layer. Names of parameters and
-    values
-    of outputs stay the same.
+    values of outputs stay the same.
     """
     stacks = [module for module in network.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
     blocks = [member for stack in stacks for member in stack if any(True for _ in member.children())]

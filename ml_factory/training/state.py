@@ -196,8 +196,7 @@ class TrainingRun:
         """Return False where the flag is set. Alone, the run is rolled back at once.
 
         Several processes, of which one calls this, roll back together at the next progress line: otherwise the others
-        would
-        wait for a step that never comes.
+        would wait for a step that never comes.
         """
         return int(self.flag[0]) < 0 if self.device.processes.world > 1 else not self.check_finite()
 

@@ -1,5 +1,6 @@
 """Incremental `prepare`: when the raw bars only grew, rows of the earlier bars are kept and the new rows are
-appended."""
+appended.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -230,7 +230,8 @@ def dataset_from_files(store: Store, horizon: int) -> Dataset:
 
 def quick_check(store: Store, horizons: Sequence[int]) -> Findings:
     """Run the last check of `prepare`: refit some columns of each stored scaler, compare the data set with its
-    files."""
+    files.
+    """
     found = Findings()
     for horizon in horizons:
         check_scaler_stored(store, horizon, None, found, columns=QUICK_COLUMNS)

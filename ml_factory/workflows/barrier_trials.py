@@ -27,8 +27,9 @@ Frames = tuple[Frame, Frame | None, MarketSpec]
 
 
 def frames_for(workspace: Workspace, store: Store) -> Frames:
-    """Return the base frame, the raw bars as a frame (None where they are the base bars) and the market of a
-    data set."""
+    """Return the base frame, the raw bars as a frame (None where they are the base bars) and the market of a data
+    set.
+    """
     settings, market = settings_of(store), MarketSpec.from_dict(store.facts["market"])
     bars, _ = load_bars(workspace, store.facts["symbol"], settings.bars, market=market)
     return *base_and_minute_bars(bars, market, settings.features.base), market
@@ -59,7 +60,7 @@ def checkpointed_search(
     frames : base frame, raw bars (None where they are the base bars), and the market.
     train, evaluated : known_at of the training rows, and of the rows that a training label must not reach.
     results_path : file that keeps the record of a finished search and is read instead of searching again. The slots of
-    the checkpoints are released then.
+        the checkpoints are released then.
     """
     if is_file(results_path):
         stored = read_json(results_path)

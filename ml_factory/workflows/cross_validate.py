@@ -118,9 +118,7 @@ def cross_validate_nested(
     """Fit and evaluate every fold on labels whose barriers were searched on its own training rows, purged again.
 
     Each label spec found goes to `barriers-{fold}.json` in the run's folder; the table names its barriers. Folds have
-    one
-    test block each.
-    Raises SettingsError where a fold's search cannot keep the class balance.
+    one test block each. Raises SettingsError where a fold's search cannot keep the class balance.
     """
     frames = frames_for(workspace, Store.current(workspace.processed(data.symbol)))
     search = replace(search, labels=replace(search.labels, horizon=data.horizon))

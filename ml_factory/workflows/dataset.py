@@ -317,8 +317,7 @@ def baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray) -> dict[s
     """Compute forecasts of the BASELINES for `rows`, counted on `train_rows`: name -> float64 (len(rows), 3).
 
     Rows count as in the metrics, each unambiguous row once. With training weights, under which long neutral labels
-    count
-    less, the prior was mostly worse than the uniform forecast (docs/log.md).
+    count less, the prior was mostly worse than the uniform forecast (docs/log.md).
     """
     train_rows = train_rows[data.clear[train_rows]]
     y = data.y[train_rows]

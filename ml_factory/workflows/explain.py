@@ -33,7 +33,7 @@ class ExplainResult(Result):
     explanation.
 
     shares : index feature; share of the variable selection (sum 1), low and high (percentiles 10 and 90 of the rows),
-    largest first.
+        largest first.
     attention : index bars_back; attention, low, high.
     rows : number of rows that were explained.
     """

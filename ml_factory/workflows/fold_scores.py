@@ -45,7 +45,8 @@ class EvaluatedFold:
 
 def evaluate_folds(data: Dataset, outcome: FoldOutcome, name: str) -> list[EvaluatedFold]:
     """Return per fold the model's forecasts, calibrated and uncalibrated, and the baselines of its own training
-    rows."""
+    rows.
+    """
     plan, found = outcome.plan, []
     for (train, test), p, calibration in zip(plan.folds, outcome.forecasts, outcome.calibrations, strict=True):
         finite = np.isfinite(p).all(axis=1)

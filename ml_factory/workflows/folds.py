@@ -123,7 +123,7 @@ def forecast_folds(
     alone.
 
     results_path : file that keeps finished forecasts and is read instead of fitting again. The slots of the checkpoints
-    are released then.
+        are released then.
     """
     if results_path is not None and (found := _finished(results_path, plan)):
         return found
@@ -167,7 +167,8 @@ def calibration_columns(calibrations: Sequence[Calibration]) -> dict[str, list[f
 
 def _finished(results_path: Path, plan: FoldPlan) -> FoldOutcome | None:
     """Read the forecasts that an earlier run of these folds wrote; None where the file is missing, torn or
-    incomplete."""
+    incomplete.
+    """
     try:
         state = load_state(results_path) if is_file(results_path) else {"p": []}
     except UnresponsiveMountError:

@@ -37,11 +37,9 @@ def open_training(
     """Return the model that `train` fits with these arguments, not fitted yet, and the checkpoints of its run.
 
     Pass the model to `train(..., estimator=model)`. `load_latest_checkpoint(phase=f"train_{name}")` of the manager
-    finds
-    the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and never
-    change the resumed state. When the training has ended and its model is registered, all these slots are released:
-    they
-    can be read until something else is saved in this workspace.
+    finds the newest checkpoint of this run. States of `save_checkpoint`, also from a callback, are kept separately and
+    never change the resumed state. When the training has ended and its model is registered, all these slots are
+    released: they can be read until something else is saved in this workspace.
     """
     workspace = Workspace(workspace)
     chosen = run_options(options, unused=("run", "source", "mirror", "on_status", "bins"))
@@ -125,8 +123,9 @@ def weight_settings(spec: WeightSpec | None) -> dict:
 
 
 def check_base_models(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models
-    or more."""
+    """Return the names, also from one text with commas. Raises SettingsError unless they are two known models or
+    more.
+    """
     if isinstance(names, str):
         names = names.split(",")
     names = tuple(name.strip() for name in names)

@@ -36,8 +36,7 @@ class PlanResult(Result):
     """Work that fits into this session.
 
     table : a row per unit in the recommended order; done_percent is the share held by checkpoints, minutes the time
-        left;
-    workspace_mb is the space beyond that of the units before it.
+        left; workspace_mb is the space beyond that of the units before it.
     unknown : facts that the workspace could not report, in sentences.
     """
 
@@ -91,8 +90,7 @@ def plan_models(
     """Warm up each model, forecast the cost of its work, and order the work.
 
     Finished runs of the same settings, seed, data and code are left out; finished parts of unfinished runs are not
-    counted
-    again. The forecast is of all epochs or rounds; early stopping ends sooner.
+    counted again. The forecast is of all epochs or rounds; early stopping ends sooner.
 
     settings : model -> its settings.
     tasks, scheme : as of `pipeline.plan`.

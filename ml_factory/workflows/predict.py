@@ -149,7 +149,8 @@ def load_or_predict(workspace: Workspace, data: Dataset, artifact: Artifact) -> 
 
 def is_prediction_of(path: Path, artifact: Artifact) -> bool:
     """Return True where the predictions on disk are this artifact's and unchanged; a run folder may outlive its
-    model."""
+    model.
+    """
     if not (is_file(path) and is_file(_checksum_path(path))):
         return False
     try:

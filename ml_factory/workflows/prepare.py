@@ -88,19 +88,19 @@ def prepare(
     Parameters
     ----------
     horizons : bars of the base frame until the vertical barrier, one set of labels each.
-    data : a file to bring into `data/raw` first.  settings : everything that decides what is written; None: the labels
-        of the last call (but for searched ones). A calendar or tick, or bars by activity, given once for this symbol
-        hold until others are given.
+    data : a file to bring into `data/raw` first.
+    settings : everything that decides what is written; None: the labels of the last call (but for searched ones). A
+        calendar or tick, or bars by activity, given once for this symbol hold until others are given.
     roll : how the contracts in `data` become one series, where it holds several.
-    searched : label specs of `pipeline.search_barriers` that replace the given barriers: "h20-v1", a file, or the
-        spec itself; one a horizon. Refused when the search saw a row that is now a validation or test row.
+    searched : label specs of `pipeline.search_barriers` that replace the given barriers: "h20-v1", a file, or the spec
+        itself; one a horizon. Refused when the search saw a row that is now a validation or test row.
     bar_minutes : length of the raw bars, as `settings.bars.minutes`; None: that of the file.
 
     Raises
     ------
     BarsError for bars that break the contract, NotPreparedError where there are no raw bars, SettingsError;
-    FactoryError for a horizon longer than a session, training rows that lack a class, and validation or test rows of
-    a single one. What was prepared before stays.
+    FactoryError for a horizon longer than a session, training rows that lack a class, and validation or test rows of a
+    single one. What was prepared before stays.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     symbol, horizons = check_symbol(symbol), _check_horizons(horizons)

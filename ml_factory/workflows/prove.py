@@ -1,5 +1,6 @@
 """The look-ahead proof of a prepared data set: quick at the end of `prepare`, full in `audit`; it writes
-certificates."""
+certificates.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -241,8 +241,9 @@ def learning(history: pd.DataFrame, best: int, resumed_from: int | None, prior: 
 
 
 def run_sections(facts: Mapping, prior_loss: float) -> list[Section]:
-    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of
-    the run."""
+    """Return the sections with the learning curves of a model, or the weights of a stack, and the settings of the
+    run.
+    """
     if "history" in facts:
         first = learning(pd.DataFrame(facts["history"]), facts["best_epoch"], facts["resumed_from"], prior_loss)
     else:

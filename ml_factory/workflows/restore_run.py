@@ -53,7 +53,7 @@ def restore_from_wandb(
     """Restore the artifact, or else the checkpoints, of this run from W&B.
 
     source : "wandb" loads the model from W&B whatever the registry has, and raises NotPreparedError where that fails;
-    "registry" queries W&B only for a run without local state, and continues without an answer.
+        "registry" queries W&B only for a run without local state, and continues without an answer.
     fresh : the run begins again, so W&B is not queried.
     """
     online, registry = mirror_mode(mirror) == "online", Registry(workspace.models)

@@ -229,7 +229,8 @@ class TrainResult(Result):
 
     def ran_on(self) -> pd.DataFrame:
         """Return device, memory and speed of a network's training, in the session that ended it; empty for a
-        booster."""
+        booster.
+        """
         facts = self.machine
         peak, compiles = facts.get("peak_bytes"), facts.get("compiles")
         shown = {
@@ -265,7 +266,7 @@ class CrossValidateResult(Result):
     """Result of `cross_validate`.
 
     folds, paths : a row per fold, block and forecast; a row per path and forecast of combinatorial folds. Calibrated
-    forecasts have the model's name, uncalibrated ones the suffix `_uncalibrated`.
+        forecasts have the model's name, uncalibrated ones the suffix `_uncalibrated`.
     gain_mean, gain_se : over the blocks; gain_uncalibrated the mean without calibration.
     untaught : folds whose training rows hold one class.
     resumed_from : number of folds of an earlier session.
@@ -403,7 +404,7 @@ class PredictResult(Result):
     """Result of `predict`.
 
     frame : index known_at; p_short, p_neutral, p_long (of meta-labels `side` too), split (test, new; with all_rows also
-    train, validation) and run_id, as in the file at `path`.
+        train, validation) and run_id, as in the file at `path`.
     """
 
     symbol: str

@@ -113,7 +113,8 @@ def _status_of_unfinished(workspace: Workspace, run: Run, spec: RunSpec, what: s
 
 def progress_of(workspace: Workspace, run: Run, spec: RunSpec) -> str:
     """Return the progress of a run by its newest checkpoints, the fit inside a fold included; "" where there is
-    none."""
+    none.
+    """
     if "search" in dict(spec.settings):
         return _nested(workspace, run, spec)
     with open_checkpoints(workspace.checkpoints, run) as manager:

@@ -94,8 +94,7 @@ def search_rows(
     """Return known_at of the training rows, and of all rows from the first validation row on.
 
     Base bars before `first` have no features. The labels here end at the vertical barrier, which proves the fewest
-    labels
-    at the end of the bars, so the split is the earliest that any trial's labels can have.
+    labels at the end of the bars, so the split is the earliest that any trial's labels can have.
     """
     labels = marked(forward_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]

@@ -1,7 +1,7 @@
 """Compile numba kernels ahead on a new machine: worker processes compile shares of them in parallel.
 
-Numba compiles one kernel at a time per process, and a Colab machine is always new: compiling in sequence is more than
-a minute of waiting on one of two cores. Compiled kernels are in the folder of `ml_factory.numba_cache`; a marker file
+Numba compiles one kernel at a time per process, and a Colab machine is always new: compiling in sequence is more than a
+minute of waiting on one of two cores. Compiled kernels are in the folder of `ml_factory.numba_cache`; a marker file
 there records that a share is complete for this numba and this processor, so that a second `prepare` compiles nothing.
 """
 
@@ -113,8 +113,7 @@ def _save_one_at_a_time(lock: Path) -> None:
     """Serialise numba's writes to its cache index.
 
     Numba reads a function's index, picks a file for a new kernel and writes both, all without a lock: two processes
-    could
-    pick the same file.
+    could pick the same file.
     """
     save = caching.IndexDataCacheFile.save
 
