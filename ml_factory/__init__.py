@@ -1,6 +1,6 @@
-"""ml_factory: from 1-minute bars to probabilities of the next move, on machines that may be taken away.
+"""ml_factory: from 1-minute bars to probabilities of the next move, on preemptible machines.
 
-`import ml_factory` is fast: names below load their module when first used.
+`import ml_factory` is fast: the names below import their module on first use.
 """
 
 import importlib
@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr_
 
 __all__ = ["CheckpointManager", "Workspace", "__version__", "notebook", "pipeline"]
 
-# Boosters and torch share two cores with notebooks and logs: threads that spin while they wait made a fit 13 times
-# slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it stands before all others.
+# Boosters and torch share two cores with notebooks and logs: busy-waiting threads made a fit 13 times
+# slower on a busy machine (docs/log.md). Read when the first OpenMP library loads, so it is set before all imports.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Before anything imports numba, which reads its settings once.

@@ -15,7 +15,7 @@ from ml_factory.interrupt import Interrupted, interruptible, resume_line
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
-    help="From 1-minute bars to probabilities of the next move, on machines that may be taken away.",
+    help="From 1-minute bars to probabilities of the next move, on preemptible machines.",
 )  # fmt: skip
 
 VERBS = (
@@ -28,7 +28,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake becomes one line on standard error."""
+    """Run the command line; a user's mistake is one line on standard error."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrHandler()])
     logging.getLogger("ml_factory.training").setLevel(logging.INFO)  # the progress line
     try:

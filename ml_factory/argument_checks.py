@@ -1,4 +1,4 @@
-"""Constants and checks of arguments that need no heavy library, so that a wrong one is reported at once."""
+"""Constants and checks of arguments that import no heavy library, so that a wrong argument is reported at once."""
 
 import difflib
 import os
@@ -8,13 +8,13 @@ from ml_factory.errors import BarsError, SettingsError, did_you_mean
 from ml_factory.storage.atomic_files import is_file, is_folder, names_in
 
 DEMO = "DEMO"  # the synthetic market: never written under a real symbol's name
-BASE_MODELS = ("xgboost", "lstm", "patchtst")  # of a stack, where none are named
+BASE_MODELS = ("xgboost", "lstm", "patchtst")  # default base models of a stack
 DEFAULT_HORIZONS = (5, 10, 15, 20)
 LABEL_KINDS = ("triple_barrier", "direction", "trend_scanning", "meta")
 ACTIVITY_BARS = ("volume", "dollar", "tick_imbalance")
-BARS = ("time", *ACTIVITY_BARS)  # what the base bars may be of
+BARS = ("time", *ACTIVITY_BARS)  # kinds of base bars
 CALENDARS = ("cme", "nymex", "comex", "cme_crypto", "cme_fx", "cme_rates", "us_equity", "fx", "24h")
-# scheme of cross-validation -> what its folds are called
+# scheme of cross-validation -> description of its folds
 SCHEMES = {
     "purged_kfold": "purged folds",
     "walk_forward_expanding": "folds that walk forward on all that came before",
@@ -25,12 +25,12 @@ SOURCES = ("registry", "wandb")  # where a finished model is loaded from
 
 
 def check_horizon(horizon: int) -> int:
-    """The horizon as an int of at least 1 bar, else SettingsError."""
+    """Return the horizon as an int of at least 1 bar. Raises SettingsError."""
     return _whole_number("HORIZON", horizon, 1, "a whole number of bars, 1 or more", "give for example 20")
 
 
 def check_seed(seed: int) -> int:
-    """The seed as a non-negative int, else SettingsError."""
+    """Return the seed as a non-negative int. Raises SettingsError."""
     return _whole_number("SEED", seed, 0, "a whole number, 0 or more", "give for example 0")
 
 
@@ -41,22 +41,22 @@ def _whole_number(name: str, value: int, least: int, wanted: str, step: str) -> 
 
 
 def quick_from_environment(quick: bool) -> bool:
-    """`quick`, unless ML_FACTORY_QUICK says otherwise (1 or 0), as CI and nbval do."""
+    """Return `quick`, overridden by ML_FACTORY_QUICK (1 or 0), which CI and nbval set."""
     return {"1": True, "0": False}.get(os.environ.get("ML_FACTORY_QUICK", ""), quick)
 
 
 def check_source(source: str) -> str:
-    """One of SOURCES, else SettingsError."""
+    """Return one of SOURCES. Raises SettingsError."""
     if source not in SOURCES:
         raise SettingsError(
-            "Models do not come from there", where="SOURCE", got=repr(source), wanted=" or ".join(SOURCES),
+            "Unknown source of models", where="SOURCE", got=repr(source), wanted=" or ".join(SOURCES),
             next_step=did_you_mean(str(source), SOURCES),
         )  # fmt: skip
     return source
 
 
 def check_scheme(name: str) -> str:
-    """One of SCHEMES, else SettingsError."""
+    """Return one of SCHEMES. Raises SettingsError."""
     if name not in SCHEMES:
         raise SettingsError(
             "Unknown scheme of folds", where="scheme", got=repr(name), next_step=did_you_mean(name, SCHEMES)
@@ -65,7 +65,7 @@ def check_scheme(name: str) -> str:
 
 
 def check_file(path: Path) -> Path:
-    """The path of an existing file, else BarsError with the nearest name in its folder."""
+    """Return the path of an existing file. Raises BarsError with the nearest name in its folder."""
     if is_file(path):
         return path
     if is_folder(path):

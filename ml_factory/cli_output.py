@@ -1,4 +1,4 @@
-"""How the verbs of the command line report to a person or a machine: bars, lines, JSON."""
+"""Output of the command line: progress bars, status lines, summaries, JSON."""
 
 import json
 import logging
@@ -19,10 +19,9 @@ stderr_console = Console(stderr=True, highlight=False)
 
 @contextmanager
 def phases(as_json: bool, console: Console = stderr_console, *, what: str = "working") -> Iterator[None]:
-    """A bar for each phase of the work where the output is a terminal, else a line every few seconds; for a machine
-    nothing.
+    """Show a progress bar per phase on a terminal, else a line every few seconds; nothing with JSON output.
 
-    what : the work as a whole, whose seconds run on between the phases.
+    what : the work as a whole, whose seconds continue between the phases.
     """
     if as_json:
         yield
@@ -53,27 +52,27 @@ def phases(as_json: bool, console: Console = stderr_console, *, what: str = "wor
 
 
 class StderrHandler(logging.Handler):
-    """Notes on standard error as it is now: above the bars, where some are drawn."""
+    """Log handler that prints to the current standard error: above the progress bars, where there are any."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr)
 
 
 def working(what: str, as_json: bool):
-    """Bars or lines of the phases of this work."""
+    """Show the phases of this work as bars or lines."""
     return phases(as_json, what=what)
 
 
 @contextmanager
 def training(model: str, as_json: bool) -> Iterator[Callable[[int, dict], None]]:
-    """What is called after every epoch: a line for an epoch of a network, none for a booster's block of rounds."""
+    """Yield the epoch callback of a training: a line per epoch of a network, none per block of a booster."""
     with phases(as_json, what=f"training {model}"):
         quiet = as_json or not spec_of(model).windowed
         yield lambda epoch, metrics: None if quiet else stderr_console.print(_epoch_line(model, epoch, metrics))
 
 
 def status_printer(as_json: bool):
-    """Where the line goes that says what was found of a run: nowhere for a machine, whose facts hold it."""
+    """Return the function that prints a run's status line; with JSON output it prints nothing."""
     return (lambda line: None) if as_json else stderr_console.print
 
 

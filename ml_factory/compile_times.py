@@ -1,4 +1,4 @@
-"""When kernels are compiled during a phase of the work, and for how long."""
+"""Record the time that numba spends compiling kernels during a phase."""
 
 import time
 from collections.abc import Callable
@@ -8,19 +8,21 @@ from numba.core.event import Event, Listener, install_listener
 
 
 class Compiling(Protocol):
-    """What is recorded: seconds spent compiling so far, and whether it compiles now."""
+    """The recorded values: seconds of compiling so far, and whether it compiles now."""
 
     compiled: float
     compiling: bool
 
 
 def listening(record: Compiling, changed: Callable[[], None]):
-    """A context in which `record` is kept up to date; `changed` is called when compiling begins and ends."""
+    """Return a context in which `record` is updated; `changed` is called when compiling begins and ends."""
     return install_listener("numba:compile", _Compilations(record, changed))
 
 
 class _Compilations(Listener):
-    """Updates `compiling` and `compiled` of a record. Compilations nest: that of a kernel includes those it calls."""
+    """Listener that updates `compiling` and `compiled`. Events nest: a kernel's includes those of the kernels it
+    calls.
+    """
 
     def __init__(self, record: Compiling, changed: Callable[[], None]):
         self.record, self.changed, self.depth, self.began = record, changed, 0, 0.0

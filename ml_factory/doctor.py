@@ -1,4 +1,4 @@
-"""What this machine, this installation and this workspace have, and what is amiss."""
+"""Check this machine, the installation and the workspace, with advice for each problem."""
 
 import importlib
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LITTLE_SPACE = 2_000_000_000
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the examination; `good` is False for what will stop or hinder a run."""
+    """One line of the check; `good` is False for a problem of a later run."""
 
     name: str
     value: str
@@ -37,7 +37,7 @@ class Check:
 
 
 def examine(workspace: Workspace) -> list[Check]:
-    """Python and libraries, device, session, disk, and the bars that are there."""
+    """Check Python and libraries, device, session, disk, and raw bars."""
     versions = library_versions((*NEEDED, *MODELS, *OPTIONAL))
     checks = [Check("python", versions["python"])]
     for name in (*NEEDED, *MODELS, *OPTIONAL):
@@ -60,11 +60,11 @@ def examine(workspace: Workspace) -> list[Check]:
         ]
     advice = "free some space; on Google Drive empty the Trash too" if free < LITTLE_SPACE else ""
     checks.append(Check("workspace", f"{workspace.root} ({free / 1e9:.1f} GB free)", not advice, advice))
-    checks.append(Check("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a market to try"))
+    checks.append(Check("raw bars", ", ".join(raw) or "none: prepare --symbol DEMO makes a synthetic market"))
     return checks
 
 
 def _device() -> str:
-    # Only here, so that the other verbs start without torch.
+    # Imported here, so that the other verbs start without torch.
     device, spec = (importlib.import_module(f"ml_factory.training.{name}") for name in ("device", "spec"))
     return device.pick(spec.TrainSpec()).kind

@@ -1,4 +1,4 @@
-"""Errors that say what went wrong, where, what was got and wanted, and the next step."""
+"""Errors that state what went wrong, where, what was got and wanted, and the next step."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from ml_factory.secrets import redact
 
 
 class FactoryError(ValueError):
-    """A mistake the user can mend. The message alone must be enough to mend it.
+    """A mistake that the user can fix with the message alone.
 
     Parameters
     ----------
     what : one sentence: what could not be done.
     where : the file, column, row or setting concerned.
-    got, wanted : what was found there, and what should have been.
+    got, wanted : the value found, and the value expected.
     next_step : what to do now, as an imperative.
     """
 
@@ -31,7 +31,7 @@ class FactoryError(ValueError):
         super().__init__(redact(message if message.endswith("?") else f"{message}."))
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message alone. A user's mistake needs no stack of our frames."""
+        """Render for notebooks: the message alone, without a stack trace."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -40,13 +40,13 @@ class SettingsError(FactoryError):
 
 
 def wrong_field(spec: object, name: str, what: str, *, wanted: object, next_step: str = "") -> SettingsError:
-    """The error for one field of a dataclass of settings: it names the class, the field and what that holds."""
+    """Return the error for one field of a settings dataclass, with its class, name and value."""
     where, got = f"{type(spec).__name__}.{name}", repr(getattr(spec, name))
     return SettingsError(what, where=where, got=got, wanted=wanted, next_step=next_step)
 
 
 class BarsError(FactoryError):
-    """Raw bars that break the contract."""
+    """Raw bars that violate the contract."""
 
 
 class WorkspaceError(FactoryError):
@@ -58,7 +58,7 @@ class CheckpointError(FactoryError):
 
 
 class NotPreparedError(FactoryError):
-    """Something an earlier step writes is not there yet."""
+    """Output of an earlier step that does not exist yet."""
 
 
 class MissingPackageError(FactoryError):
@@ -66,15 +66,15 @@ class MissingPackageError(FactoryError):
 
 
 class LookAheadError(FactoryError):
-    """Something that reads what was not known yet."""
+    """A computation that reads future values."""
 
 
 class SessionOver(FactoryError):
-    """Nothing went wrong: the session ends, and the work was saved and stopped before it."""
+    """The session ends; the work was saved and stopped before."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """'did you mean X?' for the closest option, else the list of options; "" where there are none."""
+    """Return 'did you mean X?' for the closest option, else the list of options; "" where there are none."""
     options = sorted(options)
     if not options:
         return ""

@@ -1,4 +1,4 @@
-"""A line every few seconds while work goes on: what is being done, since when and, where known, total and time left."""
+"""Heartbeat: a status line every few seconds during long work: phase, time, and, where known, total and time left."""
 
 import contextvars
 import os
@@ -10,15 +10,16 @@ from typing import Any
 from ml_factory.lazy_module import LazyModule
 from ml_factory.progress import Phase, add_watcher, duration, remove_watcher
 
-SECONDS = 4.0  # between two lines of a pipe; a reader waits at most five
+SECONDS = 4.0  # between two lines of a pipe
 NOTEBOOK_SECONDS = (3.0, 1.0)  # until a cell's line appears, and between its updates
 ipython, display_of = LazyModule("IPython"), LazyModule("IPython.display")
 
 
 class Heartbeat:
-    """Calls `write(line)` every `seconds` from a thread of its own, from `start` or `with` until `stop`.
+    """Calls `write(line)` every `seconds` from its own thread, from `start` or `with` until `stop`.
 
-    what : the work as a whole; its line says which phase it is in.  first : seconds until the first line.
+    what : the work as a whole; its line includes the current phase.
+    first : seconds until the first line.
     """
 
     def __init__(self, write: Callable[[str], None], what: str = "", *, seconds: float = SECONDS, first: float = 0.0):
@@ -30,14 +31,14 @@ class Heartbeat:
     def start(self) -> "Heartbeat":
         self._began = time.perf_counter()
         add_watcher(self._moved)
-        # In this thread's context: a notebook's output then belongs to the cell that started it.
+        # In the caller's context: a notebook's output then belongs to the cell that started it.
         target = contextvars.copy_context().run
         self._thread = threading.Thread(target=target, args=(self._beat,), name="heartbeat", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """No line is written after this."""
+        """Stop; no line is written after this."""
         self._ended.set()
         remove_watcher(self._moved)
         self._thread.join()
@@ -49,7 +50,7 @@ class Heartbeat:
         self.stop()
 
     def line(self) -> str:
-        """Work, phase, total and time left, and the seconds so far."""
+        """Format work, phase, total and time left, and the seconds so far."""
         parts = [self.what] if self.what else []
         if self._phase is not None and not self._phase.over:
             parts.append(self._phase.line())
@@ -66,21 +67,23 @@ class Heartbeat:
 
 
 def on_screen() -> bool:
-    """Whether this kernel's outputs are looked at while it runs: Colab, Jupyter, VS Code; not papermill or nbval."""
-    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # Colab's, and what a Jupyter server gives its kernels
+    """Return True in an interactive notebook: Colab, Jupyter, VS Code; False under papermill or nbval."""
+    known = ("COLAB_RELEASE_TAG", "JPY_SESSION_NAME")  # set by Colab, and by a Jupyter server for its kernels
     shell = ipython.get_ipython()
     return any(name in os.environ for name in known) or "__vsc_ipynb_file__" in getattr(shell, "user_ns", ())
 
 
 class CellHeartbeat:
-    """One line below every cell that takes longer than three seconds, updated once a second, gone when it ends."""
+    """One status line below every cell that takes longer than three seconds, updated once a second, removed at
+    its end.
+    """
 
     def __init__(self):
         self._line: Any = None
         self._heartbeat: Heartbeat | None = None
 
     def register(self, shell: Any) -> None:
-        """From the next cell on; a second registration replaces the first."""
+        """Register from the next cell on; a second registration replaces the first."""
         before = getattr(shell, "ml_factory_heartbeat", None)
         for name, method in (("pre_run_cell", "begin"), ("post_run_cell", "end")):
             if before is not None:
@@ -109,7 +112,7 @@ class CellHeartbeat:
 
 
 def show_in_cells() -> None:
-    """Show what long cells do, where a notebook is looked at while it runs; elsewhere nothing changes."""
+    """Show the heartbeat of long cells in an interactive notebook; a no-op elsewhere."""
     shell = ipython.get_ipython()
     if shell is not None and on_screen():
         CellHeartbeat().register(shell)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM on the command line: one line that says how the run goes on, and the usual exit code."""
+"""Ctrl-C and SIGTERM on the command line: one line with the command that resumes the run, and the usual exit code."""
 
 import shlex
 import signal
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-# Verbs that go on where they were interrupted; the others begin again.
+# Verbs that resume where they were interrupted; the others start again.
 RESUMED = ("prepare", "train", "cross-validate", "stack", "suite", "run", "audit")
 
 
 class Interrupted(SystemExit):
-    """The process was asked to stop. The exit code is 128 + the signal's number, as shells have it: 130 or 143."""
+    """The process was interrupted. The exit code is 128 + the signal's number, as in shells: 130 or 143."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -21,10 +21,10 @@ class Interrupted(SystemExit):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside the block SIGINT and SIGTERM raise Interrupted in the main thread; the handlers from before come back.
+    """Raise Interrupted in the main thread on SIGINT and SIGTERM inside the block; restore the handlers afterwards.
 
-    A signal that this process was started to ignore stays ignored. A training that listens to the signals itself
-    (`runs.signals`) saves first and then lets them act.
+    A signal that this process was started to ignore stays ignored. A training that handles the signals itself
+    (`checkpoints.stop_signals`) saves first and then lets them act.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -39,7 +39,7 @@ def interruptible() -> Iterator[None]:
 
 
 def resume_line(number: int, words: Sequence[str]) -> str:
-    """The line that is printed on an interrupt; words : those of the command line after the program's name.
+    """Return the line printed on an interrupt; words : those of the command line after the program's name.
 
     --fresh is left out of the command: it would open another run instead of resuming this one.
     """

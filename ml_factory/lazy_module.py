@@ -1,5 +1,4 @@
-"""Modules that are imported when they are first used: a command answers before it loads what its work needs, and a
-package of an extra that is not installed is an error of one line."""
+"""Modules that are imported on first use, so that a command starts before its heavy imports."""
 
 import importlib
 from types import ModuleType
@@ -16,7 +15,7 @@ EXTRAS = {
 
 
 class LazyModule:
-    """Stands for the module `dotted` and imports it when a name of it is first read."""
+    """A stand-in for the module `dotted` that imports it when one of its names is first read."""
 
     def __init__(self, dotted: str):
         self._dotted = dotted

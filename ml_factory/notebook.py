@@ -1,6 +1,7 @@
-"""What notebooks show: tables and pictures, a fit while it runs, what was found and written.
+"""Output of notebooks: tables and figures, a fit in progress, the workspace's progress, files written.
 
-The validation cell imports this file before anything is installed on a fresh Colab machine: it needs what is there.
+The validation cell imports this file before anything is installed on a new Colab machine: it needs only preinstalled
+packages.
 """
 
 import importlib
@@ -36,14 +37,14 @@ NOTEBOOKS = (
 
 
 def show(*things: Any) -> None:
-    """Display figures as pictures, tables as tables, text as text."""
+    """Display figures as images, tables as tables, text as text."""
     for thing in things:
         if hasattr(thing, "savefig"):
             display(_picture(thing))
         elif isinstance(thing, str):
             print(thing)
         elif isinstance(thing, pd.DataFrame):
-            with pd.option_context("display.max_colwidth", None):  # a run's name that is cut names nothing
+            with pd.option_context("display.max_colwidth", None):  # run ids are shown whole
                 numbers = dict.fromkeys(thing.select_dtypes("number"), 4)
                 display(thing.round(numbers)) if len(thing) else print("(nothing to list)")
         else:
@@ -57,7 +58,7 @@ def _picture(figure: Figure) -> Image:
 
 
 class EpochLine:
-    """A training callback that keeps one line up to date, whatever the number of epochs: large outputs hang Colab."""
+    """A training callback that keeps one line up to date, whatever the number of epochs: large outputs freeze Colab."""
 
     def __init__(self) -> None:
         self._handle = None
@@ -65,7 +66,7 @@ class EpochLine:
     def __call__(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
         shown = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         text = f"epoch {epoch} · " + " · ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        kept = status_line()  # how far the checkpoint has come: this disk, the mount, never more than is known
+        kept = status_line()  # progress of the checkpoint: local disk, mount
         text += f" · checkpoint {kept}" if kept else ""
         line = {"text/plain": text}
         if self._handle is None:
@@ -75,7 +76,7 @@ class EpochLine:
 
 
 class LiveCurves(EpochLine):
-    """An `EpochLine` that draws the learning curves above itself anew after an epoch, where somebody looks."""
+    """An `EpochLine` that also redraws the learning curves after an epoch, in an interactive notebook."""
 
     SECONDS_BETWEEN = 2.0
 
@@ -86,7 +87,7 @@ class LiveCurves(EpochLine):
         self._picture, self._drawn = None, float("-inf")
 
     def remember(self, history: Iterable[Mapping]) -> None:
-        """Stand behind the epochs of an earlier session: drawn at once, with a mark where this one goes on."""
+        """Prepend the epochs of an earlier session: drawn at once, with a mark where this session resumes."""
         self._history = [dict(epoch) for epoch in history]
         self._resumed = self._history[-1]["epoch"]
         self._show()
@@ -102,7 +103,7 @@ class LiveCurves(EpochLine):
             self._drawn = time.monotonic()
 
     def _draw(self) -> None:
-        # By name: figures need packages that the first cell of a fresh machine does not have yet.
+        # By name: figures need packages that a new machine does not have yet in the first cell.
         figures = importlib.import_module("ml_factory.evaluation.plots")
         image = _picture(figures.learning_curves(pd.DataFrame(self._history), resumed_from=self._resumed))
         if self._picture is None:
@@ -112,7 +113,7 @@ class LiveCurves(EpochLine):
 
 
 def markets(workspace: Workspace) -> pd.DataFrame:
-    """Raw files of the workspace: symbol, minutes of a bar, megabytes."""
+    """List the raw files of the workspace: symbol, minutes of a bar, megabytes."""
     found = {name: facts for name in names_in(workspace.raw) if (facts := parse_raw_name(name))}
     with disk_errors(workspace.raw):
         sizes = [file_access.size(workspace.raw / name) for name in found]
@@ -121,7 +122,7 @@ def markets(workspace: Workspace) -> pd.DataFrame:
 
 
 def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
-    """What each notebook has left in the workspace for this symbol: notebook -> what is there."""
+    """Return the finished outputs of each notebook for this symbol: notebook -> names."""
     models, results = workspace.models / symbol, workspace.results / symbol
     left = {name: _holds(models, f"model-{name}-", "artifact.json") for name in available_models()}
     found: dict[str, list[str]] = {notebook: [] for notebook in NOTEBOOKS[1:]}
@@ -139,12 +140,12 @@ def progress(workspace: Workspace, symbol: str) -> dict[str, list[str]]:
 
 
 def _holds(folder: Path, start: str, file: str) -> bool:
-    """Whether one of the folders in it whose names begin like this has that file."""
+    """Return True where a folder whose name begins like this holds that file."""
     return any(name.startswith(start) and is_file(folder / name / file) for name in names_in(folder))
 
 
 def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
-    """The notebooks as a row of stations: filled when what they write for `symbol` is there."""
+    """Draw the notebooks as a row of stations: filled when their output for `symbol` exists."""
     figure = Figure(figsize=(9, 1.7), layout="constrained")
     axes = figure.subplots()
     axes.plot([0, len(done) - 1], [0, 0], color="#a9b2bf", linewidth=2, zorder=1)
@@ -154,17 +155,17 @@ def draw_progress(done: Mapping[str, list[str]], symbol: str) -> Figure:
         axes.annotate(
             "\n".join([name[3:].replace("_", " "), *things]), (place, -0.3), ha="center", va="top", fontsize=8
         )
-    axes.set(xlim=(-0.6, len(done) - 0.4), ylim=(-1.6, 0.8), title=f"{symbol}: what is there")
+    axes.set(xlim=(-0.6, len(done) - 0.4), ylim=(-1.6, 0.8), title=f"{symbol}: finished steps")
     axes.axis("off")
     return figure
 
 
 def finish(paths: Iterable[Path], *, following: str = "") -> None:
-    """The last cell: what now lies in the workspace, and the notebook that goes on from there."""
+    """Print the files written, and the next notebook: the last cell of each notebook."""
     for path in map(Path, paths):
         with disk_errors(path):
             kind, sizes = file_access.kind(path), file_access.sizes(path)
         if not kind:
             raise NotPreparedError("A file that this notebook should have written is absent", where=path)
         print(f"wrote {path}  ({sum(sizes) / 1e6:,.2f} MB in {len(sizes)} file{'s' * (len(sizes) != 1)})")
-    print(f"Next: {following}.ipynb" if following else "This was the last one.")
+    print(f"Next: {following}.ipynb" if following else "This was the last notebook.")

@@ -1,6 +1,7 @@
-"""A notebook's parameters cell: read without running it, and checked once papermill has put its values in.
+"""Parameters cell of a notebook: read without running it, and checked after papermill's injection.
 
-The validation cell imports this file before anything is installed on a fresh Colab machine: it needs what is there.
+The validation cell imports this file before anything is installed on a new Colab machine: it needs only preinstalled
+packages.
 """
 
 import ast
@@ -26,7 +27,7 @@ ipython = LazyModule("IPython")
 PARAMETERS_TITLE = "#@title Parameters"
 INJECTED_TITLE = "# Parameters"  # papermill's
 
-# Meant the same in every notebook; one that does not use a name accepts it, so one command line fits all eight.
+# Same meaning in every notebook; a notebook accepts unused names, so one command line fits all eight.
 SHARED: dict[str, type] = {
     "SYMBOL": str,
     "HORIZON": int,
@@ -50,7 +51,9 @@ class Parameter:
 
 
 def read_parameters(source: str) -> dict[str, Parameter]:
-    """The declared parameters of a cell's source, in order. Unannotated or computed ones raise SettingsError."""
+    """Parse the declared parameters of a cell's source, in order. Raises SettingsError for unannotated or computed
+    ones.
+    """
     found = {}
     for node in ast.parse(source).body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None):
@@ -68,7 +71,7 @@ def read_parameters(source: str) -> dict[str, Parameter]:
 
 
 def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
-    """What a notebook file declares in its cell tagged `parameters`, without running it."""
+    """Return the parameters that a notebook file declares in its cell tagged `parameters`, without running it."""
     for cell in json.loads(Path(path).read_text(encoding="utf-8"))["cells"]:
         if "parameters" in cell["metadata"].get("tags", ()):
             return read_parameters("".join(cell["source"]))
@@ -76,7 +79,7 @@ def notebook_parameters(path: str | Path) -> dict[str, Parameter]:
 
 
 def convert_parameters(path: str | Path, given: Mapping[str, str]) -> dict[str, Any]:
-    """Texts from a command line as the types the notebook declares; an unknown name or unfit text is refused."""
+    """Convert texts of a command line to the declared types. Raises SettingsError for an unknown name or unfit text."""
     declared = {name: item.kind for name, item in notebook_parameters(path).items()}
     values = {}
     for name, text in given.items():
@@ -95,7 +98,7 @@ def _convert(name: str, kind: type, text: str) -> Any:
 
 
 def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
-    """The type of a parameter that this notebook declares or that all share."""
+    """Return the type of a parameter that this notebook declares or that all share."""
     known = SHARED | dict(declared)
     if name not in known:
         raise SettingsError(
@@ -108,11 +111,11 @@ def _kind_of(name: str, declared: Mapping[str, type], *, where: str) -> type:
 
 
 def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleNamespace:
-    """The notebook's parameters, checked, as .symbol .horizon ...; the line to read is printed.
+    """Return the notebook's parameters, checked, as .symbol .horizon ...; prints them in one line.
 
-    Called by the cell right after the parameters, with what papermill injected between the two. Raises SettingsError
-    on an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a model that
-    another notebook trains (`family` given: tabular, sequence or advanced).
+    Called by the cell right after the parameters, with the values that papermill injected between the two. Raises
+    SettingsError for an unknown name, a value of another type than declared, an illegal symbol, a horizon below 1, or a
+    model of another notebook (`family` given: tabular, sequence or advanced).
     """
     shell = shell or ipython.get_ipython()
     cells = list(shell.user_ns.get("In", ()))
@@ -120,7 +123,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     if starts:
         declared = {name: item.kind for name, item in read_parameters(cells[starts[-1]]).items()}
         cells = cells[starts[-1] + 1 :]
-    else:  # a runner that keeps no history, as nbval: the annotations are still there
+    else:  # a runner without history, as nbval: read the annotations
         declared = {name: kind for name, kind in shell.user_ns.get("__annotations__", {}).items() if name.isupper()}
     if not declared:
         raise SettingsError("The parameters are not set", next_step="run the cell above, titled Parameters, first")
@@ -139,7 +142,7 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
 
 
 def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of MODEL, or model -> settings of BASE_MODELS (`settings_by_model`), checked."""
+    """Return the settings of MODEL, or model -> settings of BASE_MODELS (`settings_by_model`), checked."""
     if "BASE_MODELS" not in values:
         if "MODEL" in values:
             check_settings(values["MODEL"], given)
@@ -151,7 +154,7 @@ def _settings(given: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _assigned(source: str) -> list[str]:
-    """Names that a cell's own lines assign."""
+    """Return the names that a cell's own lines assign."""
     nodes = ast.parse(source).body
     targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
     targets += [node.target for node in nodes if isinstance(node, ast.AnnAssign)]
@@ -159,7 +162,7 @@ def _assigned(source: str) -> list[str]:
 
 
 def _checked(name: str, kind: type, value: Any) -> Any:
-    """The value if it is of this type; a whole number also serves as a float."""
+    """Return the value if it has this type; a whole number also serves as a float."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     advice = (
@@ -175,7 +178,7 @@ def _checked(name: str, kind: type, value: Any) -> Any:
 
 
 def _check_values(values: dict[str, Any], family: str) -> None:
-    """What types cannot say; BASE_MODELS becomes a tuple of names."""
+    """Check values beyond their types; BASE_MODELS becomes a tuple of names."""
     if "SYMBOL" in values:
         check_symbol(values["SYMBOL"])
     for name, least in (("HORIZON", 1), ("SEED", 0), ("FOLDS", 2)):
@@ -199,6 +202,6 @@ def _check_values(values: dict[str, Any], family: str) -> None:
         if family and spec.family != family:
             wanted = ", ".join(name for name in available_models() if spec_of(name).family == family)
             raise SettingsError(
-                "This notebook does not train that model", where="MODEL", got=spec.name, wanted=wanted,
+                "This notebook does not train this model", where="MODEL", got=spec.name, wanted=wanted,
                 next_step=f"open {spec.notebook}.ipynb",
             )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Where compiled kernels are kept between runs: a folder of their own for each state of the sources.
+"""Cache folder of compiled numba kernels: one folder for each state of the sources.
 
-Numba keeps a compiled function until its own file changes, and does not see that a function it calls, in another file,
-has changed: after an update it would go on with the old one. So the folder's name is a hash of every file that compiles
+Numba keeps a compiled function until its own file changes, and does not notice changes of functions in other files that
+it calls: after an update it would use the old code. So the folder's name is a hash of every file that compiles
 something.
 """
 
@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 KEEP = 3
-# A process may still be writing to a folder of other sources, two checkouts side by side for one.
+# A process may still write to a folder of other sources, such as a second checkout.
 _LIVELY_SECONDS = 24 * 3600
 _PACKAGE = Path(__file__).parent
 
 
 def sources_hash(package: Path = _PACKAGE) -> str:
-    """Hex digest of the names and contents of the files below `package` that compile something."""
+    """Return the hash of names and contents of the files below `package` that compile something."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
@@ -30,8 +30,9 @@ def sources_hash(package: Path = _PACKAGE) -> str:
 
 
 def keep_kernels() -> None:
-    """Point numba to this state's folder, unless NUMBA_CACHE_DIR says otherwise; folders of older states go
-    when nobody has used them for a day."""
+    """Set NUMBA_CACHE_DIR to this state's folder, unless it is set; delete folders unused for a day beyond the
+    newest.
+    """
     if "NUMBA_CACHE_DIR" in os.environ:
         return
     folder = _root() / sources_hash()
@@ -41,12 +42,12 @@ def keep_kernels() -> None:
         if time.time() - old.stat().st_mtime > _LIVELY_SECONDS:
             shutil.rmtree(old, ignore_errors=True)
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
-    if "numba" in sys.modules:  # it has read its settings already
+    if "numba" in sys.modules:  # its settings are read already
         sys.modules["numba"].config.CACHE_DIR = str(folder)
 
 
 def _root() -> Path:
-    """The user's cache folder, or one below the temporary folder where that cannot be written."""
+    """Return the user's cache folder, or one below the temporary folder where that is not writable."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ml_factory-kernels"
     try:
         home.mkdir(parents=True, exist_ok=True)

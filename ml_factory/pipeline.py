@@ -1,7 +1,7 @@
-"""The story on a page: prepare, search_barriers, audit, train, cross_validate, stack, evaluate, predict.
+"""The public pipeline: prepare, search_barriers, audit, train, cross_validate, stack, evaluate, predict.
 
-Each function takes a workspace, goes on from whatever was interrupted before, and hands back a result with
-`.summary()`, `.plot()` and the paths it wrote. Notebooks, command line and tests call the same functions.
+Each function takes a workspace, resumes interrupted work, and returns a result with `.summary()`, `.plot()` and the
+paths it wrote. Notebooks, command line and tests call the same functions.
 """
 
 import logging
@@ -111,18 +111,20 @@ def audit(
     fresh: bool = False, progress: Callable[[int, int], None] | None = None, models: Sequence[str] | None = None,
     tamper: Tamper | None = None,
 ) -> AuditResult:  # fmt: skip
-    """Prove that nothing prepared, and nothing learnt from it, looks ahead; the certificate lets the others begin.
+    """Prove that nothing prepared, and nothing learnt from it, looks ahead; writes the certificates that training
+    requires.
 
     At 50 moments or more the future is cut off and disturbed in five ways, and all that was known, proven or learnt
-    before must stay the same to the bit. Bars that were proved before with the same code and settings are not proved
-    again, unless `fresh`.
+    before must stay the same bit for bit. Bars that an earlier proof with the same code and settings covers are not
+    proved again, unless `fresh`.
 
-    horizons : default: all that are prepared.  cuts : default 50; fewer are the quick form.
+    horizons : default: all that are prepared.
+    cuts : number of moments; default 50; fewer are the quick form.
     progress : called with (builds done, builds in all).
-    models : those tried on a small sample; default: a booster and a network (xgboost, lstm).
-    tamper : tries the audit itself: `tamper(stage, value)` gives back the value to use (None: the same object) at the
-    stages of `leakage.artefacts.STAGES`: bars, features, labels, splits, scaler, dataset, fold, predictions, baseline.
-    docs/guide.md says what each value is. A leak is named in `.sentences`; nothing is written.
+    models : models trained on a small sample; default: a booster and a network (xgboost, lstm).
+    tamper : checks the audit itself: `tamper(stage, value)` returns the value to use (None: the same object) at the
+        stages of `leakage.artifact_comparison.STAGES`: bars, features, labels, splits, scaler, dataset, fold,
+        predictions, baseline (values: docs/guide.md). A leak is named in `.sentences`; nothing is written.
     """
     for name in models or ():
         spec_of(name)
@@ -136,15 +138,15 @@ def search_barriers(
     workspace: Folder, symbol: str, horizon: int, spec: SearchSpec | None = None, *, fresh: bool = False, run: str = "",
     mirror: str = "auto",
 ) -> SearchResult:  # fmt: skip
-    """Look for barriers whose labels teach the training rows most, within a balance of classes. Nothing else changes.
+    """Search barriers whose labels are the most informative on the training rows, within a balance of classes.
 
-    Only training rows of the chronological split are seen, and of their labels those proven before the first
-    validation row. A search that was killed goes on and ends the same. It writes a label spec that names the rows it
-    saw, `processed/{SYMBOL}/searched/h{H}-v{N}.json`; `prepare(..., searched="h20-v1")` makes labels with it.
+    Reads only training rows of the chronological split, and of their labels those proven before the first validation
+    row. A killed search resumes and ends the same. Writes a label spec that names the rows it saw,
+    `processed/{SYMBOL}/searched/h{H}-v{N}.json`; `prepare(..., searched="h20-v1")` makes labels with it.
 
-    spec : what may be tried and must hold; its labels take their horizon from the call.  fresh : begin anew beside the
-    attempts that are there, and write a new version also where the same was found before.
-    run : the id of the very attempt to go on with.
+    spec : search space and constraints; its labels take their horizon from the call.
+    fresh : begin a new attempt, and write a new version also where the same was found before.
+    run : id of the attempt to resume.
 
     Raises SettingsError when no trial keeps the balance, and NotPreparedError.
     """
@@ -158,12 +160,14 @@ def plan(
     quick: bool = False, model_settings: Mapping[str, Mapping] | None = None, tasks: Sequence[str] = ("train",),
     scheme: str = "purged_kfold", folds: int = 5,
 ) -> PlanResult:  # fmt: skip
-    """What of this work fits into what is left of the session, and in which order: each model is warmed up for a
-    moment, and its time, memory and space are forecast. Nothing is kept.
+    """Forecast which of this work fits into the rest of the session, and in which order.
 
-    models : default: all there are; finished ones are left out.  model_settings : model -> its settings, as of `train`.
-    tasks : "train"; "folds", a cross-validation of each; "stack", with these as base models.  scheme, folds : as of
-    `cross_validate` and `stack`.
+    Each model is warmed up briefly; its time, memory and space are extrapolated. Nothing is kept.
+
+    models : default: all there are; finished ones are left out.
+    model_settings : model -> its settings, as of `train`.
+    tasks : "train"; "folds", a cross-validation of each; "stack", with these as base models.
+    scheme, folds : as of `cross_validate` and `stack`.
     """
     workspace = Workspace(workspace)
     chosen = available_models() if models is None else [spec_of(name).name for name in models]
@@ -181,7 +185,7 @@ def train(
     model_settings: Mapping | None = None, weights: WeightSpec | None = None, estimator: Estimator | None = None,
     **options: Unpack[RunOptionFields],
 ) -> TrainResult | None:  # fmt: skip
-    """Train one model on the training rows, stop early and calibrate on validation rows, judge on test rows.
+    """Train one model on the training rows, stop early and calibrate on validation rows, evaluate on test rows.
 
     A finished run is found and loaded; an unfinished one resumes from its last checkpoint.
 
@@ -193,8 +197,8 @@ def train(
         callback may read its state, and it holds the finished model afterwards.
     options : fields of `RunOptions`: seed, quick, fresh, run, source, mirror, uncertified, on_status, bins.
 
-    Of several processes that torchrun started the first one does all of this; the others take part in a network's fit,
-    write nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
+    Of several processes that torchrun started rank 0 does all of this; the others take part in a network's fit, write
+    nothing and return None.  Raises SettingsError, NotPreparedError, FactoryError.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
@@ -242,19 +246,19 @@ def cross_validate(
     folds: int = 5, model_settings: Mapping | None = None, weights: WeightSpec | None = None,
     search: SearchSpec | None = None, **options: Unpack[RunOptionFields],
 ) -> CrossValidateResult:  # fmt: skip
-    """Purged and embargoed folds over everything before the test rows, which stay untouched.
+    """Cross-validate a model with purged and embargoed folds over all rows before the test rows.
 
     scheme : "purged_kfold", "walk_forward_expanding", "walk_forward_rolling" or "combinatorial"; or a `SchemeSpec`,
         which also holds the folds, the test blocks of combinatorial folds and the window of rolling ones.
-    folds : number of blocks, where `scheme` is a name.
+    folds : number of test blocks, where `scheme` is a name.
     weights, model_settings, options : as of `train`, without `source`.
-    search : nested: barriers are searched for in every fold, on its training rows, and its labels made with them. Each
-    fold is then judged on a question of its own: compare gains over the fold's prior, not log losses. Barriers that
-    the data was prepared with (`prepare(searched=…)`) saw rows that folds judge, so without a search of their own
-    such data is refused.
-    Each fold is calibrated on the training rows it stopped early on, as `train` does on validation rows; beside it
-    stands the model as it was (`{model}_uncalibrated`).
-    A fold whose training rows are of one class forecasts nothing, is named, and the others go on.
+    search : nested: barriers are searched in every fold, on its training rows, and its labels made with them. Labels
+        then differ between folds: compare gains over the fold's prior, not log losses. Data prepared with searched
+        barriers (`prepare(searched=…)`) are refused without `search`, since the search saw rows that folds test.
+
+    Each fold is calibrated on its early-stopping rows, as `train` does on validation rows; uncalibrated forecasts have
+    the suffix `_uncalibrated`. A fold whose training rows hold one class has no forecasts and is listed; the others
+    continue.
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
@@ -304,12 +308,12 @@ def stack(
     workspace: Folder, symbol: str, horizon: int, base_models: Sequence[str] = BASE_MODELS, *,
     folds: int = 5, model_settings: Mapping[str, Mapping] | None = None, **options: Unpack[RunOptionFields],
 ) -> StackResult:  # fmt: skip
-    """Learn from out-of-fold predictions on the training rows whom to trust; judge the mixture on test rows.
+    """Fit a stack: pool weights on out-of-fold predictions of the training rows, evaluated on test rows.
 
-    The base models themselves are those of `train`: found when finished, trained when not, or with source="wandb"
-    loaded from there.
+    The base models are those of `train`: loaded when finished, trained when not, or with source="wandb" loaded from
+    W&B.
 
-    folds : of the out-of-fold predictions.
+    folds : number of folds of the out-of-fold predictions.
     model_settings : base model -> its settings.
     options : as of `train`, without `bins`; fresh and run are those of the stack, not of its base models.
     """
@@ -355,7 +359,7 @@ def stack(
 def evaluate(
     workspace: Folder, symbol: str, horizon: int, models: Sequence[str] | None = None, *, title: str = ""
 ) -> EvaluateResult:
-    """Every finished model of this symbol and horizon on the same test rows, and the report `results/report.html`."""
+    """Evaluate every finished model of this symbol and horizon on the same test rows; write `results/report.html`."""
     started = time.perf_counter()
     workspace = Workspace(workspace)
     data = load_dataset(workspace, symbol, horizon)
@@ -370,7 +374,7 @@ def evaluate(
     verdicts = {name: verdict_on(data, train_rows, rows, name, p, best, lacking) for name, p in test.items()}
     limited = {f"{name} {what}": value for name, one in found.items() for what, value in one.facts["limited"].items()}
     path = report.write_evaluation_report(
-        workspace.results / "report.html", title or f"{symbol}: what the models know", data,
+        workspace.results / "report.html", title or f"{symbol}: evaluation", data,
         Store.current(workspace.processed(symbol)), report.TestPredictions(rows, test, metrics, verdicts, chosen),
         quick_limits=limited, extra_sections=[report.runs(found)],
     )  # fmt: skip
@@ -389,14 +393,14 @@ def predict(
     workspace: Folder, symbol: str, horizon: int, model: str, *, data: str | Path | None = None,
     bars: BarSpec | None = None, out: str | Path | None = None, run: str = "", all_rows: bool = False,
 ) -> PredictResult:  # fmt: skip
-    """Out-of-sample probabilities from the newest finished model, as Parquet under `results/`; newest bars included.
+    """Predict out of sample with the newest finished model, as Parquet under `results/`; newest bars included.
 
     The column `split` is "test", or "new" behind the last labelled row; with all_rows also "train" and "validation",
-    the rows that the model was fitted and chosen on. `run_id` names the run.
+    the rows of fitting and selection. `run_id` names the run.
 
-    data : bars to predict instead of the symbol's own, checked and turned into features with the settings
-    the model was trained with.  bars : how that file is stamped, its zone and decimal mark.
-    run : the id of the run whose model is meant, where it is not the newest.
+    data : bars to predict instead of the symbol's own, checked and turned into features with the settings of training.
+    bars : format of that file: stamp, zone and decimal mark.
+    run : run id of the model; "" for the newest.
     """
     started, workspace = time.perf_counter(), Workspace(workspace)
     artifact = predict_module.find_artifact(workspace, check_symbol(symbol), check_horizon(horizon), model, run)

@@ -1,7 +1,7 @@
-"""How far long work has come: told to whoever watches, silent otherwise.
+"""Progress of long work, reported to registered watchers.
 
-The work says `with phase("features", rows) as done: … done(n)`; a watcher (the command line's bars, a result's table)
-is a function of a Phase, called when it begins, moves and ends. A phase inside another is part of it, and not told.
+The work runs in `with phase("features", rows) as done: … done(n)`; a watcher (progress bars, a result's table) is a
+function of a Phase, called when it begins, moves and ends. A phase inside another is part of it, and not reported.
 """
 
 import time
@@ -21,12 +21,17 @@ _inside: ContextVar[bool] = ContextVar("_inside", default=False)
 
 @dataclass(eq=False)
 class Phase:
-    """One piece of long work.
+    """One phase of long work.
 
-    rows : in all; None where only the end tells.  done : so far.  of : what is counted, if not rows.
-    start : rows that were done before this session, which say nothing about its rate.  began : `perf_counter` then.
-    seconds : since it began.  over : whether it ended.
-    compiled : seconds of these in which kernels were compiled, which each machine does once.  compiling : it does now.
+    rows : total; None where it is unknown until the end.
+    done : rows so far.
+    of : unit of the count, if not rows.
+    start : rows done before this session, which do not count for its rate.
+    began : `perf_counter` at its begin.
+    seconds : seconds since it began.
+    over : True after its end.
+    compiled : seconds of these in which kernels were compiled, once per machine.
+    compiling : True while kernels are compiled.
     """
 
     name: str
@@ -47,14 +52,14 @@ class Phase:
 
     @property
     def left(self) -> float | None:
-        """Seconds left at the rate so far; None where the total is not known or nothing is done yet."""
+        """Seconds left at the rate so far; None where the total is unknown or nothing is done yet."""
         if self.rows is None or self.done <= self.start:
             return None
         elapsed = self.seconds if self.over else time.perf_counter() - self.began
         return (self.rows - self.done) * elapsed / (self.done - self.start)
 
     def line(self) -> str:
-        """Name, count, total, rate and seconds left, where they are known."""
+        """Format name, count, total, rate and seconds left, where known."""
         count = f"{self.done:,} of {self.rows:,} {self.of}" if self.rows else f"{self.done:,} {self.of}"
         parts = [f"{self.name}: {count}" if self.rows or self.done else self.name]
         if self.compiling:
@@ -67,13 +72,13 @@ class Phase:
 
 
 def duration(seconds: float) -> str:
-    """Seconds up to two minutes, then minutes."""
+    """Format seconds up to two minutes, then minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @contextmanager
 def watch(watcher: Watcher) -> Iterator[None]:
-    """Tell `watcher` of every phase until the block ends."""
+    """Report every phase to `watcher` until the block ends."""
     add_watcher(watcher)
     try:
         yield
@@ -82,18 +87,18 @@ def watch(watcher: Watcher) -> Iterator[None]:
 
 
 def add_watcher(watcher: Watcher) -> None:
-    """Tell `watcher` of every phase until `remove_watcher`."""
+    """Report every phase to `watcher` until `remove_watcher`."""
     _watchers.append(watcher)
 
 
 def remove_watcher(watcher: Watcher) -> None:
-    """The end of `add_watcher`."""
+    """End `add_watcher`."""
     _watchers.remove(watcher)
 
 
 @contextmanager
 def record() -> Iterator[list[Phase]]:
-    """The phases that end inside the block, in order."""
+    """Yield the list of phases that end inside the block, in order."""
     ended = []
     with watch(lambda one: ended.append(one) if one.over else None):
         yield ended
@@ -101,8 +106,9 @@ def record() -> Iterator[list[Phase]]:
 
 @contextmanager
 def phase(name: str, rows: int | None = None, *, of: str = "rows", start: int = 0) -> Iterator[Callable[[int], None]]:
-    """A phase of `rows` rows, `start` of them done before; the block calls what it is given with the number of rows
-    just done."""
+    """Run a phase of `rows` rows, `start` of them done before; yields a function that takes the number of rows just
+    done.
+    """
     if _inside.get():
         yield lambda count: None
         return

@@ -1,8 +1,8 @@
-"""Which sources a computation uses, and whether they are still the same.
+"""Identity of the code of a computation: the sources it uses, and their hashes.
 
 A file counts by its code: comments, docstrings and blank lines do not make another run (docs/decisions, "identity").
-The closure of some files is all of the package that they import, and what that imports, except where a room computes
-nothing: how a checkpoint is stored or a picture drawn does not change a number.
+The closure of some files is all of the package that they import, and so on, except packages that compute nothing: the
+storage of a checkpoint or the drawing of a plot does not change a number.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 from ml_factory.storage.atomic_files import disk_errors, fingerprint
 
 PACKAGE = Path(__file__).resolve().parent
-# What numbers do not come from, as paths from the package's root, without ".py".
+# Modules that no result depends on, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
     "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "provenance", "settings", "run_folder",
     "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots", "evaluation/report",
@@ -27,7 +27,7 @@ COMPUTES_NOTHING = (
 
 
 def code_of(source: str) -> str:
-    """The source without comments, docstrings, blank lines and trailing spaces; the same on every Python."""
+    """Return the source without comments, docstrings, blank lines and trailing spaces; the same on every Python."""
     lines = source.splitlines()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -41,7 +41,7 @@ def code_of(source: str) -> str:
                 and isinstance(first.value, ast.Constant)
                 and isinstance(first.value.value, str)
             ):
-                # Blank lines go; a body of a docstring alone stays a body by its header.
+                # Blank lines are dropped; a body of a docstring alone leaves its header.
                 lines[first.lineno - 1 : first.end_lineno] = [""] * (first.end_lineno - first.lineno + 1)
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
@@ -50,25 +50,27 @@ def code_of(source: str) -> str:
 def _hash_of(content: bytes) -> str:
     try:
         code = code_of(content.decode("utf-8")).encode()
-    except (SyntaxError, UnicodeDecodeError):  # no Python of this version: it counts as it is
+    except (SyntaxError, UnicodeDecodeError):  # not valid Python here: hash the raw content
         code = content
     return hashlib.sha256(code).hexdigest()
 
 
 def code_hash(path: Path) -> str:
-    """Hex digest of a file's code."""
+    """Return the hash of a file's code."""
     with disk_errors(path):
         return _hash_of(path.read_bytes())
 
 
 def package_files(packages: Iterable[str]) -> list[Path]:
-    """The files of these rooms; a single file is named with ".py"."""
+    """Return the files of these packages; a single file is named with ".py"."""
     places = [PACKAGE / package for package in packages]
     return sorted(file for place in places for file in ([place] if place.suffix else place.glob("*.py")))
 
 
 def closure(names: Iterable[str]) -> list[Path]:
-    """The files "workflows/train.py" … and all of the package that their code imports, directly or not, sorted."""
+    """Return the files "workflows/train.py" … and all of the package that their code imports, directly or not,
+    sorted.
+    """
     waiting, found = [PACKAGE / name for name in names], set()
     while waiting:
         path = waiting.pop()
@@ -80,24 +82,23 @@ def closure(names: Iterable[str]) -> list[Path]:
 
 
 def source_hashes(files: Iterable[Path]) -> dict[str, str]:
-    """Path from the package's root -> 16 hex digits of its code."""
+    """Return path from the package's root -> 16 hex digits of its code."""
     return {path.relative_to(PACKAGE).as_posix(): code_hash(path)[:16] for path in files}
 
 
 def source_hash(packages: tuple[str, ...], exclude: tuple[str, ...] = ()) -> str:
-    """One hash over the code of these rooms (or single files), but for some files: a changed computation is another
-    run."""
+    """Return one hash over the code of these packages (or single files), without the excluded files."""
     files = {path.relative_to(PACKAGE).as_posix(): path for path in package_files(packages)}
     return fingerprint({name: code_hash(path) for name, path in files.items() if name not in exclude})
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Files whose code differs, or that only one of the two has."""
+    """Return files whose code differs, or that only one of the two has."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
 def commit() -> str:
-    """The commit of the checkout these sources are from; with "+changes" where they differ from it; "" without git."""
+    """Return the commit of this checkout, with "+changes" where sources differ from it; "" without git."""
     has_git, head = _git("rev-parse", "HEAD")
     if not has_git:
         return ""
@@ -120,7 +121,9 @@ def _computes(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _imported(content: bytes) -> tuple[str, ...]:
-    """Files of the package that this code imports, as paths from its root; importlib with a plain text too."""
+    """Return files of the package that this code imports, as paths from its root; importlib with a constant name
+    too.
+    """
     return tuple(dict.fromkeys(_files(ast.parse(content))))
 
 
@@ -138,7 +141,7 @@ def _files(tree: ast.AST) -> Iterator[str]:
 
 
 def _file_of(dotted: object) -> list[str]:
-    """["data/validation.py"] for "ml_factory.data.validation"; [] for what is no file of the package."""
+    """Return ["data/validation.py"] for "ml_factory.data.validation"; [] for other modules."""
     top, _, rest = str(dotted).partition(".")
     name = f"{rest.replace('.', '/')}.py"
     return [name] if top == PACKAGE.name and rest and (PACKAGE / name).is_file() else []

@@ -1,4 +1,4 @@
-"""The folder of a run under results/SYMBOL: its record, its attempts and its checkpoints."""
+"""Folder of a run under results/SYMBOL: its record, its attempts and its checkpoints."""
 
 import importlib.metadata
 import os
@@ -24,7 +24,7 @@ LIBRARIES = ("numpy", "pandas", "scipy")
 
 
 def machine(spec: RunSpec) -> dict:
-    """What the bits of this run depend on besides data, settings and code: where they differ, they may differ."""
+    """Return the facts of this machine that the bits of this run depend on."""
     networks = [name for name in spec.models if spec_of(name).windowed]
     used = {name for name in spec.models if name not in networks} | ({"torch"} if networks else set())
     settings = dict(spec.settings)
@@ -33,14 +33,14 @@ def machine(spec: RunSpec) -> dict:
 
 
 def machine_with(libraries: Iterable[str], threads: int) -> dict:
-    """The processor, threads, Python, and the versions of numpy, pandas, scipy and of those libraries that are here."""
+    """Return processor, threads, Python, and the versions of numpy, pandas, scipy and of these libraries."""
     versions = {name: _version(name) for name in sorted({*LIBRARIES, *libraries})}
     there = {name: version for name, version in versions.items() if version}
     return environment(threads=threads, python=platform.python_version(), **there)
 
 
 def _graphics() -> str:
-    """The names of NVIDIA's cards here, as the driver tells them; "none"."""
+    """Return the names of NVIDIA GPUs by the driver; "none"."""
     texts = [
         path.read_text(errors="replace") for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     ]
@@ -56,7 +56,7 @@ def _version(library: str) -> str:
 
 
 def save_minutes_from_environment(usual: float = 30.0) -> float:
-    """Minutes between two checkpoints: `usual`, unless ML_FACTORY_SAVE_MINUTES says otherwise.
+    """Return the minutes between two checkpoints: `usual`, overridden by ML_FACTORY_SAVE_MINUTES.
 
     0 saves after every epoch or booster block: for a machine that may vanish at any moment, and for tests.
     """
@@ -81,8 +81,10 @@ class Run:
     folder: Path
 
     def begin(self, spec: RunSpec) -> None:
-        """Make the folder and write down the settings, this machine, the moment, the sources and their commit: only
-        when the settings have proved usable, and only the first time."""
+        """Make the folder and write `run.json`: settings, machine, time, sources and their commit; only the first time.
+
+        Called when the settings have proved usable.
+        """
         record = self.folder / "run.json"
         if not is_file(record):
             begun = datetime.now(UTC).isoformat(timespec="microseconds")
@@ -90,27 +92,24 @@ class Run:
             write_json(record, spec.to_dict() | made | {"sources": spec.all_sources, "commit": commit()})
 
     def end(self) -> None:
-        """Mark it as finished, for whoever looks at the runs beside it."""
+        """Mark the run as finished."""
         if not self.ended:
             write_json(self.folder / "done.json", {"run_id": self.run_id})
 
     @property
     def ended(self) -> bool:
-        """Whether `end` was reached before."""
+        """True after `end`."""
         return is_file(self.folder / "done.json")
 
 
 def open_run(results: Path, symbol: str, spec: RunSpec, fresh: bool, named: str = "") -> Run:
-    """The newest attempt at this run, or with `fresh` a new one beside it; nothing is written before `begin`.
-
-    named : the very attempt, checked before.
-    """
+    """Return the newest attempt at this run, or with `fresh` a new one; nothing is written before `begin`."""
     parent = results / symbol
     return Run(named, parent / named) if named else newest_attempt(parent, spec.run_id, fresh)
 
 
 def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
-    """The newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one beside it."""
+    """Return the newest attempt at the run `base` that has a folder in `parent`, or with `fresh` a new one."""
     attempt = 1
     while is_folder(parent / _attempt(base, attempt + 1)):
         attempt += 1
@@ -120,9 +119,9 @@ def newest_attempt(parent: Path, base: str, fresh: bool) -> Run:
 
 
 def open_checkpoints(folder: Path, run: Run) -> CheckpointManager:
-    """The checkpoints of this run, saved as often as the environment asks, and before this session ends."""
+    """Open the checkpoints of this run, saved on the environment's schedule, and before this session ends."""
     session = Session(folder.parent / "results" / "sessions")
-    # Where training/device.py keeps what a GPU's or TPU's compiler has made; only a network there asks for it.
+    # Folder of compiled GPU or TPU programs, read by training/device.py.
     os.environ.setdefault("ML_FACTORY_PROGRAMS", str(folder.parent / FOLDER))
 
     def saved() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 
 
 def derive_seed(*parts: int | str, bits: int = 31) -> int:
-    """A non-negative integer below 2**bits that depends on every part and on nothing else."""
+    """Return a non-negative integer below 2**bits that depends on the parts alone."""
     text = "/".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (1 << bits)
 
 
 def generator(*parts: int | str) -> np.random.Generator:
-    """A private NumPy generator for these parts; the global one is never touched."""
+    """Return a NumPy generator for these parts; the global one is never used."""
     return np.random.Generator(np.random.PCG64(derive_seed(*parts, bits=63)))

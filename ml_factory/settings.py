@@ -1,4 +1,4 @@
-"""All settings of an experiment: data, run, QUICK limits; as JSON and as a fingerprint."""
+"""Settings of an experiment: data, runs and QUICK limits; as JSON, and as a fingerprint."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 
 DATA_PACKAGES = ("data", "features", "targets", "datasets")
-# What preparing, training and judging execute, and the proof itself: a certificate holds for this code alone. Pictures
-# and pages are left out.
+# Code that prepares, trains, evaluates and proves: a certificate holds for this code alone. Plots and reports are left
+# out.
 CERTIFIED_PACKAGES = (
     *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
     "checkpoints", "tracking", "workflows",
@@ -30,7 +30,7 @@ NOT_CERTIFIED = (
     "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/attention_plots.py",
     "evaluation/report.py", "workflows/report.py", "workflows/results.py", "workflows/result_summaries.py",
 )  # fmt: skip
-# task -> the files it begins in; what they import, and the model's own file, is what a run's numbers come from.
+# task -> its entry files; a run's numbers depend on them, on their imports, and on the model's own file.
 TASKS = {
     "train": ("workflows/train.py", "inference/predict.py"),
     "folds": ("workflows/cross_validate.py",),
@@ -40,10 +40,10 @@ TASKS = {
 
 @dataclass(frozen=True)
 class DataSpec:
-    """Everything that decides what `prepare` writes. Labels take their horizon from the call.
+    """Settings of `prepare`. Labels take their horizon from the call.
 
     preprocess : names out of `STEPS`, or {"step": name, setting: value}; the last one scales.
-    searched : label specs that a search for barriers found, at most one a horizon; they stand in the place of `labels`.
+    searched : label specs of a barrier search, at most one a horizon; they replace `labels`.
     """
 
     bars: BarSpec = field(default_factory=BarSpec)
@@ -61,7 +61,7 @@ class DataSpec:
         for one in found:
             if not isinstance(one, SearchedLabels):
                 raise SettingsError(
-                    "This is no searched label spec", where="DataSpec.searched", got=repr(one),
+                    "Not a searched label spec", where="DataSpec.searched", got=repr(one),
                     wanted="SearchedLabels", next_step="give names and files to prepare(searched=…) instead",
                 )  # fmt: skip
         object.__setattr__(self, "searched", tuple(sorted(found, key=lambda one: one.labels.horizon)))
@@ -78,40 +78,40 @@ class DataSpec:
             )  # fmt: skip
 
     def labels_for(self, horizon: int) -> LabelSpec:
-        """The label spec of this horizon: the one a search found, else the given one."""
+        """Return the label spec of this horizon: the searched one, else the given one."""
         found = self.searched_for(horizon)
         return found.labels if found else replace(self.labels, horizon=horizon)
 
     def searched_for(self, horizon: int) -> SearchedLabels | None:
-        """The searched label spec of this horizon; None where the given barriers stand."""
+        """Return the searched label spec of this horizon; None without one."""
         return next((one for one in self.searched if one.labels.horizon == horizon), None)
 
     def to_dict(self) -> dict:
-        """As JSON; without a search it says nothing of one."""
+        """Return the settings as JSON values, without `searched` where there is none."""
         return {name: value for name, value in asdict(self).items() if value or name != "searched"}
 
 
 def certified_code() -> str:
-    """One hash over the code that a certificate is about."""
+    """Return the hash of the code that a certificate covers."""
     return source_hash(CERTIFIED_PACKAGES, exclude=NOT_CERTIFIED)
 
 
 @dataclass(frozen=True)
 class QuickLimits:
-    """What QUICK limits: training only, never checks, features, labels or splits."""
+    """Limits of QUICK: training only, never checks, features, labels or splits."""
 
     train_rows: int = 8_000
     epochs: int = 2
     rounds: int = 40
 
     def settings_for(self, family: str) -> dict:
-        """The limit on a model of this family, as a setting of its own."""
+        """Return the limit on a model of this family as a setting."""
         return {"rounds": self.rounds} if family == "tabular" else {"epochs": self.epochs}
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run: data, settings and sources. Its id names its folder, its checkpoints and its log."""
+    """Identity of a run: data, settings and sources. Its id names its folder, its checkpoints and its log."""
 
     symbol: str
     horizon: int
@@ -127,22 +127,22 @@ class RunSpec:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models it trains: its own, or those of a stack."""
+        """Names of the models it trains: its own, or those of a stack."""
         return tuple(dict(self.settings).get("base_models") or (self.model,))
 
     @property
     def sources(self) -> dict[str, str]:
-        """File -> hash of its code, for every source its computation uses."""
+        """File -> hash of its code, for every source the computation uses."""
         return source_hashes(closure([*TASKS[self.task], *(file for name in self.models for file in _files_of(name))]))
 
     @property
     def all_sources(self) -> dict[str, str]:
-        """`sources`, and those that made the data, which the run's id knows by the data's fingerprint."""
+        """`sources` and the sources that made the data, which the run id covers by the data's fingerprint."""
         return source_hashes(package_files(DATA_PACKAGES)) | self.sources
 
     @property
     def run_id(self) -> str:
-        """Names task, model, horizon and seed, and ends in 10 hex digits of all that decides its numbers."""
+        """Run id: task, model, horizon and seed, and 10 hex digits of everything that determines its numbers."""
         decided = {"sources": self.sources, "limits": asdict(QuickLimits()) if self.quick else {}}
         own = {name: signature for name in self.models if (signature := signature_of(name))}
         digest = fingerprint(self.to_dict() | decided | ({"networks": own} if own else {}))[:10]
@@ -150,7 +150,7 @@ class RunSpec:
 
 
 def _files_of(model: str) -> list[str]:
-    """Files of the package that hold a model: its estimator and its network."""
+    """Return the files of the package that hold a model: its estimator and its network."""
     spec = spec_of(model)
     dotted = [where.partition(":")[0] for where in (spec.estimator, spec.network) if isinstance(where, str)]
     return [f"{name.partition('.')[2].replace('.', '/')}.py" for name in dotted]
@@ -159,7 +159,7 @@ def _files_of(model: str) -> list[str]:
 def run_spec(
     symbol: str, horizon: int, model: str, *, task: str, seed: int, quick: bool, data: str, settings: Mapping | None
 ) -> RunSpec:
-    """A RunSpec with the model's QUICK limits under the user's own settings."""
+    """Return the RunSpec with the model's QUICK limits under the user's own settings."""
     limits = QuickLimits().settings_for(spec_of(model).family) if quick else {}
     settings_of_run = tuple(sorted(to_json_value(limits | own_settings(model, settings or {})).items()))
     return RunSpec(symbol, check_horizon(horizon), model, task, check_seed(seed), quick, data, settings_of_run)

@@ -1,4 +1,4 @@
-"""The notebooks through papermill: one by name, or the eight in order."""
+"""Run notebooks through papermill: one by name, or the eight in order."""
 
 import logging
 import time
@@ -17,22 +17,22 @@ FOLDER = Path(__file__).resolve().parents[1] / "colab_notebooks"
 
 
 class NotebookError(FactoryError):
-    """A notebook stopped in one of its cells."""
+    """A cell of a notebook failed."""
 
 
 def notebooks() -> dict[str, Path]:
-    """Name -> file, in order. Raises FactoryError where the library was installed without a checkout."""
+    """Return name -> file, in order. Raises FactoryError where the library was installed without a checkout."""
     found = {path.stem: path for path in sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))}
     if not found:
         raise FactoryError(
-            "The notebooks are not here: the library was installed without its checkout", where=FOLDER,
+            "No notebooks found: the library was installed without its checkout", where=FOLDER,
             next_step="clone the repository and run this there",
         )  # fmt: skip
     return found
 
 
 def find_notebook(name: str) -> Path:
-    """The file of a notebook given by name (02_train_tabular, 02) or by path."""
+    """Return the file of a notebook given by name (02_train_tabular, 02) or by path. Raises SettingsError."""
     known = notebooks()
     if name.endswith(".ipynb") and Path(name).is_file():
         return Path(name)
@@ -46,7 +46,8 @@ def find_notebook(name: str) -> Path:
 def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Path | None = None) -> Path:
     """Check names and types of the parameters, then run the notebook headless; `out` is the executed copy.
 
-    given : parameter -> text, as on a command line.  folder : where the kernel runs; the notebook's own by default.
+    given : parameter -> text, as on a command line.
+    folder : working folder of the kernel; the notebook's own by default.
 
     Raises SettingsError before anything runs, NotebookError naming the cell that failed.
     """
@@ -56,7 +57,7 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
     try:
         papermill.execute_notebook(
             path, out, parameters=values, cwd=folder or path.parent, progress_bar=False, log_output=False,
-            kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # its chatter, not the cells'
+            kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
         raise NotebookError(
@@ -69,9 +70,10 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
 def run_suite(
     workspace: Workspace, parameters: Mapping[str, str], on_notebook: Callable[[str, float], None] = lambda *_: None
 ) -> list[Path]:
-    """The eight notebooks in order, executed copies under results/notebooks; returns their paths.
+    """Run the eight notebooks in order, executed copies under results/notebooks; returns their paths.
 
-    parameters : shared names -> text; each notebook takes those it declares.  on_notebook : told name and seconds.
+    parameters : shared names -> text; each notebook takes those it declares.
+    on_notebook : called with name and seconds.
     """
     unknown = [name for name in parameters if name not in SHARED]
     if unknown:

@@ -122,7 +122,7 @@ def test_each_notebook_alone_fetches_the_code_and_runs(name, home, call, tmp_pat
     place = re.match(r"Code: (\S+)", said[0])[1]
     assert Path(place).is_relative_to(user / ".cache")
     assert pictures(target) >= (5 if name == "01_data_pipeline" else 1)
-    following = [f"Next: {later}.ipynb" for later in NOTEBOOKS[1:]] + ["This was the last one."]
+    following = [f"Next: {later}.ipynb" for later in NOTEBOOKS[1:]] + ["This was the last notebook."]
     assert following[NOTEBOOKS.index(name)] in said[-1]
     assert sorted(path.name for path in (tmp_path / "empty").iterdir()) == [f"{name}.ipynb"]
 

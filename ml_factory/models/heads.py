@@ -67,11 +67,13 @@ class VectorHead(nn.Module):
 
 
 class ChannelHead(nn.Module):
-    """A code for each channel, code_BFX. A forecast reads each channel's alone, through the same weights; classes read
-    all of them, and beside them what instance norm took out, where it is given.
+    """Output head with a code for each channel, code_BFX.
 
-    read : numbers that one map, the same for all channels, makes of each code for the classes (None: the whole code).
-        The whole code is weights that no channel shares with another, more than overlapping labels have outcomes.
+    A forecast reads each channel's code alone, through the same weights; classes read all codes, and the levels that
+    instance norm removed, where given.
+
+    read : width of a map, shared by all channels, from each code to the class logits' input (None: the whole code). The
+        whole code has weights of its own per channel, more than overlapping labels can fit.
     """
 
     def __init__(self, width: int, features: int, task: Task, levels: bool, read: int | None = None):

@@ -13,11 +13,11 @@ from ml_factory.models.onednn_linear import OneDNNLinear
 
 
 class InstanceNorm(nn.Module):
-    """Each window's own mean and deviation, per channel, taken out, and given back to a forecast.
+    """Remove each window's own mean and deviation per channel, and add them back to a forecast.
 
     Reversible instance normalisation (Kim et al. 2022, section 3.2) without its affine part, as PatchTST and
-    iTransformer use it. A classifier gets what was taken out beside the codes (`levels`): in features that are already
-    free of scale the level is information, not nuisance.
+    iTransformer use it. A classifier reads the removed levels with the codes (`levels`): in features that are
+    scale-free already the level is information, not nuisance.
     """
 
     def __init__(self, eps: float = 1e-5):

@@ -21,7 +21,7 @@ def weighted_cross_entropy(logits_BC: Tensor, target_B: Tensor, weight_B: Tensor
 
 
 def weighted_mse(y_BSC: Tensor, target_BSC: Tensor, weight_B: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum of w * mean squared error of a row, sum of w); steps S and channels C of a row count alike."""
+    """(sum of w * mean squared error of a row, sum of w); steps S and channels C of a row have equal weight."""
     loss_B = (y_BSC.float() - target_BSC).square().mean(dim=(1, 2))
     return (weight_B * loss_B).sum(), weight_B.sum()
 

@@ -177,9 +177,7 @@ def _leaks_of_trainings(data: Dataset, models: Sequence[str], proof_progress: Pr
 
 
 def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
-    """What a real training (weights, early stopping, temperature, the steps before) and its verdict take from rows they
-    may not read.
-    """
+    """Return leaks of a real training (weights, early stopping, temperature, preprocessing) and its evaluation."""
     some = np.flatnonzero(data.row >= 0)
     some = some[: first_of_two_classes(data.y[some], _rows_for(model))]
     values = data.x_NF[data.row[some]]

@@ -41,7 +41,7 @@ class Result:
     draw: Callable[[], Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def summary(self) -> str:
-        """What was done and found, as lines of text."""
+        """Return the result as lines of text."""
         raise NotImplementedError(f"{type(self).__name__}.summary")
 
     def to_dict(self) -> dict:

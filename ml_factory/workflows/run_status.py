@@ -73,7 +73,7 @@ def format_run_status(workspace: Workspace, run: Run, spec: RunSpec, *, finished
     """Return what was found of this run and what is done now, in one line.
 
     finished : True where its artifact exists.
-    On an unresponsive mount the line says that the status is unknown.
+    On an unresponsive mount the status is unknown.
     """
     what = f"{spec.model} on {spec.symbol}, horizon {spec.horizon}"
     if finished:
