@@ -58,7 +58,7 @@ def _steps_of(features: pd.DataFrame, moment: pd.Timestamp, lookback: int) -> bo
 def test_a_network_that_does_not_tell_says_so(prepared):
     pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings={"epochs": 1, "hidden": 4, "lookback": 6})
     told = pipeline.explain(prepared, "DEMO", 5, "gru")
-    assert told.pictures() == [] and "gru does not tell" in told.summary() and told.to_dict()["shares"] is None
+    assert told.pictures() == [] and "gru has no explanation" in told.summary() and told.to_dict()["shares"] is None
 
 
 def test_a_booster_and_an_absent_model_are_refused(prepared):

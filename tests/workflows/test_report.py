@@ -100,7 +100,7 @@ def test_returns_of_the_chosen_model_by_decile():
 def test_a_stack_is_told_beside_the_plain_mean_of_its_models(low, high, words):
     told = report.verdict(evaluated(1, {"equal_pool": ((low + high) / 2, low, high)}), ROWS).text
     assert f"model0 {words} the plain mean of its models (equal_pool): {(low + high) / 2:+.4f} nats" in told
-    assert ("Nothing speaks for the learnt weights" in told) == (low <= 0)
+    assert ("The learnt weights show no advantage" in told) == (low <= 0)
     assert "equal_pool" not in report.verdict(evaluated(1), ROWS).text
 
 
@@ -119,7 +119,7 @@ def test_the_gain_over_another_is_that_of_the_clear_rows():
 
 
 def test_the_made_up_market_is_called_so_and_no_other():
-    assert "made-up market" in report.synthetic_notice("DEMO")
+    assert "synthetic market" in report.synthetic_notice("DEMO")
     assert report.synthetic_notice("MES") == ""
 
 

@@ -110,7 +110,7 @@ def test_of_five_versions_of_the_code_the_newest_is_offered_with_its_commit(
         if before is not None:
             said = line(workspace, now)
             assert f"{before.run_id} was begun with other code ({source} changed)" in said
-            assert f"git checkout {version - 1:012}" in said and "Starts anew beside it" in said
+            assert f"git checkout {version - 1:012}" in said and "Starts a new run" in said
             assert ("prepare there first" in said) == source.startswith("features")
         monkeypatch.setattr(run_folder, "commit", lambda version=version: f"{version:012}".ljust(40, "f"))
         before = run_of(workspace, now)
