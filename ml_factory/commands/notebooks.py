@@ -43,8 +43,8 @@ def run(
     out: Annotated[Path | None, typer.Option("--out", help="The executed copy; empty: results/notebooks/.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Run one notebook, headless. Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p
-    HORIZON=20`
+    """Run one notebook, headless.
+    Example: `python -m ml_factory run 02_train_tabular -p MODEL=lightgbm -p HORIZON=20`
     """
     given = pairs_of(parameter or [])
     path = find_notebook(notebook)
@@ -73,8 +73,8 @@ def suite(
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Run the eight notebooks in order. Example: `python -m ml_factory suite --data MES.parquet --symbol MES
-    --quick`
+    """Run the eight notebooks in order.
+    Example: `python -m ml_factory suite --data MES.parquet --symbol MES --quick`
     """
     quick = quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), seed=seed, data=data)

@@ -119,8 +119,8 @@ def stack(
     setting: SettingOfOne = None,
     as_json: Json = False,
 ) -> None:
-    """Combine models by weights fitted out of fold. Example: `python -m ml_factory stack --base-model xgboost
-    --base-model lstm`
+    """Combine models by weights fitted out of fold.
+    Example: `python -m ml_factory stack --base-model xgboost --base-model lstm`
     """
     names, quick = tuple(base_model or BASE_MODELS), quick_from_environment(quick)
     place = checked_workspace(workspace, symbol, (horizon,), models=names, seed=seed)
@@ -164,8 +164,8 @@ def plan(
     setting: SettingOfOne = None,
     as_json: Json = False,
 ) -> None:
-    """Plan this session: work that fits, and its order. Example: `python -m ml_factory plan --model lstm --model
-    tcn`
+    """Plan this session: work that fits, and its order.
+    Example: `python -m ml_factory plan --model lstm --model tcn`
     """
     place = checked_workspace(workspace, symbol, (horizon,), models=model or (), seed=seed)
     check_prepared(place, symbol)
