@@ -65,13 +65,13 @@ def fit(
             while not run.done:
                 began, end, timed = time.perf_counter(), run.order.steps_until(run.epoch), _Timed(batch)
                 while run.step < end or run.check_finite():
-                    # -------------------------------------------------- the step: nothing waits for the device
+                    # -------------------------------------------------- the step: no wait for the device
                     try:
                         take_step(run, timed, loss, end)
                     except (RuntimeError, MemoryError) as error:
                         _halve_or_raise(run, error)
                         continue
-                    # -------------------------------------------------- the log, and once-in-a-while jobs
+                    # -------------------------------------------------- the log, and periodic jobs
                     moved(run.order.batch)
                     meter.record_step(timed.lap())
                     if run.step % run.spec.log_steps == 0 and not run.check_finite():
@@ -101,11 +101,11 @@ def _start_or_resume(
 
 
 def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
-    """Descend once on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
+    """Take one step on sum(w * loss) / sum(w) over the step's rows, of all micro-batches and all processes.
 
-    Nothing in here waits for the device, so that its queue never runs dry.
+    Nothing in this function waits for the device, so that its queue never runs empty.
 
-    end : the step before which the epoch ends; up to it, the part after each one is fetched while that is computed.
+    end : first step of the next epoch; the batch of every earlier part is prefetched.
     """
     numbers = run.device.to_device(controls(run.step, run.learning_rate(), run.spec))
     totals, parts, ahead = None, run.rows_of(run.step), getattr(batch, "prefetch", None)
@@ -120,7 +120,7 @@ def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
         with nullcontext() if last or not hasattr(run.forward, "no_sync") else run.forward.no_sync():
             with run.device.autocast():
                 loss_sum, weight = loss(run.forward, data)
-            # Divided by the batch's rows only to stay near a mean's size; the weights' sum is known at the end.
+            # Divided by the batch's rows to stay near the size of a mean; the sum of weights is known at the end.
             scaled = loss_sum / run.order.batch
             (scaled if run.scale is None else scaled * run.scale.scale).backward()
         part_totals = torch.stack([loss_sum.detach().float(), weight.detach().float()])
@@ -136,8 +136,8 @@ def take_step(run: TrainingRun, batch: Batch, loss: Loss, end: int = 0) -> None:
 
 @torch.no_grad()
 def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
-    """Update weights, averages and the epoch's sums, unless loss or gradient is not finite: then only the flag."""
-    # Processes give the mean of their gradients, so that `world` makes it a sum.
+    """Update weights, averages and the epoch's sums; where loss or gradient is not finite, only the flag."""
+    # DDP averages gradients over processes; `world` makes the average a sum.
     to_mean = run.order.batch * run.device.processes.world / totals[1].clamp_min(1e-12)
     if run.scale is not None:
         to_mean = to_mean / run.scale.scale
@@ -151,7 +151,7 @@ def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
     run.totals = run.totals + torch.where(ok, totals, torch.zeros_like(totals)).double()
     bad = ~ok
     if run.scale is not None:
-        # A scale that was too large is found in this way: not the network's fault, unless none is left to try.
+        # An overflow may only mean that the scale is too large, unless no smaller scale is left.
         bad = ~loss_finite | (~finite & run.scale.exhausted())
         run.scale.adapt(finite)
     first_bad, counter = run.flag.unbind()
@@ -159,7 +159,7 @@ def _descend(run: TrainingRun, numbers: Tensor, totals: Tensor) -> None:
 
 
 def _halve_or_raise(run: TrainingRun, error: RuntimeError | MemoryError) -> None:
-    """Go back to the last snapshot with smaller micro-batches where memory ran out; raise every other error."""
+    """Roll back with smaller micro-batches where memory ran out; raise every other error."""
     if not run.device.out_of_memory(error):
         raise error
     error.with_traceback(None)  # its frames would keep the step's tensors alive
