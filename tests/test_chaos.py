@@ -32,6 +32,19 @@ def test_killed_everywhere_and_the_same_bits(tmp_path):
     print(done.stdout)
 
 
+def test_every_hook_of_the_campaign_finds_what_it_wraps(tmp_path):
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from ml_factory.models.registry import available_models, build_model\n"
+        "from tests.chaos import work\n"
+        "from tests.chaos.hooks import Hooks, Kill, install\n"
+        "[build_model(model) for model in available_models()]\n"
+        "install(Hooks(Path(sys.argv[1]), Kill('chunk', 1), lambda: None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "diary"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_whole_campaign_is_as_large_as_it_is_said_to_be():
     plans = list(campaign(0))
     count = {}

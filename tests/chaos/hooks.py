@@ -72,9 +72,15 @@ def install(hooks: Hooks) -> None:
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
         os.environ[half_writes.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        sys.modules["ml_factory.checkpoints.remote_slots"]._SERVED_BY = half_writes.__name__
+        replace_constant("ml_factory.checkpoints.remote_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
-            sys.modules["ml_factory.checkpoints.manager"]._SMALL = 0
+            replace_constant("ml_factory.checkpoints.manager", "_INLINE_BYTES", 0)
+
+
+def replace_constant(module: str, name: str, value: object) -> None:
+    """Give a constant of a module another value; AttributeError where the module has no such constant."""
+    getattr(sys.modules[module], name)
+    setattr(sys.modules[module], name, value)
 
 
 def wrap_everywhere(module: str, name: str, around: Around) -> None:
@@ -178,7 +184,7 @@ def _work(hooks: Hooks) -> None:
         ("stack", "workflows.stack", "_calibration"),
         ("stack", "workflows.fold_schemes", "fold_plan"),
         ("stack", "workflows.dataset", "fit_preprocessing"),
-        ("stack", "workflows.predict", "uncalibrated"),
+        ("stack", "workflows.predict", "uncalibrated_predictions"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))
 
