@@ -130,7 +130,7 @@ def test_open_training_gives_the_model_that_is_trained_and_its_runs_checkpoints(
     again = load_model(found["state"]["model_state"]).load_state(model.get_state())
     np.testing.assert_equal(again.get_state(), model.get_state())
     other, _ = pipeline.open_training(prepared, **asked, seed=1)
-    with pytest.raises(SettingsError, match="not the one that the run trains"):
+    with pytest.raises(SettingsError, match="Not the model that the run trains"):
         pipeline.train(prepared, **asked, mirror="off", fresh=True, estimator=other)
 
 
@@ -154,7 +154,7 @@ def test_same_model_loaded_from_an_unfinished_training_keeps_threads_and_accumul
     given = build_model(name, **settings).load_state(saved["model_state"])
     assert given.settings != wanted.settings  # a checkpoint is of no machine
     assert check_same_model(wanted, given) is given and given.settings == wanted.settings
-    with pytest.raises(SettingsError, match="not the one that the run trains"):
+    with pytest.raises(SettingsError, match="Not the model that the run trains"):
         check_same_model(build_model(name, **settings, seed=1), given)
     if name == "lstm":  # the network's own settings, which are no settings of the training
         with pytest.raises(SettingsError, match="network_spec"):

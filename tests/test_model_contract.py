@@ -211,7 +211,7 @@ def test_mistakes_are_told(name):
         model.fit(x, np.ones_like(y), w)
     with pytest.raises(FactoryError, match="finite and not negative"):
         model.fit(x, y, -w)
-    with pytest.raises(CheckpointError, match="another model's state"):
+    with pytest.raises(CheckpointError, match="Not a state of this model"):
         model.load_state({"model": "other"})
     bad = x.copy()
     bad[3] = np.inf

@@ -239,7 +239,7 @@ def test_interrupted_equals_uninterrupted(model, minutes, finished, prepared, pr
     assert again.resumed_from == saved and heard == list(range(saved + 1, 4)) and again.exact
     went_on = f"{'epoch' if model == 'lstm' else 'block'} {saved}"
     assert f"resumed after {went_on}," in again.summary()
-    assert again.origin().loc["gone on from", "value"] == went_on
+    assert again.origin().loc["resumed from", "value"] == went_on
     if model == "catboost":
         shutil.copytree(prepared_template, tmp_path / "whole")
         finished = Workspace(tmp_path / "whole")

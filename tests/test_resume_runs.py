@@ -64,8 +64,8 @@ def test_one_line_says_what_was_found_and_what_is_done(often):
     again, (line,) = train(often)
     assert "finished before" in line and again.reused
     table = result.origin()["value"]
-    assert table["gone on from"] == "block 2" and table["bits"] == "as uninterrupted" and table["found"] == result.found
-    assert again.origin()["value"]["gone on from"] == "the end: it was finished before"
+    assert table["resumed from"] == "block 2" and table["bits"] == "as uninterrupted" and table["found"] == result.found
+    assert again.origin()["value"]["resumed from"] == "the end: it was finished before"
 
 
 def test_other_settings_open_a_run_beside(often):
@@ -105,7 +105,7 @@ def test_changed_code_offers_the_commit_and_starts_anew(often, checkout):
         train(often)
     result, (line,) = train(often, uncertified=True)
     assert "was begun with other code (seeding.py changed)" in line
-    assert f"git checkout {commit[:12]}" in line and "Starts anew beside it" in line
+    assert f"git checkout {commit[:12]}" in line and "Starts a new run" in line
     assert result.resumed_from is None and result.run_id != told["run_id"]
     assert reached(often, told["run_id"]) == "round 20"  # nothing of it was touched
     with pytest.raises(SettingsError, match=r"cannot be resumed.*other code \(seeding.py changed\).*git checkout"):

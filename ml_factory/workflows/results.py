@@ -55,12 +55,12 @@ class Result:
         exact, because = getattr(self, "exact", True), getattr(self, "inexact_because", ())
         facts = {
             "found": getattr(self, "found", ""),
-            "gone on from": "the beginning" if resumed is None else str(resumed),
+            "resumed from": "the beginning" if resumed is None else str(resumed),
             "bits": "as uninterrupted" if exact else "continued, not bit-exact",
             "because": ", ".join(because),
         }
         if getattr(self, "reused", False):
-            facts["gone on from"] = "the end: it was finished before"
+            facts["resumed from"] = "the end: it was finished before"
         return pd.DataFrame({"value": {name: text for name, text in facts.items() if text}}).rename_axis("this run")
 
     def __str__(self) -> str:

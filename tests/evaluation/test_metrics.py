@@ -108,7 +108,7 @@ def test_certain_and_wrong_costs_36_nats_and_not_infinity():
     ("y", "p", "w", "words"),
     [
         ([2], [[0.2, 0.3, 0.5]], None, "none of the three classes"),
-        ([1, 0], [[0.2, 0.3, 0.5]], None, "do not fit together"),
+        ([1, 0], [[0.2, 0.3, 0.5]], None, "differ in shape"),
         ([1], [[0.2, 0.3, np.nan]], None, "hold no probabilities"),
         ([1], [[0.2, 0.3, 0.6]], None, "sum to 1"),
         ([1], [[0.2, 0.3, 0.5]], [0.0], "No rows to evaluate"),

@@ -78,7 +78,7 @@ BROKEN = {
 @pytest.mark.parametrize("complaint", BROKEN)
 def test_what_breaks_the_contract_is_told_and_not_registered(complaint):
     broken = type("Broken", (Mine,), BROKEN[complaint])
-    with pytest.raises(SettingsError, match="does not keep the contract") as told:
+    with pytest.raises(SettingsError, match="violates the contract") as told:
         register_model("mine", broken)
     assert complaint in str(told.value) and "mine" not in available_models()
 

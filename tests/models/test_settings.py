@@ -151,7 +151,7 @@ def test_settings_parameter_is_checked_for_the_model_it_is_for(capsys):
     assert chosen(MODEL="xgboost", SETTINGS="offset=none").settings == {"offset": "none"}  # the data decide its column
     for model, text, said in (
         ("xgboost", LINE, "batch_size"), ("lstm", "batch_size", "NAME=VALUE"), ("lstm", "a=1, a=2", "given twice"),
-        ("lstm", "seed=3", "no setting of the model"), ("lstm", "learning_rate=-1", "positive"),
+        ("lstm", "seed=3", "Not a setting of the model"), ("lstm", "learning_rate=-1", "positive"),
     ):  # fmt: skip
         with pytest.raises(SettingsError, match=said):
             chosen(MODEL=model, SETTINGS=text)

@@ -55,9 +55,9 @@ def test_what_is_known_ahead_is_part_of_the_data_a_run_goes_on_with():
 def test_windows_without_them_or_with_others_are_refused():
     model = build_model("tft", **SMALL, **NAMED, epochs=1)
     for wrong in (Windows(X_NF, ROWS, 5), windows(known=KNOWN[:, :2]), windows(known=np.repeat(KNOWN, 2, axis=2))):
-        with pytest.raises(FactoryError, match="other inputs beside them"):
+        with pytest.raises(FactoryError, match="with other covariates"):
             model.fit(wrong, Y)
-    with pytest.raises(FactoryError, match="other inputs beside them"):
+    with pytest.raises(FactoryError, match="with other covariates"):
         build_model("tft", **SMALL, epochs=1).fit(windows(), Y)
     with pytest.raises(SettingsError, match=r"\[frames\]"):
         build_model("tft", **SMALL, **NAMED, frames=((1, 3),))
@@ -74,12 +74,12 @@ def test_a_forecaster_is_given_them_row_by_row():
     train, held = np.arange(10, 150), np.arange(150, 197)
     settings = {**SMALL, "epochs": 40, "known": ("clock",), "static": ("symbol",)}
     model, told = NeuralForecaster("tft", TFT, Forecast(3, channels=1), **settings), {"known_NK": known_NK}
-    with pytest.raises(FactoryError, match="other inputs beside them"):
+    with pytest.raises(FactoryError, match="with other covariates"):
         model.fit(x_NF, train, validation=held, **told)
     told["static_V"] = np.ones(1, np.float32)
     result = model.fit(x_NF, train, validation=held, **told)
     assert min(epoch["val_loss"] for epoch in result.history) < 0.1 < 0.5 * x_NF[:, 0].var()
     y_BSC = model.predict(x_NF, np.array([199]), **told)  # the steps behind the series are known, too
     assert np.abs(y_BSC[0, :, 0] - known_NK[200:, 0]).mean() < 0.6
-    with pytest.raises(FactoryError, match="other inputs beside them"):
+    with pytest.raises(FactoryError, match="with other covariates"):
         model.predict(x_NF, held)

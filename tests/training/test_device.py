@@ -33,7 +33,7 @@ def test_auto_takes_what_is_there(gpu):
     assert pick(TrainSpec(threads=3, precision="fp32")) == Device("cpu", 3)
     assert pick(TrainSpec()).threads >= 1
     for kind in ("cuda", "xla"):
-        with pytest.raises(SettingsError, match=f"No {kind.upper()} device here"):
+        with pytest.raises(SettingsError, match=f"No {kind.upper()} device found"):
             pick(TrainSpec(device=kind))
 
 

@@ -80,7 +80,7 @@ def test_folds_over_barriers_that_saw_rows_they_judge_are_refused(prepared):
     """Labels of a search that saw the training rows: only a search in every fold may judge them."""
     pipeline.search_barriers(prepared, "DEMO", 5, SPEC)
     pipeline.prepare(prepared, "DEMO", (5,), searched="h5-v1")
-    with pytest.raises(SettingsError, match=r"searched for on rows that the folds judge.*saw [\d,]+ rows.*--search"):
+    with pytest.raises(SettingsError, match=r"searched on rows that the folds test.*saw [\d,]+ rows.*--search"):
         folds(prepared, None)
     assert not list(prepared.results.rglob("folds.parquet"))  # and nothing was fitted
     assert len(folds(prepared, SPEC).fold_table) == 3
@@ -139,7 +139,7 @@ def test_a_search_continued_elsewhere_marks_the_nest(prepared, monkeypatch):
     assert not result.exact and any("python: began with 3.1" in reason for reason in result.inexact_because)
     assert result.reached == "fold 1 of 3, trial 3 of 5 in the next"
     assert f"unfinished at {result.reached} ({result.run_id})" in result.found
-    assert result.origin()["value"]["gone on from"] == result.reached
+    assert result.origin()["value"]["resumed from"] == result.reached
 
 
 def test_without_a_search_nothing_says_so_and_folds_with_paths_refuse_one(prepared):

@@ -265,7 +265,7 @@ def test_folds_killed_inside_one_say_how_far_that_one_was(prepared, monkeypatch,
     result = pipeline.cross_validate(workspace, "MES", HORIZON, "lightgbm", **asked)
     assert result.reached == ("round 10 in the first fold", "fold 1 of 2, round 10 in the next")[fold]
     assert f"unfinished at {result.reached} ({result.run_id}). Resumes from there." in result.found
-    assert result.origin()["value"]["gone on from"] == result.reached
+    assert result.origin()["value"]["resumed from"] == result.reached
     assert result.resumed_from == (None, 1)[fold] and ("round 10 in the first fold" in result.summary()) == (fold == 0)
 
 

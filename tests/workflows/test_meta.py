@@ -61,7 +61,7 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
         assert abs(metrics.loc[model, "log_loss"] - metrics.loc["prior", "log_loss"]) < 0.2
         page = trained.report_path.read_text()
         assert not re.search("directional gain|direction_gain|on the side", page, re.IGNORECASE)
-        assert f"the primary side is the sign of {COLUMN}" in page and "bets of the primary side alone" in page
+        assert f"the primary side is the sign of {COLUMN}" in page and "bets of the primary side are evaluated" in page
         if model == "xgboost":  # reads every row: its prior is that of the labels themselves
             clear = labels[labels["barrier"] != "ambiguous"]
             parts = {name: clear.index.intersection(labels.index[splits[name]]) for name in ("train", "test")}

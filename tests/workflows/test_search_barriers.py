@@ -205,11 +205,11 @@ def test_barriers_are_refused_on_bars_that_are_not_those_they_were_searched_on(t
     place = prepare("moved", moved).folder.parent
     before = Store.current(place).fingerprint
     for name, table in (("moved", moved), ("short", bars.iloc[300:])):
-        with pytest.raises(SettingsError, match="no longer those that these barriers were searched on") as told:
+        with pytest.raises(SettingsError, match="bars changed since these barriers were searched") as told:
             prepare(name, table, searched=found.path)
         assert found.seen_rows["until"] in str(told.value) and "prepare --search" in str(told.value)
     assert Store.current(place).fingerprint == before  # what was prepared stays
-    with pytest.raises(SettingsError, match="no longer those"):
+    with pytest.raises(SettingsError, match="bars changed since"):
         prepare("tick", bars, settings=replace(settings, tick=0.5), searched=found.path)
 
 
@@ -236,7 +236,7 @@ def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(s
 def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
     name = search(prepared).name
     before = Store.current(prepared.processed("DEMO")).fingerprint
-    with pytest.raises(SettingsError, match="saw rows that would now judge") as told:
+    with pytest.raises(SettingsError, match="saw rows that are now validation or test rows") as told:
         pipeline.prepare(prepared, "DEMO", (5,), settings=DataSpec(splits=SplitSpec(0.5, 0.2)), searched=name)
     assert "search again" in str(told.value)
     assert Store.current(prepared.processed("DEMO")).fingerprint == before
@@ -249,7 +249,7 @@ def test_a_search_that_saw_rows_that_judge_is_refused(prepared):
     broken = prepared.root / "broken.json"
     for text in ("{", "[]", '{"version": 3}'):
         broken.write_text(text)
-        with pytest.raises(SettingsError, match="no searched label spec"):
+        with pytest.raises(SettingsError, match="Not a searched label spec"):
             pipeline.prepare(prepared, "DEMO", (5,), searched=broken)
     with pytest.raises(SettingsError, match=r"DataSpec\.searched"):
         DataSpec(searched=("h5-v1",))
