@@ -1,4 +1,4 @@
-"""Forecasts of ETTh1 under the papers' protocol, beside what was published (data: github.com/zhouhaoyi/ETDataset).
+"""Forecasts of ETTh1 under the papers' protocol, compared with published errors (data: github.com/zhouhaoyi/ETDataset).
 
     python -m benchmarks.ett --data ../shared/data/ett         # everything, three seeds each: half an hour of one core
     python -m benchmarks.ett --models itransformer dlinear --seeds 0
@@ -51,7 +51,7 @@ def last_rows(begin: int, end: int, lookback: int, steps: int) -> np.ndarray:
 
 
 def errors(y_BSC: np.ndarray, x_NF: np.ndarray, rows: np.ndarray) -> dict[str, float]:
-    """Mean squared and mean absolute error of what is said to follow each row."""
+    """Mean squared and mean absolute error of the forecasts after each row."""
     steps = y_BSC.shape[1]
     after_BSC = np.lib.stride_tricks.sliding_window_view(x_NF, steps, axis=0)[rows + 1].transpose(0, 2, 1)
     error = y_BSC.astype(np.float64) - after_BSC
@@ -149,7 +149,7 @@ def trained(name: str, recipe: Recipe, series: Series, steps: int, **settings) -
 
 
 def judge(name: str, series: Series, steps: int, seeds: list[int], **settings) -> None:
-    """Train every seed, then read the test block, and tell."""
+    """Train every seed, then evaluate on the test block and print a line a seed."""
     recipe = RECIPES[name]
     about = {"bench": "ett", "data": series.path.stem, "model": name, "lookback": recipe.lookback, "steps": steps}
     fitted = [trained(name, recipe, series, steps, seed=seed, **settings) for seed in seeds]

@@ -1,4 +1,4 @@
-"""The feature engine alone: beside TA-Lib, in window length, and what compiling costs.
+"""The feature engine alone: compared with TA-Lib, in window length, and what compiling costs.
 
     python -m benchmarks.features [--rows 3500000] [--repeats 3] [--only indicators windows compile]
 
@@ -85,7 +85,7 @@ def indicators(frame: Frame, repeats: int) -> None:
 
 
 def _same(listed: list, outs: list[np.ndarray], sixty: object) -> int:
-    """How many indicators there are, once all of them are the same; a difference is an AssertionError."""
+    """Count the indicators once all of them agree; a difference is an AssertionError."""
     made = {}
     for names, families_columns in zip((sixty.TREND, sixty.SPREAD), outs, strict=True):
         made |= dict(zip(names, families_columns.T, strict=True))
@@ -147,14 +147,14 @@ def window_lengths(rows: int, repeats: int) -> None:
         )
 
 
-def compiling(asked: str) -> None:
+def compiling(options: str) -> None:
     """In a process of its own: the first call of one family, or of all of them with its imports, on 5,000 bars."""
     bars = market_bars(5000)
-    names = (asked,) if asked in FAMILIES else tuple(FAMILIES)
+    names = (options,) if options in FAMILIES else tuple(FAMILIES)
     spec = FeatureSpec(base_minutes=1, frames=(15, 30), families=names)
 
     def first_call() -> None:
-        if asked == AHEAD:
+        if options == AHEAD:
             compile_kernels(names)
         build_features(bars, MADE_UP, spec)
 
@@ -178,8 +178,8 @@ def _first_call(cache: str, families: str) -> dict[str, float]:
     """Seconds of the first call in a new process, and of the whole process with its imports."""
     command = [sys.executable, "-m", "benchmarks.features", "--compiling", families]
     began = time.perf_counter()
-    told = subprocess.check_output(command, text=True, env=os.environ | {"NUMBA_CACHE_DIR": cache})
-    return {f"first_call_{clock}": value for clock, value in json.loads(told).items()} | {
+    printed = subprocess.check_output(command, text=True, env=os.environ | {"NUMBA_CACHE_DIR": cache})
+    return {f"first_call_{clock}": value for clock, value in json.loads(printed).items()} | {
         "whole_process_s": digits(time.perf_counter() - began, 3)
     }
 
@@ -190,19 +190,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--compiling", choices=("all", AHEAD, *FAMILIES), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.compiling:
-        compiling(asked.compiling)
+    options = parser.parse_args()
+    if options.compiling:
+        compiling(options.compiling)
         return
-    if {"indicators", "families"} & set(asked.only):
-        frame = base_frame(market_bars(asked.rows), MADE_UP, 1)
-        if "indicators" in asked.only:
-            indicators(frame, asked.repeats)
-        if "families" in asked.only:
-            families(frame, asked.repeats)
-    if "windows" in asked.only:
-        window_lengths(asked.rows, asked.repeats)
-    if "compile" in asked.only:
+    if {"indicators", "families"} & set(options.only):
+        frame = base_frame(market_bars(options.rows), MADE_UP, 1)
+        if "indicators" in options.only:
+            indicators(frame, options.repeats)
+        if "families" in options.only:
+            families(frame, options.repeats)
+    if "windows" in options.only:
+        window_lengths(options.rows, options.repeats)
+    if "compile" in options.only:
         compile_times()
 
 

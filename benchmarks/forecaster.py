@@ -41,18 +41,19 @@ class NeuralForecaster(Neural):
     ) -> FitResult:  # fmt: skip
         """Learn from the windows that end at `rows`; the epoch is chosen on those that end at `validation`.
 
-        known_NK : float32, what a network with the setting `known` is told of every row ahead of its time, S rows past
-        the last window too. static_V : what one with `static` is told of the series.
+        known_NK : float32, known-future covariates of every row, S rows past the last window too, for a network with the
+        setting `known`. static_V : static covariates of the series, for one with `static`.
         """
         device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
         self.network = init_network(
             self.name, self.kind, features, self.lookback, self.forecast, self.network_spec, spec.seed
         )
-        told = self._told(known_NK, static_V)
-        parts, held = (self._parts(x_NF, part, *told) for part in (rows, validation))
+        covariates = self._covariates(known_NK, static_V)
+        parts, held = (self._parts(x_NF, part, *covariates) for part in (rows, validation))
         about = {**spec.identity(), **asdict(self.network_spec), **asdict(self.forecast), "lookback": self.lookback}
         return self._learn(
-            parts, held, spec, device, settings=about, data=data_signature(features, x_NF, rows, validation, *told),
+            parts, held, spec, device, settings=about,
+            data=data_signature(features, x_NF, rows, validation, *covariates),
             callbacks=callbacks, checkpoints=checkpoints,
         )  # fmt: skip
 
@@ -65,28 +66,28 @@ class NeuralForecaster(Neural):
             raise FactoryError("The model is not fitted", where=self.name, next_step="call fit first")
         device = pick(self.settings)
         with pinned(device):
-            feed = BatchLoader(device, self._read(x_NF, rows, *self._told(known_NK, static_V)))
+            feed = BatchLoader(device, self._read(x_NF, rows, *self._covariates(known_NK, static_V)))
             return outputs(self.network, feed, device, self.settings.eval_batch, self._forward).numpy()
 
-    def _told(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
-        """What the network reads beside a window, in the order of `covariates`, as wide as its settings say."""
+    def _covariates(self, known_NK: np.ndarray | None, static_V: np.ndarray | None) -> list[np.ndarray]:
+        """Return the covariates of a window in the order of `covariates`, as wide as the settings of the network."""
         given = {"known_BSK": known_NK, "static_BV": static_V}
         wanted = {name: shape[-1:] for name, shape in self.covariates.items()}
         next_step = "give known_NK and static_V what the settings name, and no more"
         return self._in_order({name: part for name, part in given.items() if part is not None}, wanted, next_step)
 
-    def _read(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
-        """What the network is given of each window."""
+    def _read(self, x_NF: np.ndarray, rows: np.ndarray, *covariates: np.ndarray) -> list[Windows | np.ndarray]:
+        """Return the inputs of the network for each window."""
         steps, ahead = self.forecast.steps, {"known_BSK": lambda part: Windows(part, np.asarray(rows) + steps, steps)}
         static = lambda part: np.broadcast_to(part, (len(rows), len(part))).copy()  # noqa: E731
-        covariates = [ahead.get(name, static)(part) for name, part in zip(self.covariates, told, strict=True)]
+        covariates = [ahead.get(name, static)(part) for name, part in zip(self.covariates, covariates, strict=True)]
         return [Windows(x_NF, rows, self.lookback), *covariates]
 
-    def _parts(self, x_NF: np.ndarray, rows: np.ndarray, *told: np.ndarray) -> list[Windows | np.ndarray]:
-        """What the network is given of each window, what follows it, and its weight."""
+    def _parts(self, x_NF: np.ndarray, rows: np.ndarray, *covariates: np.ndarray) -> list[Windows | np.ndarray]:
+        """Return the inputs of each window, the steps after it, and its weight."""
         steps = self.forecast.steps
         ones = np.ones(len(rows), dtype=np.float32)
-        return [*self._read(x_NF, rows, *told), Windows(x_NF, np.asarray(rows) + steps, steps), ones]
+        return [*self._read(x_NF, rows, *covariates), Windows(x_NF, np.asarray(rows) + steps, steps), ones]
 
     def _loss(self, network: nn.Module, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         *inputs, after_BSF, weight_B = batch

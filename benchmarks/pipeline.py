@@ -17,8 +17,8 @@ minute, and 89 columns that every side makes: momentum and volatility on 1, 15 a
 
 Before the clock runs all sides are compared column by column, once the longest recursion has forgotten its start:
 within 1e-6 of the column's deviation and float32's rounding, and within `LOOSER` where a package's running sums lose
-digits; `_comparable` says which rows are left out. Scalers agree within 1e-3 of a quartile distance. The bars come from
-a synthetic 24-hour market unless a file is named.
+digits; `_comparable` lists the rows that are left out. Scalers agree within 1e-3 of a quartile distance. The bars come
+from a synthetic 24-hour market unless a file is named.
 """
 
 import argparse
@@ -74,12 +74,12 @@ def prepare(file: Path, folder: Path, market: MarketSpec, spec: FeatureSpec = SP
 
 def with_packages(side: str, file: Path, folder: Path, first: int) -> dict[str, np.ndarray]:
     """Read, make the columns, fit the scaler on the first 70 % of the rows and write, with the packages of a side."""
-    twin = {"polars": talib_polars, "pandas": pandas_sklearn}[side]
+    peer = {"polars": talib_polars, "pandas": pandas_sklearn}[side]
     bars = pd.read_parquet(file).set_index("timestamp")
     given = talib_polars.table(bars) if side == "polars" else bars
-    made = twin.features(given, FRAMES)
-    twin.fit(made, first, first + int(TRAIN * (len(bars) - first)))
-    twin.write(made, str(folder / "columns.parquet"))
+    made = peer.features(given, FRAMES)
+    peer.fit(made, first, first + int(TRAIN * (len(bars) - first)))
+    peer.write(made, str(folder / "columns.parquet"))
     return made
 
 
@@ -93,11 +93,11 @@ def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureMatrix:
     assert np.array_equal(stored.to_numpy(), ours.values), "other numbers are stored"
     begin, stop = max(ours.first, FORGOTTEN), ours.first + int(TRAIN * len(ours))
     scaler = RobustScaler.fit(ours.values, np.arange(begin - ours.first, stop - ours.first))
-    for side, twin in (("polars", talib_polars), ("pandas", pandas_sklearn)):
+    for side, peer in (("polars", talib_polars), ("pandas", pandas_sklearn)):
         columns = with_packages(side, file, folder, begin)
         assert sorted(columns) == sorted(ours.names), f"{side}: other columns"
         worst = max(_compare(side, ours, columns), key=lambda found: found["of_allowed"])
-        center, scale = twin.fit(columns, begin, stop)
+        center, scale = peer.fit(columns, begin, stop)
         order = [list(columns).index(column) for column in ours.names]
         miss = np.abs(center[order] - scaler.center) / scaler.scale
         miss = np.maximum(miss, np.abs(scale[order] / scaler.scale / IQR_OF_NORMAL - 1))

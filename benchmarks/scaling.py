@@ -1,4 +1,4 @@
-"""Exact robust fit beside scikit-learn, and writing feature rows beside pyarrow, interleaved in one run.
+"""Exact robust fit compared with scikit-learn, and writing feature rows compared with pyarrow, interleaved in one run.
 
     python -m benchmarks.scaling [--rows 3500000] [--columns 85] [--repeats 3] [--skip-write]
 
