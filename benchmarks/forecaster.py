@@ -41,8 +41,9 @@ class NeuralForecaster(Neural):
     ) -> FitResult:  # fmt: skip
         """Learn from the windows that end at `rows`; the epoch is chosen on those that end at `validation`.
 
-        known_NK : float32, known-future covariates of every row, S rows past the last window too, for a network with the
-        setting `known`. static_V : static covariates of the series, for one with `static`.
+        known_NK : float32, known-future covariates of every row, and of S rows past the last window, for a network with
+        the setting `known`.
+        static_V : static covariates of the series, for one with `static`.
         """
         device, spec, features = pick(self.settings), self.settings, x_NF.shape[1]
         self.network = init_network(
