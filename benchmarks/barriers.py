@@ -28,7 +28,7 @@ from benchmarks.measure import digits, in_turns, rated, tell, times
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, mean_share
-from ml_factory.targets.label_table import lives, rows_with_bars_left
+from ml_factory.targets.label_table import lives, rows_with_future_bars
 from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
 
 MINUTE = 60_000_000_000
@@ -52,7 +52,7 @@ def walk(rows: int, seed: int = 0) -> Frame:
 
 def ours(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, ...]:
     up, down = barriers_of(frame, spec, MARKET)
-    entry, last = rows_with_bars_left(frame, "session", ~np.isnan(up))
+    entry, last = rows_with_future_bars(frame, "session", ~np.isnan(up))
     end = np.minimum(entry + spec.horizon, last)
     rows = lives(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
     shares = mean_share(entry + 1, rows.exit_bar, len(frame))

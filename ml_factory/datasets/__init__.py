@@ -1,1 +1,1 @@
-"""Numbers ready to learn from."""
+"""Prepared data sets: store, scaling, preprocessing, windows and covariates."""

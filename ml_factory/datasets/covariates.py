@@ -1,10 +1,10 @@
-"""What a network may read beside a window: the clock of the bars ahead, and what stays the same in a window.
+"""Known-future covariates (the exchange calendar) and static covariates of a window.
 
 N rows, S steps ahead, K known variables, V static ones.
 
 Of the future only the calendar is known: the exchange publishes its hours, weekends, holidays and early closes. So a
-known variable is one of the clock's, worked out from a row's own `known_at`; no later row of the data is looked at, and
-whether a bar will come at all is not known either.
+known variable is computed from a row's own `known_at` and the calendar; no later row of the data is used, and whether a
+bar will occur at all is not known either.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,28 +17,31 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.calendar import BASE, WEEK_DAYS
 
-KNOWN = BASE[:5]  # of the family's columns those that the clock alone makes
+KNOWN = BASE[:5]  # the family's columns that depend on the clock alone
 STATIC = ("symbol", "week_sine", "week_cosine")
-_REFUSED = {"known": "Only the calendar is known ahead", "static": "This is not the same in a whole window"}
+_REFUSED = {"known": "Only the calendar is known ahead", "static": "This is not constant in a window"}
 _MINUTE_NS = 60_000_000_000
 
 
-def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
-    """Settings with `known` and `static` as lists of names, and how many steps ahead are known: the horizon.
+def resolve_covariates(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
+    """Return the settings with `known` and `static` as lists of names, and the number of steps that are known ahead.
 
-    known : True for the whole clock.  Raises SettingsError for what is not known ahead, or does change in a window, and
-    for bars whose moments nobody knows: those by activity, and those of other sessions, which windows and labels that
-    span sessions go on to.
+    known=True selects the whole clock; the steps ahead default to the horizon.
+
+    Raises
+    ------
+    SettingsError : a variable that is not known ahead, or changes in a window; activity bars; windows and labels that
+        span sessions
     """
     settings = dict(settings)
-    # A window that goes on over nights holds several days of the week.
-    for name, there in (("known", KNOWN), ("static", STATIC[:1] if features.spans else STATIC)):
-        if names := _asked(name, settings.pop(name, None), there):
+    # A window that spans nights contains several days of the week.
+    for name, available in (("known", KNOWN), ("static", STATIC[:1] if features.spans else STATIC)):
+        if names := _requested_names(name, settings.pop(name, None), available):
             settings[name] = names
     if "known" in settings:
         if not isinstance(features.base, int):
             raise SettingsError(
-                "The moments of bars by activity are not known ahead", where="known", got=features.base_words,
+                "The moments of bars by activity are not known ahead", where="known", got=features.base_description,
                 wanted="bars of so many minutes", next_step="leave known= out",
             )  # fmt: skip
         if features.spans:
@@ -51,56 +54,65 @@ def named(settings: Mapping, horizon: int, features: FeatureSpec) -> dict:
     return settings
 
 
-def _asked(setting: str, given: object, there: Sequence[str]) -> list[str]:
-    """The names that a setting asks for; none for False and what is empty. Raises SettingsError."""
+def _requested_names(setting: str, given: object, available: Sequence[str]) -> list[str]:
+    """Return the names in a setting; [] for False and empty values. Raises SettingsError."""
     if given is True:
-        return list(there)
+        return list(available)
     if given is None or given is False:
         return []
     if not isinstance(given, str | list | tuple):
         raise SettingsError(
-            "This names no inputs", where=setting, got=repr(given), wanted="true, or some of " + ", ".join(there),
+            "Not a selection of inputs", where=setting, got=repr(given),
+            wanted="true, or some of " + ", ".join(available),
             next_step=f"{setting}=true for all of them, or leave it out",
         )  # fmt: skip
     names = [given] if isinstance(given, str) and given else list(given)
     for name in names:
-        if name not in there:
+        if name not in available:
             raise SettingsError(
-                _REFUSED[setting], where=setting, got=repr(name), wanted=", ".join(there),
-                next_step=did_you_mean(str(name), there),
+                _REFUSED[setting], where=setting, got=repr(name), wanted=", ".join(available),
+                next_step=did_you_mean(str(name), available),
             )  # fmt: skip
     return names
 
 
 def covariates_for(model: object, known_at: pd.DatetimeIndex, settings: Mapping) -> dict[str, np.ndarray]:
-    """What `model.network_spec` names: argument -> float32 (N, S, K) or (N, V), of rows known at these moments.
+    """Compute the covariates that `model.network_spec` names, for rows known at these moments.
 
-    settings : those of the data and the market, as stored.  A symbol is 1: a data set has one.
+    Parameters
+    ----------
+    model : a model with `network_spec` and `covariates`
+    known_at : N moments
+    settings : of the data and the market, as stored. A symbol is 1: a data set has one
+
+    Returns
+    -------
+    argument -> float32 (N, S, K) or (N, V)
     """
     spec, wanted = getattr(model, "network_spec", None), getattr(model, "covariates", {})
     if not wanted:
         return {}
     calendar = MarketSpec.from_dict(settings["market"]).calendar
-    told = {}
+    arrays = {}
     if "known_BSK" in wanted:
         minutes = FeatureSpec(**settings["data"]["features"]).base_minutes
         clock = clock_ahead(known_at, calendar, np.arange(1, spec.ahead + 1) * minutes)
-        told["known_BSK"] = np.stack([clock[name] for name in spec.known], axis=2)
+        arrays["known_BSK"] = np.stack([clock[name] for name in spec.known], axis=2)
     if "static_BV" in wanted:
         now = clock_ahead(known_at, calendar, np.zeros(1, np.int64)) | {
             "symbol": np.ones((len(known_at), 1), np.float32)
         }
-        told["static_BV"] = np.concatenate([now[name] for name in spec.static], axis=1)
-    return told
+        arrays["static_BV"] = np.concatenate([now[name] for name in spec.static], axis=1)
+    return arrays
 
 
 def clock_ahead(known_at: pd.DatetimeIndex, calendar: str, minutes: np.ndarray) -> dict[str, np.ndarray]:
-    """The clock's columns so many minutes after each row: name -> float32 (N, len(minutes)).
+    """Return the clock's columns so many minutes after each row: name -> float32 (N, len(minutes)).
 
-    A session's clock stands still at its end, where its labels end too; of data whose labels go on `named` refuses it.
+    The clock stops at the session's end, where labels end too; `resolve_covariates` refuses labels that span sessions.
     """
     now = known_at.as_unit("ns").asi8
-    session = sessions_of(now - 1, calendar)  # that of the bar which ends now
+    session = sessions_of(now - 1, calendar)  # of the bar that ends now
     opens, closes = session.open_ns[:, None], session.close_ns[:, None]
     moments = np.minimum(now[:, None] + minutes * _MINUTE_NS, np.maximum(closes, now[:, None]))
     progress = (moments - opens) / (closes - opens)

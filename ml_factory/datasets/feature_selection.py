@@ -1,7 +1,7 @@
-"""Which columns are worth keeping, told by the training rows of the fold alone.
+"""Feature selection from the training rows of a fold alone.
 
-Sources: Lopez de Prado, Advances in Financial Machine Learning (2018), chapter 8, for MDI and MDA; Machine Learning
-for Asset Managers (2020), chapter 4, for clusters of columns.
+Sources: Lopez de Prado, Advances in Financial Machine Learning (2018), chapter 8, for MDI and MDA; Machine Learning for
+Asset Managers (2020), chapter 4, for clusters of columns.
 """
 
 import importlib
@@ -23,9 +23,11 @@ ROWS_A_CALL = 50_000
 
 @dataclass(frozen=True)
 class Selection:
-    """Columns that stay, in their order.
+    """Selected columns, in their order.
 
-    kind : how they were chosen.  kept : positions.  scores : float64[F], what each column was judged by.
+    kind : method of selection
+    kept : positions
+    scores : float64[F], the criterion for each column
     """
 
     kind: str
@@ -33,7 +35,7 @@ class Selection:
     scores: np.ndarray
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, K)."""
+        """Return the selected columns, float32 (N, K)."""
         return np.ascontiguousarray(x_NF[:, self.kept], np.float32)
 
     def names_out(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -48,25 +50,25 @@ class Selection:
 
 
 def by_variance(sample: Sample, least: float = 1e-8) -> Selection:
-    """Columns whose variance over the training rows is above `least`; the score is the variance."""
-    x = sample.x_NF[sample.rows[sample.thinned()]].astype(np.float64)
+    """Select columns whose variance over the training rows exceeds `least`; the score is the variance."""
+    x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
     x[~np.isfinite(x)] = np.nan
-    there = ~np.isnan(x).all(axis=0)
+    present = ~np.isnan(x).all(axis=0)
     scores = np.zeros(x.shape[1])
-    scores[there] = np.nanvar(x[:, there], axis=0)
-    return _kept("variance", np.flatnonzero(scores > least), scores)
+    scores[present] = np.nanvar(x[:, present], axis=0)
+    return _select("variance", np.flatnonzero(scores > least), scores)
 
 
 def by_clusters(sample: Sample, most: float = 0.9) -> Selection:
-    """One column of each cluster: within a cluster every pair has |rank correlation| of at least `most`.
+    """Select one column of each cluster, in which every pair has |rank correlation| of at least `most`.
 
-    Complete linkage over 1 - |rho|; the one kept is the nearest to all others of its cluster, then the first. The score
-    is the cluster's number.
+    Complete linkage over 1 - |rho|; the column nearest to all others of its cluster is selected, then the first. The
+    score is the cluster's number.
     """
     if not 0 < most < 1:
-        raise SettingsError("This is no correlation", where="clusters most", got=most, wanted="between 0 and 1")
+        raise SettingsError("Not a correlation", where="clusters most", got=most, wanted="between 0 and 1")
     stats, hierarchy = importlib.import_module("scipy.stats"), importlib.import_module("scipy.cluster.hierarchy")
-    x = sample.x_NF[sample.rows[sample.thinned(CORRELATION_ROWS)]].astype(np.float64)
+    x = sample.x_NF[sample.rows[sample.subsample(CORRELATION_ROWS)]].astype(np.float64)
     x[~np.isfinite(x)] = np.nan
     ranks = stats.rankdata(x, axis=0, nan_policy="omit")
     centred = np.nan_to_num(ranks - np.nanmean(np.where(np.isnan(ranks).all(axis=0), 0.0, ranks), axis=0))
@@ -74,17 +76,19 @@ def by_clusters(sample: Sample, most: float = 0.9) -> Selection:
     rho = np.abs(centred.T @ centred) / np.maximum(np.outer(norms, norms), 1e-300)
     count = len(rho)
     if count < 2:
-        return _kept("clusters", np.arange(count), np.ones(count))
+        return _select("clusters", np.arange(count), np.ones(count))
     apart = np.clip(1.0 - rho[np.triu_indices(count, 1)], 0.0, 1.0)
     cluster = hierarchy.fcluster(hierarchy.linkage(apart, "complete"), 1.0 - most, "distance")
     near = (rho * (cluster[:, None] == cluster)).sum(axis=0).round(9)
     members = (np.flatnonzero(cluster == number) for number in np.unique(cluster))
-    return _kept("clusters", [some[near[some].argmax()] for some in members], cluster.astype(np.float64))
+    return _select("clusters", [some[near[some].argmax()] for some in members], cluster.astype(np.float64))
 
 
-def _without_each(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Iterator[np.ndarray]:
-    """What the forest says (rows, classes) when one column after the other is shuffled; many columns a call, since a
-    call costs as much as thousands of rows."""
+def _predict_shuffled(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Iterator[np.ndarray]:
+    """Yield the forest's probabilities (rows, classes) with one column after the other shuffled.
+
+    Many columns share a call, since a call costs as much as thousands of rows.
+    """
     rows, width = x_RF.shape
     together = max(1, ROWS_A_CALL // max(rows, 1))
     for first in range(0, width, together):
@@ -96,30 +100,31 @@ def _without_each(forest, x_RF: np.ndarray, seeds: tuple[int, int]) -> Iterator[
 
 
 def by_mdi(sample: Sample, share: float = 0.5, trees: int = 100, depth: int = 6, seed: int = 0) -> Selection:
-    """The `share` of the columns with the greatest mean decrease of impurity, in trees of one random column a split.
+    """Select the `share` of the columns with the greatest mean decrease of impurity.
 
-    A column no tree could choose is no evidence against it: its zeros are left out of the mean (AFML 8.3.1).
+    The trees choose from one random column a split. Zeros of trees that could not choose a column are left out of its
+    mean (AFML 8.3.1).
     """
-    x_RF, y, weights, _ = _lesson(sample)
+    x_RF, y, weights, _ = _training_sample(sample)
     forest = _forest(trees, depth, seed).fit(x_RF, y, weights)
     shares = np.array([tree.feature_importances_ for tree in forest.estimators_])
     counts = np.maximum((shares > 0).sum(axis=0), 1)
     scores = shares.sum(axis=0) / counts
     scores /= max(scores.sum(), 1e-300)
     count = max(1, round(share * len(scores)))
-    return _kept("mdi", np.argsort(-scores, kind="stable")[:count], scores)
+    return _select("mdi", np.argsort(-scores, kind="stable")[:count], scores)
 
 
 def by_mda(
     sample: Sample, folds: int = 3, embargo: int = 64, trees: int = 100, depth: int = 6, seed: int = 0
 ) -> Selection:
-    """Columns without which forests judge worse: shuffled in the judged rows, the log loss rises, over purged folds.
+    """Select columns whose shuffling raises the log loss of forests in the evaluated rows, over purged folds.
 
-    The folds lie inside the training rows (AFML 8.3.2). The score is the mean rise over the shuffled log loss; where
-    no column has one, the best stays.
+    The folds lie inside the training rows (AFML 8.3.2). The score is the mean rise over the shuffled log loss; where no
+    column has one, the best is selected.
     """
     metrics = importlib.import_module("sklearn.metrics")
-    x_RF, y, weights, targets = _lesson(sample)
+    x_RF, y, weights, targets = _training_sample(sample)
     rises = []
     for number, (train, test) in enumerate(purged_kfold(targets, folds, embargo)):
         forest = _forest(trees, depth, derive_seed(seed, "mda", number)).fit(x_RF[train], y[train], weights[train])
@@ -128,12 +133,12 @@ def by_mda(
         def loss(p: np.ndarray, forest=forest, test=test) -> float:
             return metrics.log_loss(y[test], p, sample_weight=weights[test], labels=forest.classes_)
 
-        plain = loss(forest.predict_proba(x_RF[test]))
-        worse = [loss(p) for p in _without_each(forest, x_RF[test], (number, seed))]
-        rises.append((np.array(worse) - plain) / worse)
+        unshuffled = loss(forest.predict_proba(x_RF[test]))
+        worse = [loss(p) for p in _predict_shuffled(forest, x_RF[test], (number, seed))]
+        rises.append((np.array(worse) - unshuffled) / worse)
     scores = np.mean(rises, axis=0)
     kept = np.flatnonzero(scores > 0)
-    return _kept("mda", kept if len(kept) else [scores.argmax()], scores)
+    return _select("mda", kept if len(kept) else [scores.argmax()], scores)
 
 
 SELECTIONS: dict[str, Callable[..., Selection]] = {
@@ -141,18 +146,18 @@ SELECTIONS: dict[str, Callable[..., Selection]] = {
 }  # fmt: skip
 
 
-def _kept(kind: str, columns, scores: np.ndarray) -> Selection:
+def _select(kind: str, columns, scores: np.ndarray) -> Selection:
     columns = np.sort(np.asarray(columns, np.int64))
     if not len(columns):
         raise SettingsError("No column is left", where=kind, got=f"{len(scores)} columns", next_step="lower its limit")
     return Selection(kind, columns, np.asarray(scores, np.float64))
 
 
-def _lesson(sample: Sample):
-    """x_RF, y, weights and the targets of at most TREE_ROWS training rows that teach; what is missing counts as 0."""
+def _training_sample(sample: Sample):
+    """Return x_RF, y, weights and targets of at most TREE_ROWS weighted training rows; missing values are 0."""
     if sample.targets is None:
         raise SettingsError("This needs the labels of the training rows", where="MDI or MDA", got="none")
-    some = sample.thinned(TREE_ROWS)
+    some = sample.subsample(TREE_ROWS)
     targets = sample.targets.iloc[some]
     weights = training_weights(targets)
     some, targets, weights = some[weights > 0], targets[weights > 0], weights[weights > 0]

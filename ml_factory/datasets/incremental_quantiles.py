@@ -1,8 +1,8 @@
-"""Exact quantiles of rows that only grow: what was counted around each rank is kept, and goes on with the new rows.
+"""Exact quantiles of growing rows: the counts around each rank are stored and updated with the new rows.
 
-The pass of `quantiles` counts what lies below a bracket and keeps what lies inside. Both add up over rows, so the new
-rows alone are passed over while the wanted ranks stay inside their brackets. A column that has left one is sorted once;
-where many have, all rows are passed over again.
+The pass of `quantiles` counts the values below a bracket and keeps those inside. Both add up over rows, so only the new
+rows are passed over while the wanted ranks stay inside their brackets. A column with a rank outside is sorted once;
+where many columns have one, all rows are passed over again.
 """
 
 from dataclasses import dataclass
@@ -14,27 +14,28 @@ from ml_factory.datasets.quantiles import (
     SAMPLE_ROWS,
     brackets,
     buffer_size,
-    counted,
-    evenly,
-    of_counts,
-    over_columns,
+    count_around_brackets,
+    even_positions,
+    map_columns,
     quantiles,
+    quantiles_from_counts,
 )
 
 SHARE_KEPT, LEAST_KEPT = 1 / 200, 256
-"""A bracket reaches over this share of the rows to each side of its rank: that is how far a data set grows between two
-passes over all of it, were all new values on one side."""
+"""Share of the rows on each side of a rank that its bracket covers: the growth of a data set between two passes over
+all rows in the worst case, with all new values on one side."""
 MOST_SORTED = 16  # columns sorted by themselves; with more of them a pass over all is cheaper
 MOST_GROWN = 1.25  # times the rows that were counted; with more of them too
 
 
 @dataclass(frozen=True)
 class QuantileState:
-    """What is known around Q quantiles of F columns.
+    """Counts around Q quantiles of F columns.
 
-    rows : int64, positions of the rows that were counted, rising.  low, high : float32 (Q, F), the brackets' edges.
-    counts : int64 (F, 1 + 2 Q, 2), as of `quantiles.counted`.  values : for each column what lies strictly inside a
-    bracket, float32, in any order.
+    rows : int64, positions of the counted rows, increasing
+    low, high : float32 (Q, F), the brackets' edges
+    counts : int64 (F, 1 + 2 Q, 2), as of `quantiles.count_around_brackets`
+    values : for each column the values strictly inside a bracket, float32, in any order
     """
 
     rows: np.ndarray
@@ -44,7 +45,7 @@ class QuantileState:
     values: tuple[np.ndarray, ...]
 
     def to_state(self) -> dict:
-        """As plain values and arrays; runs of rows by their first and their count."""
+        """Return plain values and arrays; runs of rows by their first and their count."""
         ends = np.cumsum([len(one) for one in self.values])
         steps = np.flatnonzero(np.diff(self.rows, prepend=-2) != 1)  # runs: few, however many rows there are
         runs = np.stack([self.rows[steps], np.append(steps[1:], len(self.rows)) - steps])
@@ -53,7 +54,7 @@ class QuantileState:
 
     @classmethod
     def from_state(cls, state: dict) -> "QuantileState":
-        """What `to_state` gave."""
+        """Restore the result of `to_state`."""
         rows = np.concatenate([np.arange(first, first + count) for first, count in state["runs"].T])
         values = tuple(np.split(state["values"], state["ends"][:-1]))
         return cls(rows, state["low"], state["high"], state["counts"], values)
@@ -62,52 +63,60 @@ class QuantileState:
 def update_quantiles(
     x_NF: np.ndarray, rows: np.ndarray, shares: tuple[float, ...], before: QuantileState | None = None
 ) -> tuple[np.ndarray, QuantileState | None]:
-    """`quantiles(x_NF, shares, rows)`, to the bit, and what to give as `before` once there are more rows.
+    """Compute `quantiles(x_NF, shares, rows)`, to the bit, and the state to pass as `before` once there are more rows.
 
-    x_NF : float32, C-contiguous.  rows : int64, rising.  before : of earlier rows of the same matrix; where they are
-    not among `rows` they count for nothing.  None comes back for few rows, which cost little.
+    Parameters
+    ----------
+    x_NF : float32, C-contiguous
+    rows : int64, increasing
+    shares : of the quantiles
+    before : state of earlier rows of the same matrix; ignored where they are not among `rows`
+
+    Returns
+    -------
+    (quantiles, state) : the state is None for few rows, which cost little
     """
     if len(rows) < FEW_ROWS:
         return quantiles(x_NF, shares, rows), None
-    more = None if before is None else _more(before, x_NF, rows)
-    gone_on = None if more is None else _update(before, x_NF, rows, more, shares)
-    return gone_on or _begun(x_NF, rows, shares)
+    new_rows = None if before is None else _new_rows(before, x_NF, rows)
+    updated = None if new_rows is None else _update(before, x_NF, rows, new_rows, shares)
+    return updated or _initialise(x_NF, rows, shares)
 
 
-def _more(before: QuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-    """Those of `rows` that were not counted; None where they are many, or where a row that was is not among them."""
+def _new_rows(before: QuantileState, x_NF: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
+    """Return the rows that were not counted; None where they are many, or where a counted row is missing."""
     if len(rows) > MOST_GROWN * len(before.rows) or before.low.shape[1] != x_NF.shape[1]:
         return None
-    asked = np.zeros(len(x_NF), bool)
-    asked[rows] = True
-    if before.rows[-1] >= len(x_NF) or not asked[before.rows].all():
+    pending = np.zeros(len(x_NF), bool)
+    pending[rows] = True
+    if before.rows[-1] >= len(x_NF) or not pending[before.rows].all():
         return None
-    asked[before.rows] = False
-    return np.flatnonzero(asked)
+    pending[before.rows] = False
+    return np.flatnonzero(pending)
 
 
-def _update(before: QuantileState, x_NF, rows, more, shares) -> tuple[np.ndarray, QuantileState] | None:
-    """None where too many ranks have left their brackets."""
+def _update(before: QuantileState, x_NF, rows, new_rows, shares) -> tuple[np.ndarray, QuantileState] | None:
+    """Update the state with the new rows; None where too many ranks have left their brackets."""
     low, high, left = before.low, before.high, []
-    new, inside = _counted(x_NF[more], low, high)
+    new, inside = _counted(x_NF[new_rows], low, high)
     counts = before.counts + new
-    values = [np.concatenate([one, x_NF[more[inside[:, f]], f]]) for f, one in enumerate(before.values)]
+    values = [np.concatenate([one, x_NF[new_rows[inside[:, f]], f]]) for f, one in enumerate(before.values)]
 
     def column(f: int) -> np.ndarray:
         left.append(f)
         return x_NF[rows, f]
 
-    found = of_counts(counts.copy(), values.__getitem__, low, high, shares, column)
+    found = quantiles_from_counts(counts.copy(), values.__getitem__, low, high, shares, column)
     if len(left) > MOST_SORTED:
         return None
     low, high = low.copy(), high.copy()
     for f in left:
-        values[f] = _around(x_NF[rows, f], shares, low[:, f], high[:, f], counts[f])
+        values[f] = _bracket_column(x_NF[rows, f], shares, low[:, f], high[:, f], counts[f])
     return found, QuantileState(rows, low, high, counts, tuple(values))
 
 
 def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`quantiles.counted` of few rows, and bool (N, F): what lies strictly inside a bracket."""
+    """Compute `quantiles.count_around_brackets` of few rows, and bool (N, F): values strictly inside a bracket."""
     counts, inside = np.zeros((x_NF.shape[1], 1 + 2 * len(low_QF), 2), np.int64), np.zeros(x_NF.shape, bool)
     counts[:, 0] = np.stack([np.isfinite(x_NF).sum(axis=0), (x_NF == -np.inf).sum(axis=0)], axis=1)
     for q, (low_F, high_F) in enumerate(zip(low_QF, high_QF, strict=True)):
@@ -117,45 +126,47 @@ def _counted(x_NF: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray) -> tuple
     return counts, inside
 
 
-def _begun(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
-    """A pass over all rows, and brackets that are drawn tighter around what it found."""
+def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
+    """Pass over all rows, and tighten the brackets around the result."""
 
     def work(x_NF: np.ndarray) -> tuple[np.ndarray, QuantileState]:
-        chosen = evenly(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
+        chosen = even_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
         low, high, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
-        counts, kept = counted(x_NF, rows, low, high, buffer_size(len(rows), len(chosen), shares))
+        counts, kept = count_around_brackets(x_NF, rows, low, high, buffer_size(len(rows), len(chosen), shares))
         selected = {}
 
         def column(f: int) -> np.ndarray:
             selected[f] = x_NF[rows, f]
             return selected[f]
 
-        found, values = of_counts(counts.copy(), kept, low, high, shares, column), []
+        found, values = quantiles_from_counts(counts.copy(), kept, low, high, shares, column), []
         for f in range(x_NF.shape[1]):
             edges = low[:, f], high[:, f], counts[f]
             whole = selected.get(f)
-            values.append(_tightened(kept(f), shares, *edges) if whole is None else _around(whole, shares, *edges))
+            values.append(
+                _tighten(kept(f), shares, *edges) if whole is None else _bracket_column(whole, shares, *edges)
+            )
         return found, QuantileState(rows, low, high, counts, tuple(values))
 
-    found, parts = zip(*over_columns(x_NF, work), strict=True)
+    found, parts = zip(*map_columns(x_NF, work), strict=True)
     edges = (np.concatenate([getattr(one, name) for one in parts], axis=1) for name in ("low", "high"))
     counts = np.concatenate([one.counts for one in parts])
     return np.concatenate(found), QuantileState(rows, *edges, counts, sum((one.values for one in parts), ()))
 
 
-def _around(column: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:
-    """`_tightened` for a column of which no bracket is of use: all of it is inside."""
+def _bracket_column(column: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:
+    """Tighten the brackets of a column for which no bracket is of use: all values are inside."""
     finite = column[np.isfinite(column)]
     negative = np.count_nonzero(column == -np.inf)
     low_Q[:], high_Q[:], counts[:] = -np.inf, np.inf, 0
     counts[0], counts[1::2, 0] = (len(finite), negative), negative
-    return _tightened(finite, shares, low_Q, high_Q, counts)
+    return _tighten(finite, shares, low_Q, high_Q, counts)
 
 
-def _tightened(held: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:
-    """Brackets of one column drawn as tight as `SHARE_KEPT` says, in place; gives what lies strictly inside any.
+def _tighten(held: np.ndarray, shares, low_Q, high_Q, counts) -> np.ndarray:
+    """Tighten the brackets of one column to `SHARE_KEPT`, in place; return the values strictly inside any bracket.
 
-    held : what lies strictly inside the brackets as they come, in which the ranks lie too.
+    held : values strictly inside the previous brackets, which contain the ranks
     """
     finite, negative = counts[0].tolist()
     ordered, inside = np.sort(held), np.zeros(len(held), bool)

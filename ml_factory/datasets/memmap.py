@@ -1,7 +1,8 @@
-"""Rows of numbers as `.npy` part files: written once, verified by content, and mapped into memory instead of read.
+"""Arrays as `.npy` part files: written once, verified by content, and memory-mapped instead of read.
 
 A file on a mount (Drive, NFS) is copied once to the local cache, verified there, and mapped from there. Several parts
-are mapped as one array through a joined file in the cache; new parts extend it, so that new rows cost what they are.
+are mapped as one array through a concatenated file in the cache; new parts extend it, so that the cost is that of the
+new rows.
 """
 
 import hashlib
@@ -22,16 +23,16 @@ from ml_factory.storage import atomic_files, file_access, mount_table
 
 BLOCK_BYTES = 8 << 20
 KEEP_DAYS = 14
-_known: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
+_hash_cache: dict[tuple, str] = {}  # state of a file -> its hash; a file is hashed once in a process
 
 
 # ---- content ---------------------------------------------------------------------------------------------------
 
 
 def content_hash(array: np.ndarray) -> str:
-    """64 hex digits for shape, dtype and content: SHA-256 over the `.npy` header and the SHA-256 of each 8 MiB.
+    """Return 64 hex digits for shape, dtype and content: SHA-256 over the `.npy` header and the SHA-256 of each 8 MiB.
 
-    array : C-contiguous. The blocks are hashed side by side on the processor's cores.
+    array : C-contiguous; its blocks are hashed in parallel
     """
     digest = hashlib.sha256(_header(array))
     with ThreadPoolExecutor(cores()) as pool:
@@ -41,64 +42,63 @@ def content_hash(array: np.ndarray) -> str:
 
 
 def file_state_hash(path: Path) -> str:
-    """The file's hash (`content_hash` of a part, else SHA-256), computed once for each state the disk tells apart."""
+    """Return the file's hash (`content_hash` of a part, else SHA-256), computed once for each state of the file."""
     state = _state(path)
-    if state not in _known:
-        _known[state] = content_hash(_map(path)) if path.suffix == ".npy" else atomic_files.file_hash(path)
-    return _known[state]
+    if state not in _hash_cache:
+        _hash_cache[state] = content_hash(_map(path)) if path.suffix == ".npy" else atomic_files.file_hash(path)
+    return _hash_cache[state]
 
 
-def remember(path: Path, digest: str) -> None:
-    """This process has just written the file and knows its hash; what a mount made of it is seen when it is read."""
+def cache_hash(path: Path, digest: str) -> None:
+    """Remember the hash of a file just written; a file on a mount is verified when it is read."""
     if not mount_table.on_mount(path):
-        _known[_state(path)] = digest
+        _hash_cache[_state(path)] = digest
 
 
 def write_part(path: Path, array: np.ndarray) -> dict:
-    """Put the array down as `.npy` in one step, hashed while it is written. {"hash", "bytes"}"""
+    """Write the array as `.npy` in one step, hashed during the write; return {"hash", "bytes"}."""
     array = np.ascontiguousarray(array)
     header = _header(array)
 
-    def write(aside: Path) -> None:
-        with open(aside, "wb", buffering=0) as file:
+    def write(temporary: Path) -> None:
+        with open(temporary, "wb", buffering=0) as file:
             for block in (memoryview(header), *_blocks(array)):
                 while block:
                     block = block[file.write(block) :]
 
     with ThreadPoolExecutor(1) as pool:
         digest = pool.submit(content_hash, array)
-        # Not flushed: what a power cut takes is missed by its hash, and made again.
+        # Not flushed: a file lost in a power cut fails its hash and is written again.
         atomic_files.replace_file(path, write, len(header) + array.nbytes, flush=False)
-    remember(path, digest.result())
+    cache_hash(path, digest.result())
     return {"hash": digest.result(), "bytes": len(header) + array.nbytes}
 
 
 # ---- mapping ---------------------------------------------------------------------------------------------------
 
 
-def local(path: Path, digest: str) -> Path:
-    """The file itself where it is on a disk of this machine; else its verified copy in the cache, made if it is not
-    there.
+def verified_local(path: Path, digest: str) -> Path:
+    """Return the file itself on a local disk; else its verified copy in the cache, made if it is absent.
 
-    Whether the content is what `digest` says is for the caller to check: a copy that is not is made anew once.
+    The caller checks the content against `digest`: a damaged copy is replaced once.
     """
     if not mount_table.on_mount(path):
         return path
     copy = atomic_files.cache_folder("parts") / f"{digest[:32]}{path.suffix}"
     if not copy.is_file() or file_state_hash(copy) != digest:
-        atomic_files.replace_file(copy, lambda aside: _copy(path, aside), flush=False)
-        _sweep(copy.parent)
+        atomic_files.replace_file(copy, lambda temporary: _copy(path, temporary), flush=False)
+        _remove_old_copies(copy.parent)
     return copy
 
 
-def joined(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
-    """The parts one below the other as one read-only array, mapped; a single part is mapped as it is."""
+def map_joined(paths: Sequence[Path], hashes: Sequence[str]) -> np.ndarray:
+    """Map the parts, one below the other, as one read-only array; a single part is mapped directly."""
     parts = [_map(path) for path in paths]
     if len(parts) == 1:
         return parts[0]
     try:
         return _joined_file(parts, hashes)
-    except OSError:  # no room for the cache: memory has to do
+    except OSError:  # no space for the cache: use memory
         return np.concatenate(parts)
 
 
@@ -108,46 +108,49 @@ def _joined_file(parts: list[np.ndarray], hashes: Sequence[str]) -> np.ndarray:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{names[-1]}.rows"
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    if path.is_file() and _sound(path, parts, hashes):
+    if path.is_file() and _holds_parts(path, parts, hashes):
         return _map_raw(path, parts[0].dtype, shape)
-    aside = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
-    done = _take_over([folder / f"{name}.rows" for name in names], aside, parts, hashes)
-    with open(aside, "r+b" if done else "wb") as file:
+    temporary = folder / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    done = _reuse_prefix([folder / f"{name}.rows" for name in names], temporary, parts, hashes)
+    with open(temporary, "r+b" if done else "wb") as file:
         file.seek(sum(part.nbytes for part in parts[:done]))
         for part in parts[done:]:
             for block in _blocks(part):
                 file.write(block)
         file.truncate()
-    os.replace(aside, path)
-    _known[_state(path)] = "".join(hashes)
-    _sweep(folder)
+    os.replace(temporary, path)
+    _hash_cache[_state(path)] = "".join(hashes)
+    _remove_old_copies(folder)
     return _map_raw(path, parts[0].dtype, shape)
 
 
-def _take_over(beginnings: list[Path], aside: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> int:
-    """Move the longest beginning that the cache holds to `aside`; how many parts it has. One of two takers gets it."""
+def _reuse_prefix(beginnings: list[Path], temporary: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> int:
+    """Move the longest cached prefix to `temporary`; return its number of parts.
+
+    Of two processes only one gets it.
+    """
     for count in range(len(parts) - 1, 1, -1):
         with suppress(FileNotFoundError):
-            if _sound(beginnings[count], parts[:count], hashes):
-                os.rename(beginnings[count], aside)
+            if _holds_parts(beginnings[count], parts[:count], hashes):
+                os.rename(beginnings[count], temporary)
                 return count
     return 0
 
 
-def _sound(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
-    """Does the file hold these parts? Hashed once for each state of the file."""
+def _holds_parts(path: Path, parts: list[np.ndarray], hashes: Sequence[str]) -> bool:
+    """Return whether the file holds these parts; hashed once for each state of the file."""
     if path.stat().st_size != sum(part.nbytes for part in parts):
         return False
-    state, told = _state(path), "".join(hashes[: len(parts)])
-    if _known.get(state) != told:
+    state, expected = _state(path), "".join(hashes[: len(parts)])
+    if _hash_cache.get(state) != expected:
         whole = _map_raw(path, parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]))
         edges = np.cumsum([0, *map(len, parts)])
         found = [content_hash(whole[a:b]) for a, b in pairwise(edges)]
-        _known[state] = "".join(found)
-    return _known[state] == told
+        _hash_cache[state] = "".join(found)
+    return _hash_cache[state] == expected
 
 
-# ---- places ----------------------------------------------------------------------------------------------------
+# ---- cache -----------------------------------------------------------------------------------------------------
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -155,8 +158,8 @@ def _copy(source: Path, target: Path) -> None:
         file_access.download(source, str(target))
 
 
-def _sweep(folder: Path) -> None:
-    """Copies nobody wrote or read for two weeks go; who has one mapped keeps it."""
+def _remove_old_copies(folder: Path) -> None:
+    """Remove copies unused for two weeks; processes that have one mapped keep it."""
     for path in folder.iterdir():
         with suppress(OSError):
             facts = path.stat()

@@ -1,9 +1,9 @@
-"""Exact quantiles of every column of a matrix, in one pass over it, whether rows or columns lie together in memory.
+"""Exact quantiles of every column of a matrix in one pass, for row-major and column-major memory.
 
 A sample of rows brackets each wanted rank between two of its values (Floyd and Rivest, 1975). One pass over the rows
-then counts what lies below each bracket and keeps the few values inside, so the rank is found exactly among them. A
-column whose rank fell outside its bracket, or whose bracket held too much, is selected by NumPy: always exact, seldom
-slow. No copy of the matrix is made.
+then counts the values below each bracket and keeps the few inside, so the rank is found exactly among them. A column
+whose rank lies outside its bracket, or whose bracket overflows, is selected by NumPy: always exact, rarely slow. The
+matrix is not copied.
 """
 
 from collections.abc import Callable
@@ -18,97 +18,109 @@ SAMPLE_ROWS = 65_536
 FEW_ROWS = 16_384  # fewer than this are sorted as they are
 TILE_ROWS = 256
 LANES = 48
-"""Columns compared side by side: three vector registers of float32, so that their counts do not wait for each other."""
+"""Columns compared in parallel: three vector registers of float32, so that their counts are independent."""
 BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket in 100,000 misses its rank
 FEW_TIES = 16  # of the sample: no more of it may share an edge of a bracket where equal values are not counted apart
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
 def quantiles(x_NF: np.ndarray, shares: tuple[float, ...], rows: np.ndarray | None = None) -> np.ndarray:
-    """float64 (F, Q): np.quantile(column, shares), linear, to the bit, of the finite values of each column.
+    """Compute np.quantile(column, shares), linear, to the bit, of the finite values of each column; float64 (F, Q).
 
-    x_NF : float32.  rows : int64 positions of the rows that count; None: all. A column without a finite value gives
-    NaN. The columns are shared out over the processor's cores; no number depends on how many there are.
+    A column without a finite value gives NaN. Columns are divided among the processor's cores; no number depends on
+    their count.
+
+    x_NF : float32
+    shares : of the quantiles
+    rows : int64 positions of the rows to use; None: all
     """
     x_NF = np.asarray(x_NF, np.float32)
     count = len(x_NF) if rows is None else len(rows)
     features = x_NF.shape[1]
     if count < min(2 * SAMPLE_ROWS, FEW_ROWS) or not features or x_NF.strides[1] != x_NF.itemsize:
-        return _of_few(x_NF if rows is None else x_NF[rows], shares)
+        return _quantiles_by_numpy(x_NF if rows is None else x_NF[rows], shares)
     rows = np.arange(0) if rows is None else np.ascontiguousarray(rows, np.int64)
-    return np.concatenate(over_columns(x_NF, lambda columns: _of_columns(columns, rows, shares)))
+    return np.concatenate(map_columns(x_NF, lambda columns: _quantiles_of_columns(columns, rows, shares)))
 
 
-def over_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
-    """What `work` gives of some neighbouring columns, of the next ones, and so on: shared out over the cores."""
+def map_columns(x_NF: np.ndarray, work: Callable[[np.ndarray], object]) -> list:
+    """Apply `work` to groups of adjacent columns in parallel; return the results in order."""
     threads = min(cores(), x_NF.shape[1])
     edges = np.linspace(0, x_NF.shape[1], threads + 1).astype(int)
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda first, stop: work(x_NF[:, first:stop]), edges[:-1], edges[1:]))
 
 
-def between(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """Linear interpolation with the rounding of np.quantile: from the nearer end. A zero has no sign."""
+def interpolate(low: np.ndarray, high: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Interpolate linearly with the rounding of np.quantile: from the nearer end. A zero has no sign."""
     step = high - low
     return np.where(share < 0.5, low + step * share, high - step * (1 - share)) + 0.0
 
 
-def _of_few(x_NF: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
-    """Quantiles (F, Q) by NumPy; of all columns at once where they are few rows and every value is finite."""
+def _quantiles_by_numpy(x_NF: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
+    """Compute quantiles (F, Q) by NumPy; of all columns at once for few rows of finite values."""
     if x_NF.size and len(x_NF) < FEW_ROWS and np.isfinite(x_NF).all():
         return np.ascontiguousarray(np.quantile(np.ascontiguousarray(x_NF.T, np.float64), shares, axis=1).T) + 0.0
     return np.array([_by_numpy(column, shares) for column in x_NF.T]).reshape(-1, len(shares))
 
 
-def _of_columns(x_NF, rows, shares) -> np.ndarray:
-    """Quantiles (F, Q) of these columns.  rows : positions, or none for all."""
-    count = len(rows) or len(x_NF)
-    chosen = evenly(count, min(SAMPLE_ROWS, count // 4))
-    low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
-    counts, kept = counted(x_NF, rows, low_QF, high_QF, buffer_size(count, len(chosen), shares))
-    return of_counts(counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None))
+def _quantiles_of_columns(x_NF, rows, shares) -> np.ndarray:
+    """Compute quantiles (F, Q) of these columns.
 
-
-def counted(
-    x_NF: np.ndarray, rows: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray, room: int
-) -> tuple[np.ndarray, Callable[[int], np.ndarray | None]]:
-    """What one pass over the rows counts around these brackets, and keeps.
-
-    Gives int64 (F, 1 + 2 Q, 2), pairs: finite values and -inf; then of each bracket the values below it, -inf too, and
-    at its low edge, and those at its high edge (0 where that is the low edge too) beside nothing. And column -> its
-    values strictly inside any bracket, None where they are more than there is `room` for.
+    rows : positions, or none for all
     """
-    held = np.empty((-(-x_NF.shape[1] // LANES) * LANES, room), np.float32)
-    counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), held)
+    count = len(rows) or len(x_NF)
+    chosen = even_positions(count, min(SAMPLE_ROWS, count // 4))
+    low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    counts, kept = count_around_brackets(x_NF, rows, low_QF, high_QF, buffer_size(count, len(chosen), shares))
+    return quantiles_from_counts(
+        counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None)
+    )
+
+
+def count_around_brackets(
+    x_NF: np.ndarray, rows: np.ndarray, low_QF: np.ndarray, high_QF: np.ndarray, capacity: int
+) -> tuple[np.ndarray, Callable[[int], np.ndarray | None]]:
+    """Count values around these brackets in one pass over the rows, and keep those inside.
+
+    Returns
+    -------
+    counts : int64 (F, 1 + 2 Q, 2), pairs: finite values and -inf; then for each bracket the values below it (-inf
+        included) and at its low edge, and those at its high edge (0 where that is the low edge too) with an unused
+        second entry
+    kept : column -> its values strictly inside any bracket, None where they exceed `capacity`
+    """
+    buffer = np.empty((-(-x_NF.shape[1] // LANES) * LANES, capacity), np.float32)
+    counts, many = _count(x_NF, rows, _by_lanes(low_QF, high_QF), buffer)
 
     def kept(f: int) -> np.ndarray | None:
-        return held[f, : many[f]] if many[f] < room - 1 else None
+        return buffer[f, : many[f]] if many[f] < capacity - 1 else None
 
     return counts[: x_NF.shape[1]], kept
 
 
-def evenly(count: int, wanted: int) -> np.ndarray:
-    """int64 (wanted,): positions spread over 0 .. count - 1, both ends among them."""
+def even_positions(count: int, wanted: int) -> np.ndarray:
+    """Return int64 (wanted,): positions spread over 0 .. count - 1, both ends included."""
     return np.linspace(0, count - 1, wanted).astype(np.int64)
 
 
 def buffer_size(count: int, sampled: int, shares: tuple[float, ...]) -> int:
-    """What the brackets of a column hold on average, and a quarter more."""
+    """Return the average number of values in the brackets of a column, and a quarter more."""
     return int(1.25 * 2 * BRACKET * count * sum((p * (1 - p) / sampled) ** 0.5 for p in shares)) + 4096
 
 
-def of_counts(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
-    """Quantiles (F, Q) from what a pass counted.
+def quantiles_from_counts(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
+    """Compute quantiles (F, Q) from the counts of a pass.
 
-    kept : column -> its values inside any bracket, None where there was no room.  column : one that must be selected,
-    since a bracket missed or overflowed.
+    kept : column -> its values inside any bracket, None where they exceeded the capacity
+    column : returns one that must be selected, since a bracket missed or overflowed
     """
     features, finite = low_QF.shape[1], counts[:, 0, 0].tolist()
     counts[:, 1::2, 0] -= counts[:, :1, 1]  # -inf is below every bracket, and counts for nothing
     ends_3FQ, selected = np.zeros((3, features, len(shares))), {}
     for f in range(features):
-        held = kept(f)
-        ordered = None if held is None else np.sort(held)
+        buffer = kept(f)
+        ordered = None if buffer is None else np.sort(buffer)
         for q, share in enumerate(shares):
             around = counts[f, 1 + 2 * q : 3 + 2 * q].ravel().tolist()
             edges = low_QF[q, f], high_QF[q, f]
@@ -117,14 +129,14 @@ def of_counts(counts, kept, low_QF, high_QF, shares, column) -> np.ndarray:
                 selected[f] = _by_numpy(column(f), shares)
                 break
             ends_3FQ[:, f, q] = ends
-    found = between(*ends_3FQ)
+    found = interpolate(*ends_3FQ)
     for f, values in selected.items():
         found[f] = values
     return found
 
 
 def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """float32 (Q, F) twice: sample values surely below and above each quantile; bool[F]: whether any of them is common.
+    """Return sample values below and above each quantile, float32 (Q, F) twice, and bool[F]: any of them is common.
 
     Sorts the sample in place.
     """
@@ -134,7 +146,7 @@ def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarr
     place_QF, spread = np.multiply.outer(share, finite - 1), np.multiply.outer(share * (1 - share), finite)
     reach_QF = BRACKET * np.sqrt(np.maximum(spread, 4.0))
     wanted_2QF = np.stack([np.floor(place_QF - reach_QF), np.ceil(place_QF + reach_QF)])
-    inside = (wanted_2QF >= 0) & (wanted_2QF < finite)  # beyond the sample anything may come
+    inside = (wanted_2QF >= 0) & (wanted_2QF < finite)  # beyond the sample the bracket is unbounded
     at = np.where(inside, wanted_2QF, 0).astype(np.int64)
     edges = sample_FS[columns, at]
     after, before = np.minimum(at + FEW_TIES, np.maximum(finite - 1, 0)), np.maximum(at - FEW_TIES, 0)
@@ -144,7 +156,7 @@ def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarr
 
 
 def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
-    """float32 (F / LANES, 2 Q, LANES): the edges of each bracket, low and high in turn, of LANES columns."""
+    """Return float32 (F / LANES, 2 Q, LANES): low and high edges of each bracket in turn, of LANES columns."""
     shares, features = low_QF.shape
     blocks = -(-features // LANES)
     edges = np.zeros((2 * shares, blocks * LANES), np.float32)
@@ -153,10 +165,10 @@ def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
 
 
 def _ranked(finite, share, counts, low, high, ordered) -> tuple[float, float, float] | None:
-    """The two values around the quantile and its way from one to the other, where both lie in the bracket; else None.
+    """Return the two values around the quantile and the weight between them, where both lie in the bracket; else None.
 
-    counts : how many values are below the bracket, at its low edge, at its high edge.
-    ordered : what lies strictly inside this bracket or another, rising.
+    counts : number of values below the bracket, at its low edge, at its high edge
+    ordered : values strictly inside this bracket or another, increasing
     """
     if not finite:
         return np.nan, np.nan, 0.0
@@ -176,11 +188,11 @@ def _ranked(finite, share, counts, low, high, ordered) -> tuple[float, float, fl
 
 @njit(cache=True, nogil=True)
 def _count(x_NF, rows, edges, kept):
-    """As `counted`, and how many values of each column were kept.
+    """Compute `count_around_brackets`, and the number of values kept of each column.
 
-    A column with more than there is room for in `kept` stops one short of it.
+    A column with more than the capacity of `kept` stops one short of it.
     """
-    features, room = x_NF.shape[1], kept.shape[1]
+    features, capacity = x_NF.shape[1], kept.shape[1]
     blocks, sides, _ = edges.shape
     count = len(rows) if len(rows) else len(x_NF)
     pairs, finite = np.zeros((blocks, sides, LANES), np.int32), np.zeros(blocks * LANES, np.int32)
@@ -211,7 +223,7 @@ def _count(x_NF, rows, edges, kept):
                     for f in range(8 * word, 8 * word + 8):
                         place = many[f]
                         kept[f, place] = tile[i, f]
-                        many[f] = min(place + wanted[i, f], room - 1)
+                        many[f] = min(place + wanted[i, f], capacity - 1)
     for f in range(features):
         for q in range(0, sides, 2):
             if edges[f // LANES, q, f % LANES] == edges[f // LANES, q + 1, f % LANES]:
@@ -221,7 +233,7 @@ def _count(x_NF, rows, edges, kept):
 
 @njit(cache=True, nogil=True)
 def _finite(tile, pairs):
-    """Count what is finite, and -inf, of every column."""
+    """Count the finite values, and -inf, of every column."""
     for i in range(TILE_ROWS):
         row = tile[i]
         for f in range(len(pairs)):
@@ -230,7 +242,7 @@ def _finite(tile, pairs):
 
 @njit(cache=True, nogil=True)
 def _compare(tile, first, edges, pairs, wanted):
-    """Add to the counts of a bracket of LANES columns, and mark in `wanted` what lies strictly inside.
+    """Add to the counts of a bracket of LANES columns, and mark in `wanted` the values strictly inside.
 
     Two counts share an int32: TILE_ROWS of them fit in its lower half.
     """
@@ -245,7 +257,7 @@ def _compare(tile, first, edges, pairs, wanted):
 
 @njit(cache=True, nogil=True)
 def _add(pairs, counts):
-    """The two halves of each pair to the long counts; the pairs begin anew."""
+    """Add the two halves of each pair to the long counts, and reset the pairs."""
     for f in range(len(pairs)):
         counts[f, 0] += pairs[f] & 0xFFFF
         counts[f, 1] += pairs[f] >> 16

@@ -1,4 +1,4 @@
-"""Choosing rows without tearing time apart."""
+"""Row selection that preserves time order: contiguous blocks and complete windows."""
 
 import numpy as np
 
@@ -6,10 +6,10 @@ from ml_factory.errors import SettingsError
 
 
 def contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarray:
-    """At most `limit` of `rows` (increasing positions), as `blocks` unbroken runs of them spread evenly over time.
+    """Return at most `limit` of `rows` (increasing positions), as `blocks` contiguous runs spread evenly over time.
 
-    What QUICK trains on: each run keeps its order and its neighbours, the first run starts at the first row and the
-    last run ends at the last one. All rows come back where `limit` allows it.
+    Used by QUICK: each run keeps its order and its neighbours, the first run starts at the first row and the last run
+    ends at the last one. All rows are returned where `limit` allows it.
     """
     for name, value in {"limit": limit, "blocks": blocks}.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
@@ -26,9 +26,11 @@ def contiguous_blocks(rows: np.ndarray, limit: int, blocks: int = 4) -> np.ndarr
 
 
 def rows_with_window(segment: np.ndarray, rows: np.ndarray, lookback: int) -> np.ndarray:
-    """bool[len(rows)]: do the `lookback` consecutive rows that end at each row lie in the row's own segment?
+    """Return bool[len(rows)]: whether the `lookback` consecutive rows that end at each row lie in its segment.
 
-    segment : int[N] of all feature rows.  rows : int64 positions into them.
+    segment : int[N] of all feature rows
+    rows : int64 positions into them
+    lookback : rows of a window
     """
     if isinstance(lookback, bool) or not isinstance(lookback, int | np.integer) or lookback < 1:
         raise SettingsError("A window cannot be this long", where="lookback", got=repr(lookback), wanted="1 or more")

@@ -1,4 +1,4 @@
-"""Columns of very different spread made comparable, by numbers read off training rows only."""
+"""Feature scalers, fitted on training rows only: robust, standard and quantile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,21 +16,24 @@ BLOCK_ROWS = 65_536
 
 
 class Scaler(Protocol):
-    """Fitted on rows of x_NF, then deaf: every row is scaled by itself, the same in any company.
+    """Interface of a fitted scaler: each row is scaled on its own.
 
     `fit(x_NF, rows=None, **settings)`: rows are the int64 positions of the training rows; None: all of x_NF.
     """
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F), finite; NaN becomes 0, the middle."""
+        """Return float32 (N, F), finite; NaN becomes 0, the center."""
 
     def to_dict(self) -> dict:
-        """Numbers and texts only; JSON keeps them exactly."""
+        """Return numbers and texts only; JSON stores them exactly."""
 
 
 @dataclass(frozen=True)
 class LinearScaler:
-    """(x - center) / scale, clipped to [-clip, clip]; center, scale : float64[F]."""
+    """(x - center) / scale, clipped to [-clip, clip].
+
+    center, scale : float64[F]
+    """
 
     center: np.ndarray
     scale: np.ndarray
@@ -40,20 +43,20 @@ class LinearScaler:
 
     @classmethod
     def fit(cls, x_NF: np.ndarray, rows: np.ndarray | None = None, clip: float = 8.0) -> "LinearScaler":
-        """Read center and scale off these rows alone. Non-finite values are left out; an empty column gives (0, 1)."""
+        """Estimate center and scale from these rows, without non-finite values; an empty column gives (0, 1)."""
         _check_rows(x_NF, rows, cls.__name__)
-        return cls._of(*cls._read_off(np.asarray(x_NF, np.float32), rows), clip)
+        return cls._from_center_and_scale(*cls._center_and_scale(np.asarray(x_NF, np.float32), rows), clip)
 
     @classmethod
-    def _of(cls, center: np.ndarray, scale: np.ndarray, clip: float) -> "LinearScaler":
+    def _from_center_and_scale(cls, center: np.ndarray, scale: np.ndarray, clip: float) -> "LinearScaler":
         if not 0 < clip < np.inf:
             raise SettingsError("Values cannot be clipped like this", where="clip", got=clip, wanted="a number above 0")
-        # A spread at the rounding of the level itself is a constant column: dividing would blow noise up.
+        # A spread at the level's own rounding error is a constant column: dividing would amplify noise.
         scale = np.where(scale > 1e-12 * np.maximum(1.0, np.abs(center)), scale, 1.0)
         return cls(np.where(np.isfinite(center), center, 0.0), scale, float(clip))
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F); `out` takes the result where memory is short."""
+        """Return float32 (N, F), written into `out` where given."""
 
         def scaled(block: np.ndarray) -> np.ndarray:
             block = (block.astype(np.float64) - self.center) / self.scale
@@ -69,20 +72,20 @@ class LinearScaler:
         try:
             center, scale = (np.asarray(stored[name], np.float64) for name in ("center", "scale"))
             clip = float(stored["clip"])
-            sound = stored["kind"] == cls.kind and center.ndim == 1 and center.shape == scale.shape
-            sound = sound and bool(np.isfinite(center).all() and np.isfinite(scale).all() and (scale > 0).all())
+            valid = stored["kind"] == cls.kind and center.ndim == 1 and center.shape == scale.shape
+            valid = valid and bool(np.isfinite(center).all() and np.isfinite(scale).all() and (scale > 0).all())
         except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound or not 0 < clip < np.inf:
-            raise unreadable(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
+            valid = False
+        if not valid or not 0 < clip < np.inf:
+            raise unreadable_scaler(stored, f"kind {cls.kind!r}, center and positive scale of one length, clip")
         return cls(center, scale, clip)
 
 
 class RobustScaler(LinearScaler):
-    """Center: the median. Scale: the quartile distance over that of a normal, so that a bell gets deviation 1.
+    """Center: the median. Scale: the interquartile range over that of a normal, so that a normal gets deviation 1.
 
-    Where half the rows or more share one value that distance is 0, and the standard deviation stands in, and 1 where
-    that is 0 too. Quantiles are exact (`quantiles`).
+    Where half the rows or more share one value that range is 0, and the standard deviation is used, or 1 where that is
+    0 too. Quantiles are exact (`quantiles`).
     """
 
     kind = "robust"
@@ -91,16 +94,16 @@ class RobustScaler(LinearScaler):
     def of_quartiles(
         cls, quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray], clip: float = 8.0
     ) -> "RobustScaler":
-        """`fit` on columns with these quartiles; `column` gives the values of one whose quartiles are equal."""
-        return cls._of(*_of_quartiles(quartiles_F3, column), clip)
+        """Return the scaler for these quartiles; `column` returns the values of one whose quartiles are equal."""
+        return cls._from_center_and_scale(*_of_quartiles(quartiles_F3, column), clip)
 
     @staticmethod
-    def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _center_and_scale(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         return _of_quartiles(quantiles(x_NF, QUARTILES, rows), lambda f: x_NF[:, f] if rows is None else x_NF[rows, f])
 
 
 def _of_quartiles(quartiles_F3: np.ndarray, column: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(center, scale), float64[F] each; `column` gives one whose quartiles are equal."""
+    """Return (center, scale), float64[F] each; `column` returns one whose quartiles are equal."""
     low, center, high = quartiles_F3.T
     scale = (high - low) / IQR_OF_NORMAL
     for f in np.flatnonzero(~(scale > 0) & np.isfinite(center)):
@@ -115,7 +118,7 @@ class StandardScaler(LinearScaler):
     kind = "standard"
 
     @staticmethod
-    def _read_off(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _center_and_scale(x_NF: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         total, squares, count = np.zeros((3, x_NF.shape[1]))
         for block in _blocks(x_NF, rows):
             finite = np.isfinite(block)
@@ -131,8 +134,9 @@ class StandardScaler(LinearScaler):
 class QuantileScaler:
     """Each value's rank among the training rows, by interpolation between stored quantiles.
 
-    knots : float64 (F, K), the quantiles at K even shares from 0 to 1.  shape : "normal" gives the deviate of that
-    rank, clipped to [-clip, clip]; "uniform" gives 2 * rank - 1. Among equal knots the middle rank holds.
+    knots : float64 (F, K), the quantiles at K even shares from 0 to 1; among equal knots the middle rank holds
+    shape : "normal" gives the deviate of that rank, clipped to [-clip, clip]; "uniform" gives 2 * rank - 1
+    clip : limit of the deviate
     """
 
     knots: np.ndarray
@@ -157,7 +161,7 @@ class QuantileScaler:
         return cls(np.array(found).reshape(-1, knots), shape)
 
     def transform(self, x_NF: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F): ranks as the class tells, 0 for a missing value; written into `out` where given.
+        """Return ranks as float32 (N, F), 0 for a missing value, written into `out` where given.
 
         A value beyond the outer knots has their rank. Raises SettingsError for another number of columns.
         """
@@ -183,20 +187,20 @@ class QuantileScaler:
     def from_dict(cls, stored: dict) -> "QuantileScaler":
         try:
             knots, clip = np.asarray(stored["knots"], np.float64), float(stored["clip"])
-            sound = stored["kind"] == cls.kind and stored["shape"] in ("normal", "uniform") and knots.ndim == 2
-            sound = sound and bool(np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all())
+            valid = stored["kind"] == cls.kind and stored["shape"] in ("normal", "uniform") and knots.ndim == 2
+            valid = valid and bool(np.isfinite(knots).all() and (np.diff(knots, axis=1) >= 0).all())
         except (KeyError, TypeError, ValueError):
-            sound = False
-        if not sound or not 0 < clip < np.inf:
-            raise unreadable(stored, "kind 'quantile', shape, clip, rising knots of one length")
+            valid = False
+        if not valid or not 0 < clip < np.inf:
+            raise unreadable_scaler(stored, "kind 'quantile', shape, clip, rising knots of one length")
         return cls(knots, stored["shape"], clip)
 
 
 SCALERS = {scaler.kind: scaler for scaler in (RobustScaler, StandardScaler, QuantileScaler)}
 
 
-def unreadable(stored: object, wanted: str) -> FactoryError:
-    """The error for what was stored in another form than `to_dict` gives."""
+def unreadable_scaler(stored: object, wanted: str) -> FactoryError:
+    """Return the error for a stored scaler in another form than `to_dict` writes."""
     return FactoryError(
         "A stored scaler cannot be read",
         where="scaler",
@@ -218,7 +222,7 @@ def _check_rows(x_NF: np.ndarray, rows: np.ndarray | None, name: str) -> None:
 
 
 def _blocks(x_NF: np.ndarray, rows: np.ndarray | None):
-    """The rows as float64, a block at a time."""
+    """Yield the rows as float64, a block at a time."""
     for first in range(0, len(x_NF) if rows is None else len(rows), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)
         yield x_NF[block if rows is None else rows[block]].astype(np.float64)

@@ -1,15 +1,15 @@
-"""What `prepare` made, on disk: part files that never change, and a manifest written last that vouches for them.
+"""Prepared data sets on disk: immutable part files, and a manifest of their hashes that is written last.
 
 processed/{SYMBOL}/current.json                    which fingerprint the next step reads
 processed/{SYMBOL}/parts/{made by}-{first}-{stop}-features.npy    float32 (rows, features), before scaling
                          {made by}-{first}-{stop}-rows.npy        known_at, session, segment, close of each row
 processed/{SYMBOL}/{fingerprint12}/labels_h20.parquet  splits_h20.json  scaler_h20.json
-                                   ranks_h20.state     of many training rows: what a scaler of more goes on from
-                                   stream.state        where bars were appended: what the next rows are made from
+                                   ranks_h20.state     of many training rows: quantile state for a scaler of more
+                                   stream.state        where bars were appended: state for the next rows
                                    manifest.json       hash and size of every file above, and its own hash
 
-Data sets share parts: bars that only grew give a data set with the parts there were and one more for the new rows. A
-folder without a sound manifest, or with a file that is not what the manifest says, is not there: it is rebuilt.
+Data sets share parts: appended bars give a data set with the existing parts and one more for the new rows. A folder
+without a valid manifest, or with a file that does not match the manifest, counts as absent: it is rebuilt.
 """
 
 from collections.abc import Iterable
@@ -33,17 +33,17 @@ REBUILD = "run prepare again: it rebuilds what is missing or damaged"
 
 
 class Store:
-    """One prepared data set, to read. Get one from `find`, `current` or `open`; `datasets.writing` makes them."""
+    """One prepared data set, to read, from `find`, `current` or `open`; `datasets.store_writer` writes them."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         self.folder, self.fingerprint = Path(folder), fingerprint
         self._manifest = manifest
 
-    # -- which data set ------------------------------------------------------------------------------------------
+    # -- opening -------------------------------------------------------------------------------------------------
 
     @classmethod
     def find(cls, processed: Path, fingerprint: str) -> "Store | None":
-        """The committed data set of this fingerprint with every hash checked, or None where it must be (re)built."""
+        """Return the committed data set of this fingerprint with every hash checked, or None where it must be built."""
         folder = folder_of(processed, fingerprint)
         manifest = read_manifest(folder)
         if manifest is None or manifest["fingerprint"] != fingerprint:
@@ -53,7 +53,7 @@ class Store:
 
     @classmethod
     def current(cls, processed: Path) -> "Store":
-        """The data set committed last. Raises NotPreparedError."""
+        """Return the data set committed last. Raises NotPreparedError."""
         pointer = Path(processed) / CURRENT
         if not atomic_files.is_file(pointer):
             raise NotPreparedError(
@@ -63,7 +63,7 @@ class Store:
                 wanted="features and labels",
                 next_step="run prepare (notebook 01, or python -m ml_factory prepare)",
             )
-        stored = atomic_files.json_or_none(pointer)  # half-written: said below, with the way out
+        stored = atomic_files.json_or_none(pointer)  # a half-written one is reported below, with the next step
         name = stored.get("fingerprint") if isinstance(stored, dict) else None
         if not _is_fingerprint(name):
             raise NotPreparedError("The pointer to the prepared data is damaged", where=pointer, next_step=REBUILD)
@@ -71,9 +71,9 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
-        """The committed data set in this folder; each file's hash is checked when it is first read.
+        """Return the committed data set in this folder; each file's hash is checked when it is first read.
 
-        Raises NotPreparedError when there is no sound manifest.
+        Raises NotPreparedError when there is no valid manifest.
         """
         manifest = read_manifest(Path(folder))
         if manifest is None:
@@ -86,7 +86,7 @@ class Store:
 
     @property
     def committed(self) -> bool:
-        """Whether its manifest is written: all that it names is there."""
+        """True once the manifest is written: all files in it exist."""
         return self._manifest is not None
 
     @property
@@ -96,7 +96,7 @@ class Store:
 
     @property
     def facts(self) -> dict:
-        """What `commit` was told."""
+        """Facts passed to `commit`."""
         return self._manifest["facts"] if self._manifest else {}
 
     @property
@@ -127,19 +127,19 @@ class Store:
 
     @property
     def rows(self) -> int:
-        """How many feature rows there are."""
+        """Number of feature rows."""
         return sum(part["rows"] for part in self.parts)
 
     def load_features(
         self, columns: Iterable[str] | None = None, start: object = None, end: object = None
     ) -> pd.DataFrame:
-        """float32 features, index known_at (UTC); only `columns`, only start <= known_at <= end (no zone: UTC).
+        """Return float32 features, index known_at (UTC); only `columns`, only start <= known_at <= end (no zone: UTC).
 
-        Raises SettingsError for a column that is not there.
+        Raises SettingsError for an unknown column.
         """
         time = self.known_at
-        first = 0 if start is None else time.searchsorted(store_parts.moment(start, "start"), side="left")
-        stop = len(time) if end is None else time.searchsorted(store_parts.moment(end, "end"), side="right")
+        first = 0 if start is None else time.searchsorted(store_parts.parse_moment(start, "start"), side="left")
+        stop = len(time) if end is None else time.searchsorted(store_parts.parse_moment(end, "end"), side="right")
         rows, names = slice(first, max(first, stop)), self._known_columns(columns)
         values = self.values[rows]
         if names != self.feature_names:
@@ -148,94 +148,96 @@ class Store:
 
     @property
     def values(self) -> np.ndarray:
-        """float32 (rows, features), C-contiguous: mapped into memory, read-only, nothing copied."""
+        """float32 (rows, features), C-contiguous: memory-mapped, read-only, not copied."""
         return self._array("features")
 
     @property
     def known_at(self) -> pd.DatetimeIndex:
-        """When each feature row is known, UTC."""
+        """Moment at which each feature row is known, UTC."""
         return store_parts.utc_index(self._array("facts")["known_at"])
 
     def load_rows(self) -> pd.DataFrame:
-        """session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
+        """Return session, segment (int32) and close (float64) of each feature row, index known_at (UTC)."""
         facts = self._array("facts")
         columns = {name: facts[name].copy() for name in ("session", "segment", "close")}
         return pd.DataFrame(columns, index=store_parts.utc_index(facts["known_at"]))
 
     def load_labels(self, horizon: int) -> pd.DataFrame:
-        """The labels as they were written, index known_at (UTC). Raises NotPreparedError naming the horizons there."""
-        return store_parts.frame(self._table(self._of_horizon("labels", horizon, "parquet")))
+        """Return the labels, index known_at (UTC). Raises NotPreparedError naming the prepared horizons."""
+        return store_parts.labels_from_table(self._table(self._horizon_file("labels", horizon, "parquet")))
 
     def load_splits(self, horizon: int) -> dict[str, np.ndarray]:
-        """name -> int64 positions into the labels' rows."""
-        stored = atomic_files.read_json(self._checked(self._of_horizon("splits", horizon, "json")))
+        """Return name -> int64 positions into the labels' rows."""
+        stored = atomic_files.read_json(self._valid_path(self._horizon_file("splits", horizon, "json")))
         return {name: store_parts.from_runs(runs) for name, runs in stored.items()}
 
     def load_scaler(self, horizon: int) -> Fitted:
-        """The scaler, or all steps up to it, fitted on this horizon's training rows."""
-        return from_dict(atomic_files.read_json(self._checked(self._of_horizon("scaler", horizon, "json"))))
+        """Return the scaler, or all steps up to it, fitted on this horizon's training rows."""
+        return from_dict(atomic_files.read_json(self._valid_path(self._horizon_file("scaler", horizon, "json"))))
 
-    def load_ranks(self, horizon: int) -> QuantileState | None:
-        """What was counted of this horizon's training rows for its scaler; None where nothing was kept."""
+    def load_quantile_state(self, horizon: int) -> QuantileState | None:
+        """Return the quantile state of this horizon's training rows; None where none was stored."""
         name = f"ranks_h{horizon}.state"
-        return QuantileState.from_state(decode_state(self._checked(name).read_bytes())) if name in self.files else None
+        return (
+            QuantileState.from_state(decode_state(self._valid_path(name).read_bytes())) if name in self.files else None
+        )
 
     def load_state(self) -> dict | None:
-        """What the rows after these are made from, None where this data set was written without."""
-        return decode_state(self._checked(STATE).read_bytes()) if STATE in self.files else None
+        """Return the state from which later rows are computed, None where this data set has none."""
+        return decode_state(self._valid_path(STATE).read_bytes()) if STATE in self.files else None
 
     def verify(self) -> list[str]:
-        """What is wrong, in words; empty when each file has its size and hash.
+        """Return the damaged files in words; [] when each file has its size and hash.
 
-        Sizes are looked at every time, content once in a process for each state of a file that the disk tells apart.
+        Sizes are checked every time, content once in a process for each state of a file.
         """
         if not self.committed:
             return [f"{self.folder}: not committed"]
         return [problem for name in self.files if (problem := self.problem(name))]
 
     def problem(self, name: str) -> str:
-        """What is wrong with one file, in words; empty when nothing is. Raises UnresponsiveMountError."""
-        return self._looked_at(name)[1]
+        """Return the damage of one file in words; "" when it is intact. Raises UnresponsiveMountError."""
+        return self._check_file(name)[1]
 
-    def _looked_at(self, name: str) -> tuple[Path, str]:
-        """(where the file is read, on a disk of this machine; what is wrong with it, in words)."""
+    def _check_file(self, name: str) -> tuple[Path, str]:
+        """Return (local path to read the file from, its damage in words)."""
         path, wanted = self.folder / name, self._readable[name]
-        far = mount_table.on_mount(path)  # asked once: it costs more than the file's size
-        here, same = path, False
+        remote = mount_table.on_mount(path)  # once: it costs more than the file's size
+        readable, same = path, False
         try:
-            size = file_access.size(path) if far else path.stat().st_size
+            size = file_access.size(path) if remote else path.stat().st_size
             if size != wanted["bytes"]:
                 return path, f"{path.name}: {size:,} bytes, not {wanted['bytes']:,}"
-            here = memmap.local(path, wanted["hash"]) if far else path
-            same = memmap.file_state_hash(here) == wanted["hash"]
+            readable = memmap.verified_local(path, wanted["hash"]) if remote else path
+            same = memmap.file_state_hash(readable) == wanted["hash"]
         except file_access.MountTimeout as error:
             raise atomic_files.unresponsive_mount_error(path, error) from error
         except OSError as error:
             return path, f"{path.name}: {error.strerror or error}"
         except WorkspaceError:
             raise
-        except ValueError:  # no header of an array
+        except ValueError:  # not an array file
             pass
-        return here, "" if same else f"{path.name}: its content has changed"
+        return readable, "" if same else f"{path.name}: its content has changed"
 
     def mapped_part(self, *names: str) -> np.ndarray:
-        """One part file, or several as one array: read-only, mapped into memory."""
-        paths = [self._checked(name) for name in names]
-        return memmap.joined(paths, [self._readable[name]["hash"] for name in names])
+        """Map one part file, or several as one array, read-only."""
+        paths = [self._valid_path(name) for name in names]
+        return memmap.map_joined(paths, [self._readable[name]["hash"] for name in names])
 
     def _array(self, key: str) -> np.ndarray:
         return self.mapped_part(*(part[key] for part in self.parts))
 
-    def _checked(self, name: str) -> Path:
-        """Where a sound file can be read on a disk of this machine. Raises WorkspaceError."""
+    def _valid_path(self, name: str) -> Path:
+        """Return the local path of an intact file. Raises WorkspaceError."""
         if name not in self._readable:
             raise NotPreparedError("This part is not prepared", where=self.folder, got=f"no {name}", next_step=REBUILD)
-        here, problem = self._looked_at(name)
+        readable, problem = self._check_file(name)
         if problem:
             raise WorkspaceError("The prepared data is damaged", where=self.folder, got=problem, next_step=REBUILD)
-        return here
+        return readable
 
-    def _of_horizon(self, kind: str, horizon: int, suffix: str) -> str:
+    def _horizon_file(self, kind: str, horizon: int, suffix: str) -> str:
         name = f"{kind}_h{horizon}.{suffix}"
         if name not in self.files:
             raise NotPreparedError(
@@ -248,7 +250,7 @@ class Store:
         return name
 
     def _table(self, name: str) -> pa.Table:
-        return pq.read_table(self._checked(name))
+        return pq.read_table(self._valid_path(name))
 
     def _known_columns(self, columns: Iterable[str] | None) -> list[str]:
         names = self.feature_names
@@ -262,7 +264,7 @@ class Store:
 
 
 def folder_of(processed: Path, fingerprint: str) -> Path:
-    """Where the data set of this fingerprint lies or will lie."""
+    """Return the folder of the data set of this fingerprint."""
     if not _is_fingerprint(fingerprint):
         raise ValueError(f"a fingerprint is at least 12 hex digits, not {fingerprint!r}")
     return Path(processed) / fingerprint[:12]
@@ -273,7 +275,7 @@ def _is_fingerprint(text: object) -> bool:
 
 
 def read_manifest(folder: Path) -> dict | None:
-    """The manifest when it is whole and says so itself, else None: damaged is the same as absent, and rebuilt.
+    """Return the manifest when its own hash matches, else None: a damaged manifest counts as absent.
 
     Raises UnresponsiveMountError.
     """

@@ -1,7 +1,7 @@
-"""One part of a prepared data set as a file: how it is put down, and how it comes back the same.
+"""Serialisation of the parts of a prepared data set.
 
 Labels are plain Arrow columns (times int64 ns UTC), splits are runs of positions in JSON; features and the facts of
-their rows are arrays (`mapped`).
+their rows are arrays (`memmap`).
 """
 
 import json
@@ -21,7 +21,7 @@ ROW_FACTS = np.dtype([("known_at", "<i8"), ("session", "<i4"), ("segment", "<i4"
 
 
 def row_facts(matrix: FeatureMatrix | FeatureRows) -> np.ndarray:
-    """known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
+    """Return known_at (ns, UTC), session, segment and close of each feature row, as one ROW_FACTS array."""
     facts = np.empty(len(matrix.known_at), ROW_FACTS)
     for name in ROW_FACTS.names:
         facts[name] = getattr(matrix, name)
@@ -29,7 +29,7 @@ def row_facts(matrix: FeatureMatrix | FeatureRows) -> np.ndarray:
 
 
 def labels_table(labels: pd.DataFrame) -> pa.Table:
-    """known_at from the index, then the columns of `triple_barrier`."""
+    """Return an Arrow table: known_at from the index, then the columns of `triple_barrier`."""
     columns = {"known_at": time_column(labels.index)}
     for name, column in labels.items():
         if isinstance(column.dtype, pd.DatetimeTZDtype):
@@ -41,8 +41,8 @@ def labels_table(labels: pd.DataFrame) -> pa.Table:
     return pa.table(columns)
 
 
-def frame(table: pa.Table) -> pd.DataFrame:
-    """The table back as it was: index known_at (UTC, ns), barrier a categorical of BARRIERS; a copy, writable."""
+def labels_from_table(table: pa.Table) -> pd.DataFrame:
+    """Restore the labels: index known_at (UTC, ns), barrier a categorical of BARRIERS; a writable copy."""
     columns = {}
     for name in table.column_names[1:]:
         if name == "barrier":
@@ -57,45 +57,45 @@ def frame(table: pa.Table) -> pd.DataFrame:
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """No dictionary, no compression: float features hardly shrink, and reading them is then a copy."""
+    """Write Parquet without dictionary and compression: float features hardly shrink, and reading is a copy."""
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
 
 
-def write_plain(obj: object, path: Path) -> None:
-    """One line of JSON; ValueError for NaN and infinity, which JSON has no word for."""
+def write_json_line(obj: object, path: Path) -> None:
+    """Write one line of JSON; raise ValueError for NaN and infinity, which JSON cannot hold."""
     path.write_text(json.dumps(obj, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def time_column(moments: np.ndarray | pd.DatetimeIndex) -> pa.Array:
-    """int64 ns, or an index in UTC, as Arrow's timestamps."""
+    """Convert int64 ns, or an index in UTC, to Arrow timestamps."""
     if isinstance(moments, pd.DatetimeIndex):
         moments = moments.as_unit("ns").asi8
     return pa.array(np.asarray(moments, np.int64)).cast(pa.timestamp("ns", tz="UTC"))
 
 
 def utc_index(moments: np.ndarray, name: str = "known_at") -> pd.DatetimeIndex:
-    """int64 ns as a DatetimeIndex in UTC."""
+    """Convert int64 ns to a DatetimeIndex in UTC."""
     return pd.DatetimeIndex(np.ascontiguousarray(moments).view("M8[ns]"), tz="UTC", name=name)
 
 
 def time_index(table: pa.Table, name: str = "known_at") -> pd.DatetimeIndex:
-    """The table's column of that name as `time_column` wrote it."""
+    """Return the table's column of that name as `time_column` wrote it."""
     return utc_index(np.array(table.column(name).cast(pa.int64()).to_numpy()), name)
 
 
-def moment(text: object, where: str) -> pd.Timestamp:
-    """A moment in UTC; one without a zone is taken as UTC. Raises SettingsError."""
+def parse_moment(text: object, where: str) -> pd.Timestamp:
+    """Parse a moment in UTC; without a zone UTC is assumed. Raises SettingsError."""
     try:
         found = pd.Timestamp(text)
     except (ValueError, TypeError) as error:
         raise SettingsError(
-            "This is no moment in time", where=where, got=repr(text), wanted="for example '2024-12-31 14:30'"
+            "Not a moment in time", where=where, got=repr(text), wanted="for example '2024-12-31 14:30'"
         ) from error
     return (found.tz_localize("UTC") if found.tzinfo is None else found.tz_convert("UTC")).as_unit("ns")
 
 
 def to_runs(rows: np.ndarray) -> list[list[int]]:
-    """Positions as unbroken runs [first, stop)."""
+    """Encode positions as contiguous runs [first, stop)."""
     rows = np.asarray(rows, np.int64)
     if not len(rows):
         return []
@@ -105,7 +105,7 @@ def to_runs(rows: np.ndarray) -> list[list[int]]:
 
 
 def from_runs(runs: list[list[int]]) -> np.ndarray:
-    """The positions again, int64."""
+    """Decode runs to positions, int64."""
     if not runs:
         return np.empty(0, np.int64)
     return np.concatenate([np.arange(first, stop, dtype=np.int64) for first, stop in runs])

@@ -1,4 +1,4 @@
-"""How a prepared data set comes to be: part files first, and the manifest that vouches for them last (`store`)."""
+"""Writing a prepared data set: part files first, the manifest of their hashes last (`store`)."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MOST_PARTS = 8
 
 
 class StoreWriter(Store):
-    """A data set to write into. Get one from `begin`, or from `find` where it is committed and shall get more."""
+    """A data set to write, from `begin`, or from `find` where a committed one is extended."""
 
     def __init__(self, folder: Path, fingerprint: str, manifest: dict | None):
         super().__init__(folder, fingerprint, manifest)
@@ -30,9 +30,10 @@ class StoreWriter(Store):
 
     @classmethod
     def begin(cls, processed: Path, fingerprint: str) -> "StoreWriter":
-        """The data set of this fingerprint, to write into: a sound one is kept, anything else starts anew.
+        """Return the data set of this fingerprint for writing: an intact one is kept, anything else is started again.
 
-        processed : the symbol's folder.  fingerprint : hex digest of all that decides the content.
+        processed : the symbol's folder
+        fingerprint : hex digest of all that decides the content
         """
         found = cls.find(processed, fingerprint)
         if found is not None:
@@ -50,17 +51,21 @@ class StoreWriter(Store):
         return self._rows or super()._features
 
     def write_features(self, matrix: FeatureMatrix, state: dict | None = None) -> None:
-        """One part for all rows.  state : what later rows are made from, so that bars that grow cost what is new."""
+        """Write one part for all rows.
+
+        state : from which later rows are computed, so that an append costs only its new rows
+        """
         self._rows = {"names": list(matrix.names), "parts": []}
         self._write_part(np.asarray(matrix.values, np.float32), store_parts.row_facts(matrix))
         if state is not None:
-            self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
+            self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
 
     def append_features(self, rows: FeatureRows, before: Store, state: dict) -> None:
-        """The parts of `before`, whose rows come first, and one for the rows that follow them.
+        """Take over the parts of `before`, whose rows come first, and write one for the rows that follow them.
 
-        state : what the rows after these are made from, kept for the next time. Files stay few: once there are
-        MOST_PARTS, the smallest at the end are written again together with the new rows.
+        Files stay few: once there are MOST_PARTS, the smallest at the end are written again together with the new rows.
+
+        state : from which the next rows are computed
         """
         kept, new = list(before.parts), [(np.asarray(rows.values, np.float32), store_parts.row_facts(rows))]
         while len(kept) >= MOST_PARTS and kept[-1]["rows"] <= sum(len(facts) for _, facts in new):
@@ -70,7 +75,7 @@ class StoreWriter(Store):
         self._rows = {"names": before.feature_names, "parts": kept}
         if any(len(facts) for _, facts in new):
             self._write_part(*(np.concatenate(arrays) for arrays in zip(*new, strict=True)))
-        self._write(STATE, lambda aside: aside.write_bytes(encode_state(state)))
+        self._write(STATE, lambda temporary: temporary.write_bytes(encode_state(state)))
 
     def _write_part(self, values: np.ndarray, facts: np.ndarray) -> None:
         first = sum(part["rows"] for part in self._rows["parts"])
@@ -81,40 +86,42 @@ class StoreWriter(Store):
         self._rows["parts"].append(part)
 
     def write_labels(self, horizon: int, labels: pd.DataFrame) -> None:
-        """labels_h{horizon}.parquet; index known_at, columns of `triple_barrier`."""
+        """Write labels_h{horizon}.parquet: index known_at, columns of `triple_barrier`."""
         self._write_table(f"labels_h{horizon}.parquet", store_parts.labels_table(labels))
 
     def write_splits(self, horizon: int, splits: dict[str, np.ndarray]) -> None:
-        """splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
+        """Write splits_h{horizon}.json: positions into the labels' rows, as runs [first, stop)."""
         runs = {name: store_parts.to_runs(rows) for name, rows in splits.items()}
-        self._write(f"splits_h{horizon}.json", lambda aside: store_parts.write_plain(runs, aside))
+        self._write(f"splits_h{horizon}.json", lambda temporary: store_parts.write_json_line(runs, temporary))
 
     def write_scaler(self, horizon: int, scaler: Fitted) -> None:
-        """scaler_h{horizon}.json."""
-        self._write(f"scaler_h{horizon}.json", lambda aside: store_parts.write_plain(scaler.to_dict(), aside))
+        """Write scaler_h{horizon}.json."""
+        self._write(
+            f"scaler_h{horizon}.json", lambda temporary: store_parts.write_json_line(scaler.to_dict(), temporary)
+        )
 
-    def write_ranks(self, horizon: int, ranks: QuantileState) -> None:
-        """ranks_h{horizon}.state: what a scaler of more training rows goes on from."""
-        self._write(f"ranks_h{horizon}.state", lambda aside: aside.write_bytes(encode_state(ranks.to_state())))
+    def write_quantile_state(self, horizon: int, ranks: QuantileState) -> None:
+        """Write ranks_h{horizon}.state, from which a scaler of more training rows continues."""
+        self._write(f"ranks_h{horizon}.state", lambda temporary: temporary.write_bytes(encode_state(ranks.to_state())))
 
     def reopen(self, horizon: int) -> None:
-        """Let the files of a horizon that is not whole be written once more."""
+        """Allow the files of an incomplete horizon to be written again."""
         for name in ("labels_h{}.parquet", "splits_h{}.json", "scaler_h{}.json", "ranks_h{}.state"):
             self.files.pop(name.format(horizon), None)
 
     def commit(self, facts: dict, *, current: bool = True) -> None:
-        """Vouch for all that was written, and make this the symbol's current data set unless it is not complete yet.
+        """Write the manifest of all files, and make this the symbol's current data set if `current`.
 
-        facts : JSON-able, merged over what an earlier commit stored (so a horizon can be added later).
+        facts : JSON values, merged over those of an earlier commit (so a horizon can be added later)
         """
         manifest = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
-            "features": self._rows or self._of_standing("features"),
-            "files": dict(sorted((self._sound_of_standing() | self._written).items())),
-            "facts": _merged(self._of_standing("facts"), facts),
+            "features": self._rows or self._stored("features"),
+            "files": dict(sorted((self._valid_files() | self._written).items())),
+            "facts": _merge(self._stored("facts"), facts),
         }
-        # As it will be read: JSON turns number keys into text, and the hash must be of that.
+        # JSON turns number keys into text, and the hash must be of the text.
         manifest = json.loads(json.dumps(manifest, allow_nan=False))
         manifest["hash"] = atomic_files.fingerprint(manifest)
         atomic_files.write_json(self.folder / MANIFEST, manifest)
@@ -122,50 +129,50 @@ class StoreWriter(Store):
         if current:
             self.make_current()
 
-    def _of_standing(self, key: str) -> dict:
-        """What the manifest on disk says: another process may have added a horizon meanwhile."""
-        standing = read_manifest(self.folder)
-        if standing is None or standing["fingerprint"] != self.fingerprint:
-            standing = self._manifest or {}
-        return standing.get(key, {})
+    def _stored(self, key: str) -> dict:
+        """Return this entry of the manifest on disk: another process may have added a horizon."""
+        manifest = read_manifest(self.folder)
+        if manifest is None or manifest["fingerprint"] != self.fingerprint:
+            manifest = self._manifest or {}
+        return manifest.get(key, {})
 
-    def _sound_of_standing(self) -> dict[str, dict]:
-        """Committed files that go on being vouched for; damaged ones, and parts written anew, are not."""
-        there = Store(self.folder, self.fingerprint, {"files": self._of_standing("files")})
+    def _valid_files(self) -> dict[str, dict]:
+        """Return the committed files that stay in the manifest; damaged and rewritten ones do not."""
+        existing = Store(self.folder, self.fingerprint, {"files": self._stored("files")})
         return {
             name: file
-            for name, file in there.files.items()
-            if not (self._rows and name.startswith("..")) and not there.problem(name)
+            for name, file in existing.files.items()
+            if not (self._rows and name.startswith("..")) and not existing.problem(name)
         }
 
     def make_current(self) -> None:
-        """Let the next steps read this data set."""
+        """Make this data set the one that the next steps read."""
         path = self.folder.parent / CURRENT
         pointer = {"fingerprint": self.fingerprint, "folder": self.folder.name}
         if atomic_files.json_or_none(path) != pointer:
             atomic_files.write_json(path, pointer)
 
     def _write_table(self, name: str, table: pa.Table) -> None:
-        self._write(name, lambda aside: store_parts.write_table(table, aside))
+        self._write(name, lambda temporary: store_parts.write_table(table, temporary))
 
     def _write(self, name: str, writer: Callable[[Path], object]) -> None:
         if name in self.files:
             raise ValueError(f"{name} is committed in {self.folder}: part files never change, use a new fingerprint")
-        path, told = self.folder / name, {}
+        path, written = self.folder / name, {}
 
-        def write(aside: Path) -> None:
-            writer(aside)
-            told.update(hash=atomic_files.file_hash(aside), bytes=aside.stat().st_size)
+        def write(temporary: Path) -> None:
+            writer(temporary)
+            written.update(hash=atomic_files.file_hash(temporary), bytes=temporary.stat().st_size)
 
         atomic_files.replace_file(path, write)
-        memmap.remember(path, told["hash"])
-        self._written[name] = told
+        memmap.cache_hash(path, written["hash"])
+        self._written[name] = written
 
 
-def _merged(old: dict, new: dict) -> dict:
-    """`new` over `old`, dictionaries inside them merged too."""
+def _merge(old: dict, new: dict) -> dict:
+    """Merge `new` over `old`, nested dictionaries too."""
     merged = dict(old)
     for name, value in new.items():
         both = isinstance(value, dict) and isinstance(merged.get(str(name)), dict)
-        merged[str(name)] = _merged(merged[str(name)], value) if both else value
+        merged[str(name)] = _merge(merged[str(name)], value) if both else value
     return merged

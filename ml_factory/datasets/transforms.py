@@ -1,7 +1,7 @@
-"""Columns whose parameters are fitted: made for each fold from its training rows, beside the scaler, never features.
+"""Transforms fitted for each fold on its training rows: PCA, fractional differences and a two-state HMM.
 
-Each is fitted on a `Sample`, keeps numbers only, and transforms every row from itself and earlier rows: causal, and the
-same bits whatever comes after.
+Each is fitted on a `Sample`, stores numbers only, and transforms every row from itself and earlier rows: causal, and
+the same bits whatever comes after.
 """
 
 from dataclasses import dataclass
@@ -13,17 +13,19 @@ from numba import njit
 from ml_factory.errors import SettingsError
 from ml_factory.features.fractional import fractional_weights
 
-SAME_RUN = 64  # training rows at most this far apart are neighbours: a few between them have no label
-MOST_ROWS = 200_000  # of the training rows, to read a few hundred numbers off
+SAME_RUN = 64  # training rows at most this far apart are one run: a few between them have no label
+MOST_ROWS = 200_000  # of the training rows, to estimate a few hundred numbers
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a step may be fitted on: of all these rows, the training rows alone.
+    """Input of a fit: all rows, of which only the training rows may be used.
 
-    x_NF : float32, all rows.  names : its columns.  rows : int64 positions of the training rows, rising.
-    close : float64 (N,), for steps that follow the price.  targets : the labels of the training rows, in their order,
-    for steps that ask what a column is good for.
+    x_NF : float32, all rows
+    names : its columns
+    rows : int64 positions of the training rows, increasing
+    close : float64 (N,), for steps that use the price
+    targets : the labels of the training rows, in their order, for steps that measure the value of a column
     """
 
     x_NF: np.ndarray
@@ -32,22 +34,23 @@ class Sample:
     close: np.ndarray | None = None
     targets: pd.DataFrame | None = None
 
-    def thinned(self, most: int = MOST_ROWS) -> np.ndarray:
-        """At most so many of the training rows, evenly spread: positions into `rows`."""
+    def subsample(self, most: int = MOST_ROWS) -> np.ndarray:
+        """Return at most `most` of the training rows, evenly spread: positions into `rows`."""
         return np.linspace(0, len(self.rows) - 1, min(most, len(self.rows))).astype(np.int64)
 
     def log_close(self) -> np.ndarray:
-        """Log closes of the longest run of training rows that are neighbours. Raises SettingsError without closes."""
-        need_close(self.close, "a step that follows the price")
+        """Return log closes of the longest run of training rows. Raises SettingsError without closes."""
+        require_close(self.close, "a step that follows the price")
         runs = np.split(self.rows, np.flatnonzero(np.diff(self.rows) > SAME_RUN) + 1)
         return np.log(self.close[max(runs, key=len)])
 
 
 @dataclass(frozen=True)
 class Pca:
-    """The leading principal components in the place of the columns; what is missing counts as the mean.
+    """The leading principal components instead of the columns; missing values count as the mean.
 
-    center, scale : float64[F].  loadings : float64 (F, K), the largest of each component positive.
+    center, scale : float64[F]
+    loadings : float64 (F, K), the largest of each component positive
     """
 
     center: np.ndarray
@@ -58,13 +61,13 @@ class Pca:
 
     @classmethod
     def fit(cls, sample: Sample, share: float = 0.95, most: int = 1000) -> "Pca":
-        """As many components as hold `share` of the variance of the standardised columns, at most `most`."""
+        """Fit as many components as hold `share` of the variance of the standardised columns, at most `most`."""
         _check_share(share, "pca share")
-        x = sample.x_NF[sample.rows[sample.thinned()]].astype(np.float64)
+        x = sample.x_NF[sample.rows[sample.subsample()]].astype(np.float64)
         x[~np.isfinite(x)] = np.nan
-        there = ~np.isnan(x).all(axis=0)
+        present = ~np.isnan(x).all(axis=0)
         center, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
-        center[there], scale[there] = np.nanmean(x[:, there], axis=0), np.nanstd(x[:, there], axis=0)
+        center[present], scale[present] = np.nanmean(x[:, present], axis=0), np.nanstd(x[:, present], axis=0)
         scale[~(scale > 1e-12 * np.maximum(1.0, np.abs(center)))] = 1.0
         z = np.nan_to_num((x - center) / scale)
         values, vectors = np.linalg.eigh(z.T @ z / len(z))
@@ -75,7 +78,7 @@ class Pca:
         return cls(center, scale, np.ascontiguousarray(loadings * np.where(largest < 0, -1.0, 1.0)))
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, K)."""
+        """Return float32 (N, K)."""
         return _project(np.ascontiguousarray(x_NF, np.float32), self.center, self.scale, self.loadings)
 
     def names_out(self, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -91,7 +94,7 @@ class Pca:
 
 @dataclass(frozen=True)
 class FractionalDifference:
-    """One column more: the log price differenced `order` times, over a window of fixed width (AFML 5.5).
+    """One additional column: the log price differenced `order` times, over a window of fixed width (AFML 5.5).
 
     NaN until the window is full; a scaler that follows makes that 0.
     """
@@ -103,11 +106,11 @@ class FractionalDifference:
 
     @classmethod
     def fit(cls, sample: Sample, window: int = 256, step: float = 0.05) -> "FractionalDifference":
-        """The smallest order, in steps, whose series an ADF test at 5 % calls stationary; 1 where none is."""
+        """Fit the smallest order, in steps, that is stationary by an ADF test at 5 %; 1 where none is."""
         _check_share(step, "fractional_difference step")
         path = sample.log_close()[-MOST_ROWS:]
         if len(path) < 2 * window:
-            raise SettingsError("Too few training rows in a row", where=cls.kind, got=len(path), wanted=2 * window)
+            raise SettingsError("Too few consecutive training rows", where=cls.kind, got=len(path), wanted=2 * window)
         path = path - path[0]
         for order in np.arange(step, 1.0, step).round(10):
             if adf_rejects(_difference(path, fractional_weights(order, window))[window - 1 :]):
@@ -115,8 +118,8 @@ class FractionalDifference:
         return cls(1.0, window)
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F + 1)."""
-        need_close(close, self.kind)
+        """Return float32 (N, F + 1)."""
+        require_close(close, self.kind)
         column = _difference(np.log(close), fractional_weights(self.order, self.window))
         return np.column_stack([x_NF, column.astype(np.float32)])
 
@@ -133,11 +136,13 @@ class FractionalDifference:
 
 @dataclass(frozen=True)
 class TwoStateHmm:
-    """One column more: how likely the market is in the wilder of two states, given returns up to the row itself.
+    """One additional column: probability of the more volatile of two states, given returns up to the row itself.
 
-    Gaussian returns, mean and deviation by state (calm, wild), a Markov chain between them (Hamilton 1989); fitted by
-    EM (Baum-Welch). Only filtered probabilities are given out: smoothed ones know the future.
-    mean, deviation : float64[2].  stay : float64[2], the chance to stay in each state.
+    Gaussian returns, mean and deviation by state (calm, volatile), a Markov chain between them (Hamilton 1989); fitted
+    by EM (Baum-Welch). Only filtered probabilities are returned: smoothed ones use the future.
+
+    mean, deviation : float64[2]
+    stay : float64[2], the probability of staying in each state
     """
 
     mean: np.ndarray
@@ -148,19 +153,19 @@ class TwoStateHmm:
 
     @classmethod
     def fit(cls, sample: Sample, rounds: int = 100) -> "TwoStateHmm":
-        """EM until the likelihood grows by less than a millionth a return, at most `rounds` times."""
+        """Run EM until the likelihood grows by less than a millionth a return, at most `rounds` times."""
         returns = np.diff(sample.log_close())
         spread = returns.std() if len(returns) > 100 else 0.0
         if not spread > 0:
             got = f"{len(returns)} returns of deviation {spread}"
-            raise SettingsError("Too little moves to tell two states apart", where=cls.kind, got=got, wanted="over 100")
+            raise SettingsError("Too few moves to distinguish two states", where=cls.kind, got=got, wanted="over 100")
         mean, deviation, stay = _baum_welch(returns / spread, rounds)
         order = np.argsort(deviation)
         return cls(mean[order] * spread, deviation[order] * spread, stay[order])
 
     def transform(self, x_NF: np.ndarray, close: np.ndarray | None = None) -> np.ndarray:
-        """float32 (N, F + 1)."""
-        need_close(close, self.kind)
+        """Return float32 (N, F + 1)."""
+        require_close(close, self.kind)
         returns = np.diff(np.log(close), prepend=np.nan)
         return np.column_stack([x_NF, _filtered(returns, self.mean, self.deviation, self.stay).astype(np.float32)])
 
@@ -175,15 +180,15 @@ class TwoStateHmm:
         return cls(*(np.asarray(stored[name], np.float64) for name in ("mean", "deviation", "stay")))
 
 
-def need_close(close: np.ndarray | None, what: str) -> None:
-    """Raises SettingsError where there are no closes."""
+def require_close(close: np.ndarray | None, what: str) -> None:
+    """Raise SettingsError where there are no closes."""
     if close is None:
-        step = "hand over the closes stored beside the features"
+        step = "pass the closes stored with the features"
         raise SettingsError("This needs the closes of the rows", where=what, got="none", next_step=step)
 
 
 def adf_rejects(x: np.ndarray) -> bool:
-    """Does the augmented Dickey-Fuller test, with a constant and one lag, reject a unit root at 5 %?
+    """Return whether the augmented Dickey-Fuller test, with a constant and one lag, rejects a unit root at 5 %.
 
     Critical value: MacKinnon (2010), table 2, one variable, constant.
     """
@@ -200,12 +205,12 @@ def adf_rejects(x: np.ndarray) -> bool:
 
 def _check_share(value: object, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise SettingsError("This is no share", where=where, got=repr(value), wanted="above 0, at most 1")
+        raise SettingsError("Not a share", where=where, got=repr(value), wanted="above 0, at most 1")
 
 
 @njit(cache=True, nogil=True)
 def _project(x_NF, center, scale, loadings):
-    """Row by row and in one order of addition, so that a row is the same bits in any company."""
+    """Project row by row in one order of addition, so that a row's bits do not depend on other rows."""
     out = np.empty((len(x_NF), loadings.shape[1]), np.float32)
     total = np.empty(loadings.shape[1])
     for i in range(len(x_NF)):
@@ -221,7 +226,7 @@ def _project(x_NF, center, scale, loadings):
 
 @njit(cache=True, nogil=True)
 def _difference(x, weights):
-    """Sum of weights[k] * x k rows ago, in one order of addition; NaN until the window is full."""
+    """Return the sum of weights[k] * x k rows ago, in one order of addition; NaN until the window is full."""
     out = np.full(len(x), np.nan)
     for i in range(len(weights) - 1, len(x)):
         total = 0.0
@@ -233,12 +238,12 @@ def _difference(x, weights):
 
 @njit(cache=True, nogil=True)
 def _weigh(r, mean, deviation, prior, posterior):
-    """Bayes: prior chances of the two states to posterior ones, given one return; the return's density."""
+    """Update prior probabilities of the two states to posterior ones, given one return; return its density."""
     for k in range(2):
         z = (r - mean[k]) / deviation[k]
         posterior[k] = prior[k] * np.exp(-0.5 * z * z) / deviation[k]
     density = posterior[0] + posterior[1]
-    if density <= 1e-300:  # beyond both bells: the wider one it is
+    if density <= 1e-300:  # beyond both densities: the wider one
         posterior[0], posterior[1] = (0.0, 1.0) if deviation[1] >= deviation[0] else (1.0, 0.0)
         return 1e-300
     posterior /= density
@@ -247,7 +252,7 @@ def _weigh(r, mean, deviation, prior, posterior):
 
 @njit(cache=True, nogil=True)
 def _filtered(returns, mean, deviation, stay):
-    """float64[N]: chance of state 1 given the returns so far; a missing return leaves what was expected."""
+    """Return float64[N]: probability of state 1 given the returns so far; a missing return leaves the prior."""
     out = np.empty(len(returns))
     leave = 1.0 - stay
     prior = np.array([leave[1], leave[0]]) / max(leave.sum(), 1e-300)
@@ -264,7 +269,7 @@ def _filtered(returns, mean, deviation, stay):
 
 @njit(cache=True, nogil=True)
 def _baum_welch(r, rounds):
-    """Mean, deviation and chance to stay of each state, from returns of deviation 1 (Rabiner 1989, III.C)."""
+    """Estimate mean, deviation and stay probability by EM from returns of deviation 1 (Rabiner 1989, III.C)."""
     n = len(r)
     mean, deviation, stay = np.zeros(2), np.array([0.6, 1.6]), np.array([0.97, 0.95])
     ahead, post = np.empty((n, 2)), np.empty((n, 2))

@@ -1,4 +1,4 @@
-"""Rows and a look-back become x_BTF: windows sliced from one array, never copied before they are asked for.
+"""Windows x_BTF over an array of rows, sliced without copying until they are gathered.
 
 B windows in a batch, T = lookback time steps (oldest first), F features, N rows of the array.
 """
@@ -17,10 +17,10 @@ class Windows:
 
     Parameters
     ----------
-    x_NF : float32 C-contiguous array or tensor (on any device); kept as it is, not copied.
-    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.rows_with_window`).
-    lookback : T >= 1.
-    beside : what some networks read next to a window, float32 arrays (len(rows), ...) by the name of their argument.
+    x_NF : float32 C-contiguous array or tensor (on any device); not copied
+    rows : int64 positions of the windows' last rows, each >= lookback - 1 (see `rows.rows_with_window`)
+    lookback : T >= 1
+    covariates : argument name -> float32 array (len(rows), ...), inputs of some networks in addition to the window
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Windows:
 
     @property
     def device(self) -> torch.device:
-        """Where the array lies."""
+        """Device of the array."""
         return self.x_NF.device
 
     def gather(self, positions: np.ndarray | torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x_BTF float32 of the windows at `positions` (into `rows`); written into `out` (B, T, F) where given."""
+        """Return x_BTF float32 of the windows at `positions` (into `rows`), written into `out` where given."""
         positions_B = torch.as_tensor(positions, dtype=torch.int64).to(self.device)
         starts_B = self._starts_B.index_select(0, positions_B)
         if out is None:
@@ -69,30 +69,30 @@ class Windows:
         return torch.index_select(self._all_STF, 0, starts_B, out=out)
 
     def take(self, positions: np.ndarray) -> "Windows":
-        """The windows at `positions` alone, on the same memory."""
+        """Return the windows at `positions`, on the same memory."""
         positions = np.asarray(positions)
         covariates = {name: part[positions] for name, part in self.covariates.items()}
         return Windows(self.x_NF, self.rows[positions], self.lookback, covariates)
 
     def to(self, device: torch.device | str) -> "Windows":
-        """The same windows with their array on `device`."""
+        """Return the windows with their array on `device`."""
         return Windows(self.x_NF.to(device), self.rows, self.lookback, self.covariates)
 
     def __getitem__(self, key: int | slice | np.ndarray) -> np.ndarray:
-        """NumPy (T, F) for a number, (B, T, F) for a slice or an array: a copy."""
+        """Return a NumPy copy: (T, F) for a number, (B, T, F) for a slice or an array."""
         positions = np.arange(len(self.rows))[key]
         picked = self.gather(np.atleast_1d(positions)).cpu().numpy()
         return picked[0] if np.ndim(positions) == 0 else picked
 
 
 def _as_tensor(x_NF: np.ndarray | torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory; (N, F) float32, rows next to each other."""
-    sound = x_NF.ndim == 2 and x_NF.dtype in (torch.float32, np.float32)
-    if sound and isinstance(x_NF, torch.Tensor):
-        sound = x_NF.is_contiguous()
-    elif sound:
-        sound = x_NF.flags.c_contiguous
-    if not sound:
+    """Return a tensor on the same memory; (N, F) float32, contiguous rows."""
+    valid = x_NF.ndim == 2 and x_NF.dtype in (torch.float32, np.float32)
+    if valid and isinstance(x_NF, torch.Tensor):
+        valid = x_NF.is_contiguous()
+    elif valid:
+        valid = x_NF.flags.c_contiguous
+    if not valid:
         raise SettingsError(
             "Windows cannot be sliced from this array",
             where="x_NF",

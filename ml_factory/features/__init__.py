@@ -1,1 +1,1 @@
-"""What we knew then: bars in, columns out, past only."""
+"""Features: columns computed from past bars only."""

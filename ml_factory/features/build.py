@@ -1,4 +1,4 @@
-"""Bars in, one matrix out: every family on the base frame and on coarse frames, joined on `known_at`."""
+"""Build the feature matrix: every family on the base frame and on coarse frames, joined on `known_at`."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -43,10 +43,10 @@ FAMILIES: dict[str, Family] = {
 }
 NEEDS_VOLUME = ("volume",)
 
-# Bars of a frame before its first row is used: every window is full. On the base frame a recursion's start weighs
-# under 0.1 % of a deviation. On a coarse frame the forward filters see their first surprise at bar 97 and forget even
-# odds by bar 190: in a file's first rows trend_probability may be 0.8 of a deviation off, wild_probability 0.3, though
-# never by what came later (tests/features/test_warmup.py). A live feed that must give the file's rows waits for
+# Bars of a frame before its first row is used: every window is full. On the base frame the start of a recursion
+# contributes under 0.1 % of a deviation. On a coarse frame the forward filters get their first input at bar 97 and
+# forget the prior by bar 190: in a file's first rows trend_probability may differ by 0.8 of a deviation,
+# wild_probability by 0.3, though never because of later bars (tests/features/test_warmup.py). A live stream waits for
 # `warmup_bars`, after which all are within 1e-6.
 FIRST_BARS = {"base": 320, "coarse": 110}
 # Bars of a frame after which a cold start is within 1e-6 of a column's deviation.
@@ -55,18 +55,19 @@ MEMORY_BARS = {"base": 640, "coarse": 320}
 
 @dataclass(frozen=True)
 class FeatureSpec:
-    """Which columns to make.
+    """Selection of columns.
 
-    base_minutes : length of the base bars; a row stands at each one's `known_at`.
-    bars : "time" (so many minutes), or by activity: "volume", "dollar" or "tick_imbalance" (`data.sampling`), whose
-        length is what it takes; None: as this symbol was prepared before, else time.
-    bar_size : what fills a bar by activity; None: estimated from the first 20 sessions.
-    spans : input windows of rows go on over session ends and holes, never over a roll's step in the price; else a row's
-        `segment` changes at all of these and a window stays inside one. No column depends on it.
-    frames : lengths of the coarse frames in minutes, rising, each longer than base bars of time; 1440 is a whole day.
-    families : names out of FAMILIES, in the order of the columns.
-    custom : names of the user's own features (`features.custom.feature`), kept as "name#source hash".
-    full_frames : every column of every family on the coarse frames too, instead of those that say more there.
+    base_minutes : length of the base bars; a row is known at each one's `known_at`
+    bars : "time" (of `base_minutes`), or by activity: "volume", "dollar" or "tick_imbalance" (`data.activity_bars`);
+        None: as this symbol was prepared before, else time
+    bar_size : size of an activity bar; None: estimated from the first 20 sessions
+    spans : input windows of rows continue over session ends and holes, never over a roll's step in the price; else a
+        row's `segment` changes at all of these and a window stays inside one. No column depends on it
+    frames : lengths of the coarse frames in minutes, increasing, each longer than base bars of time; 1440 is a whole
+        day
+    families : names out of FAMILIES, in the order of the columns
+    custom : names of the user's own features (`features.custom.feature`), stored as "name#source hash"
+    full_frames : every column of every family on the coarse frames too, instead of the shorter list
     """
 
     base_minutes: int = 5
@@ -81,7 +82,7 @@ class FeatureSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "frames", tuple(self.frames))
         object.__setattr__(self, "families", tuple(self.families))
-        object.__setattr__(self, "custom", tuple(custom.signed(name) for name in self.custom))
+        object.__setattr__(self, "custom", tuple(custom.with_signature(name) for name in self.custom))
         if not isinstance(self.base_minutes, int) or not 1 <= self.base_minutes <= 60:
             wanted = "a whole number from 1 to 60"
             raise SettingsError("No such base frame", where="base_minutes", got=repr(self.base_minutes), wanted=wanted)
@@ -113,23 +114,23 @@ class FeatureSpec:
 
     @property
     def base(self) -> int | str:
-        """The bars that rows stand on: minutes, or the kind of activity; what `data.sampling.base_bars` takes."""
+        """The base bars: minutes, or the activity kind, as `data.activity_bars.base_bars` takes it."""
         return self.base_minutes if self.bars in (None, "time") else self.bars
 
     @property
-    def base_words(self) -> str:
-        """What a base bar is called."""
+    def base_description(self) -> str:
+        """Description of a base bar."""
         return f"{self.base} minutes" if isinstance(self.base, int) else f"{self.base.replace('_', ' ')}"
 
     def with_bar_size(self, market: MarketSpec, bars: pd.DataFrame | None = None) -> MarketSpec:
-        """The market with the size of its bars by activity, estimated from `bars` where none is given."""
+        """Return the market with the size of its activity bars, estimated from `bars` where not given."""
         return market if isinstance(self.base, int) else with_bar_size(market, self.base, self.bar_size, bars)
 
     @property
     def warmup_bars(self) -> int:
         """Base bars of history after which a row is within 1e-6 of the row that the whole history gives.
 
-        Raises SettingsError for bars by activity: how many of them an hour or a session holds nobody knows before.
+        Raises SettingsError for activity bars: the number of them in an hour or a session is unknown in advance.
         """
         if not isinstance(self.base, int):
             raise SettingsError(
@@ -139,20 +140,20 @@ class FeatureSpec:
         longest = max(self.frames, default=0)
         coarse = (MEMORY_BARS[self.on_frames] + 1) * -(-longest // self.base_minutes) if longest else 0
         session = 2 * 1440 // self.base_minutes
-        own = max((custom.of(name).memory for name in self.custom), default=0)
+        own = max((custom.registered(name).memory for name in self.custom), default=0)
         return max(MEMORY_BARS["base"], coarse, session, own)
 
     @property
     def on_frames(self) -> str:
-        """Which list of columns, and so which warm-up, the coarse frames have."""
+        """List of columns, and so warm-up, of the coarse frames: "base" or "coarse"."""
         return "base" if self.full_frames else "coarse"
 
     def to_dict(self) -> dict:
-        """Plain values for a manifest or fingerprint."""
+        """Return plain values for a manifest or fingerprint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def families_of(self, market: MarketSpec) -> dict[str, Family]:
-        """The families this market has columns of, in order."""
+        """Return the families with columns for this market, in order."""
         return {name: FAMILIES[name] for name in self.families if market.has_volume or name not in NEEDS_VOLUME}
 
 
@@ -160,11 +161,14 @@ class FeatureSpec:
 class FeatureMatrix:
     """Rows after warm-up, in time order.
 
-    values : [N, F], float32 unless asked otherwise, finite.  names : F column names.
-    known_at : int64[N], UTC nanoseconds.  session, segment : int32[N].  close : float64[N].
-    frame_staleness : "60m" -> minutes of age of the joined bars (mean, median, p99, max).
-    base : the whole base frame; row i of the matrix is bar `first + i` of it.
-    engines : (frame's minutes, engine, newest bar's known_at) after the last bar: `FeatureStream.after` goes on there.
+    values : [N, F], float32 by default, finite
+    names : F column names
+    known_at : int64[N], UTC nanoseconds
+    session, segment : int32[N]
+    close : float64[N]
+    frame_staleness : "60m" -> minutes of age of the joined bars (mean, median, p99, max)
+    base : the whole base frame; row i of the matrix is bar `first + i` of it
+    engines : (frame's minutes, engine, newest bar's known_at) after the last bar, for `FeatureStream.from_matrix`
     """
 
     values: np.ndarray
@@ -182,7 +186,7 @@ class FeatureMatrix:
         return len(self.values)
 
     def to_frame(self) -> pd.DataFrame:
-        """The values as a DataFrame on `known_at` (UTC)."""
+        """Return the values as a DataFrame on `known_at` (UTC)."""
         index = pd.DatetimeIndex(self.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
         return pd.DataFrame(self.values, index=index, columns=self.names, copy=False)
 
@@ -195,12 +199,21 @@ def build_features(
     dtype: str = "float32",
     threads: int | None = None,
 ) -> FeatureMatrix:
-    """The matrix of `spec` for checked bars (index: UTC starts; open, high, low, close, volume).
+    """Build the matrix of `spec` from checked bars (index: UTC starts; open, high, low, close, volume).
 
     A row holds what was known at its `known_at`, so rows up to a cut are the same bits whatever bars come after.
     Columns depend on the market's stored settings and on `spec` only: without volume no volume column, on a 24-hour
-    calendar no overnight gap. threads : families and frames made side by side, at most two unless asked; the bits do
-    not depend on it. Raises BarsError where too few bars are left after warm-up.
+    calendar no overnight gap.
+
+    Parameters
+    ----------
+    bars, market, spec : the input
+    dtype : of the values
+    threads : families and frames computed in parallel, at most two by default; the bits do not depend on it
+
+    Raises
+    ------
+    BarsError : too few bars are left after warm-up
     """
     spec = spec or FeatureSpec()
     threads = threads or min(2, cores())
@@ -213,19 +226,19 @@ def build_features(
             for task in as_completed([pool.submit(*one) for one in tasks]):
                 done(task.result() * len(values) // len(names))
         for name, column in zip(spec.custom, values.T[len(names) - len(spec.custom) :], strict=True):
-            custom.fill(name, base, first, column)  # the user's code runs in the user's thread
+            custom.fill(name, base, first, column)  # user code runs in the caller's thread
     return FeatureMatrix(
         values=values,
         names=names,
         known_at=base.known_at[first:],
         session=base.session[first:],
-        segment=(stretches_between_rolls(made.held) if spec.spans else base.segment)[first:],
-        close=made.held.close[first:],
+        segment=(stretches_between_rolls(made.unadjusted) if spec.spans else base.segment)[first:],
+        close=made.unadjusted.close[first:],
         frame_staleness={
             frame_name(minutes): staleness(base.known_at[first:], made.frames[minutes].known_at, rows[first:])
             for minutes, rows in joins.items()
         },
-        base=made.held,
+        base=made.unadjusted,
         first=first,
         engines=tuple((frame.minutes, engine, int(frame.known_at[-1])) for _, engine, frame, *_ in tasks),
     )
@@ -235,12 +248,14 @@ def build_features(
 class JoinedFrames:
     """Frames ready for their columns.
 
-    held : the base frame at the prices that traded.  base, frames : at prices that go through rolls, as features see
-    them.  joins : frame's minutes -> int64[N], the freshest coarse bar of each base bar.
-    first : the first base bar after warm-up.  names : the columns to make.
+    unadjusted : the base frame at traded prices
+    base, frames : at roll-adjusted prices, for features
+    joins : frame's minutes -> int64[N], the latest coarse bar of each base bar
+    first : the first base bar after warm-up
+    names : the columns to compute
     """
 
-    held: Frame
+    unadjusted: Frame
     base: Frame
     frames: dict[int, Frame]
     joins: dict[int, np.ndarray]
@@ -249,40 +264,40 @@ class JoinedFrames:
 
 
 def joined_frames(bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, threads: int) -> JoinedFrames:
-    """The frames of `spec`; BarsError where too few bars are left after warm-up."""
+    """Return the frames of `spec`; raise BarsError where too few bars are left after warm-up."""
     market = spec.with_bar_size(market, bars)
-    with phase("frames", len(bars)):  # the base at the prices that traded; features go through rolls
-        held, frames = base_and_frames(bars, market, spec.base, spec.frames, threads=threads)
-    base, frames = roll_adjusted(held), {minutes: roll_adjusted(frame) for minutes, frame in frames.items()}
+    with phase("frames", len(bars)):  # the base at traded prices; features use roll-adjusted ones
+        unadjusted, frames = base_and_frames(bars, market, spec.base, spec.frames, threads=threads)
+    base, frames = roll_adjusted(unadjusted), {minutes: roll_adjusted(frame) for minutes, frame in frames.items()}
     joins = {minutes: asof_rows(base.known_at, frame.known_at) for minutes, frame in frames.items()}
     first = _first_row(base, joins, FIRST_BARS[spec.on_frames])
     if first >= len(base):
         raise BarsError(
             "Too few bars for features",
             where=market.symbol,
-            got=f"{len(base)} bars of {spec.base_words}",
+            got=f"{len(base)} bars of {spec.base_description}",
             wanted=f"{FIRST_BARS['base']} of them and {FIRST_BARS[spec.on_frames]} of each frame of {spec.frames}, "
             "reaching into a second session",
             next_step="give a longer history, or a FeatureSpec with shorter frames",
         )
-    return JoinedFrames(held, base, frames, joins, first, column_names(market, spec))
+    return JoinedFrames(unadjusted, base, frames, joins, first, column_names(market, spec))
 
 
 def column_names(market: MarketSpec, spec: FeatureSpec | None = None) -> list[str]:
-    """The columns of `spec` for this market, in order, without looking at any file."""
+    """Return the columns of `spec` for this market, in order, without reading any file."""
     spec = spec or FeatureSpec()
     families = spec.families_of(market).values()
     own, coarse = (
         [name for f in families for name in f.names(market, short)] for short in (False, not spec.full_frames)
     )
     on_frames = [column_at(name, minutes) for minutes in spec.frames for name in coarse]
-    return own + on_frames + [custom.of(name).name for name in spec.custom]
+    return own + on_frames + [custom.registered(name).name for name in spec.custom]
 
 
 def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
-    """float64[N]: one column of the built-in families on the base bars, NaN until its window is full.
+    """Compute one column of the built-in families on the base bars, float64[N], NaN until its window is full.
 
-    base : at the prices that traded. Raises SettingsError where there is no such column.
+    base : at traded prices. Raises SettingsError for an unknown column
     """
     known = {column: family for family in FAMILIES.values() for column in family.names(market, False)}
     if name not in known:
@@ -292,7 +307,7 @@ def base_column(base: Frame, market: MarketSpec, name: str) -> np.ndarray:
 
 
 def _first_row(base: Frame, joins: dict[int, np.ndarray], coarse_bars: int) -> int:
-    """First base bar whose session began inside the file and whose every frame has seen `coarse_bars` bars."""
+    """Return the first base bar whose session began inside the file and whose frames are all warmed up."""
     second_session = np.flatnonzero(np.diff(base.session))
     begun = int(second_session[0]) + 1 if len(second_session) else len(base)
     warm = (int(np.searchsorted(rows, coarse_bars)) for rows in joins.values())

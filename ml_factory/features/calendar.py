@@ -1,4 +1,4 @@
-"""Calendar and session position: where in the exchange's day and week a row stands, and what the session did so far.
+"""Calendar features: position in the exchange's day and week, and the session so far.
 
 Only what the exchange publishes beforehand (open, close, early closes) and bars already seen are used. Markets that
 never close have no overnight gap, so that column exists for the others alone.

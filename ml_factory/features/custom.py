@@ -5,8 +5,8 @@
         return bars.close / bars.close.rolling(96).mean() - 1
 
 The function gets a Frame (columns open, high, low, close, volume as float64, session, known_at; each a `Column`) and
-returns one number a bar. `memory` is how many bars a value may depend on. The proof disturbs made-up bars and compares;
-the feature is proved again on the user's own bars when they are prepared and audited.
+returns one number a bar. `memory` is the number of bars on which a value may depend. The proof perturbs random bars and
+compares; the feature is proved again on the user's own bars when they are prepared and audited.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.isolation import referenced_globals, twin
+from ml_factory.features.isolation import clone_isolated, referenced_globals
 from ml_factory.seeding import generator
 
 Function = TypeVar("Function", bound=Callable[[Frame], np.ndarray])
@@ -33,8 +33,14 @@ _PROOF_BARS, _PROOF_CUTS, _ROWS_BEFORE = 1500, 12, 8
 
 @dataclass(frozen=True)
 class CustomFeature:
-    """A feature of the user's. memory : bars a value may depend on.  signature : hash of its source and of the plain
-    values it reads from outside.  original : the function as it was when it was registered."""
+    """A user-defined feature.
+
+    name : column name
+    function : bars -> values
+    memory : bars on which a value may depend
+    signature : hash of its source and of the plain values it reads from outside
+    original : the function as registered
+    """
 
     name: str
     function: Callable[[Frame], np.ndarray]
@@ -54,9 +60,9 @@ def feature(function: None = None, *, memory: int = 256, name: str | None = None
 def feature(
     function: Function | None = None, *, memory: int = 256, name: str | None = None
 ) -> Function | Callable[[Function], Function]:
-    """Register a function as a feature, after the proof that it looks back only, and at most `memory` bars.
+    """Register a function as a feature, after a proof that it looks back only, and at most `memory` bars.
 
-    Raises SettingsError for a name, memory or result that cannot be used, LookAheadError naming the bar that changed.
+    Raises SettingsError for an unusable name, memory or result, LookAheadError naming the bar that changed.
     """
     if function is None:
         return partial(feature, memory=memory, name=name)
@@ -67,14 +73,14 @@ def feature(
     if isinstance(memory, bool) or not isinstance(memory, int) or not 1 <= memory <= _PROOF_BARS // 3:
         wanted = f"a whole number of bars from 1 to {_PROOF_BARS // 3}"
         raise SettingsError("No such memory of a feature", where=name, got=repr(memory), wanted=wanted)
-    made = CustomFeature(name, function, memory, _signature(function, memory), twin(function))
-    prove(made, made_up_bars(_PROOF_BARS))
+    made = CustomFeature(name, function, memory, _signature(function, memory), clone_isolated(function))
+    prove(made, random_bars(_PROOF_BARS))
     _FEATURES[name] = made
     return function
 
 
 class Column(np.ndarray):
-    """A column of bars: a NumPy array that has the methods of a pandas Series too (rolling, shift, ewm, diff, ...).
+    """A column of bars: a NumPy array with the methods of a pandas Series too (rolling, shift, ewm, diff, ...).
 
     Arithmetic, slices and methods that both have (mean, std) are NumPy's; rows are numbered from 0.
     """
@@ -87,26 +93,26 @@ class Column(np.ndarray):
 
 @contextmanager
 def fresh_instances() -> Iterator[None]:
-    """Within it every feature is as it was registered: what it has kept of calls since then, it does not know.
+    """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
-    A function that answers from what it has met could not be told from one that looks back: it has met the future of
-    every cut. (`features.afresh` says what is reached.)
+    A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
+    every cut. (`features.isolation` defines what is copied.)
     """
     called = dict(_FEATURES)
-    _FEATURES.update({name: replace(made, function=twin(made.original)) for name, made in called.items()})
+    _FEATURES.update({name: replace(made, function=clone_isolated(made.original)) for name, made in called.items()})
     try:
         yield
     finally:
         _FEATURES.update(called)
 
 
-def signed(name: str) -> str:
-    """ "name#source hash" of a registered feature; one that carries its hash already stays as it is."""
-    return name if "#" in name else f"{name}#{of(name).signature}"
+def with_signature(name: str) -> str:
+    """Return "name#source hash" of a registered feature; a name with a hash is unchanged."""
+    return name if "#" in name else f"{name}#{registered(name).signature}"
 
 
-def of(name: str) -> CustomFeature:
-    """The registered feature; raises SettingsError where it is unknown, or another than the one that was signed."""
+def registered(name: str) -> CustomFeature:
+    """Return the registered feature; raise SettingsError if it is unknown or its source differs from the hash."""
     plain, _, signature = name.partition("#")
     if plain not in _FEATURES:
         step = did_you_mean(plain, _FEATURES) or "run the cell that defines it with @feature first"
@@ -115,14 +121,14 @@ def of(name: str) -> CustomFeature:
     if signature and signature != found.signature:
         raise SettingsError(
             "This feature is not the one the data was prepared with", where=plain, got=f"source {found.signature}",
-            wanted=f"source {signature}", next_step="define it as it was, or prepare anew",
+            wanted=f"source {signature}", next_step="define it as it was, or prepare again",
         )  # fmt: skip
     return found
 
 
 def fill(name: str, bars: Frame, first: int, out: np.ndarray) -> None:
-    """Write the feature's values from bar `first` on; raises SettingsError for values that are not finite there."""
-    made = of(name)
+    """Write the feature's values from bar `first` on; raise SettingsError for values that are not finite."""
+    made = registered(name)
     values = compute(made, bars)[first:]
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
@@ -135,7 +141,7 @@ def fill(name: str, bars: Frame, first: int, out: np.ndarray) -> None:
 
 
 def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
-    """float64[N]: the function's values; raises SettingsError for another length."""
+    """Compute the function's values, float64[N]; raise SettingsError for another length."""
     values = np.asarray(made.function(_read_only(bars)), dtype=np.float64)
     if values.shape != (len(bars),):
         raise SettingsError(
@@ -145,52 +151,58 @@ def compute(made: CustomFeature, bars: Frame) -> np.ndarray:
 
 
 def prove(made: CustomFeature, bars: Frame) -> None:
-    """Several ways to see a bar's value depend on what came later, or on more than `memory` bars: LookAheadError.
+    """Raise LookAheadError if a bar's value depends on later bars, or on more than `memory` bars.
 
-    The bars are cut, at random and at the ends of sessions, and what follows a cut is disturbed or loses its first bar:
-    the same bits up to it. Single bars are disturbed, each bar in some pass: nothing but the `memory` bars from it on
-    may move, so a peek in one row of a thousand shows. And the last `memory` bars alone give the value that all give.
+    The bars are cut, at random and at the ends of sessions, and the bars after a cut are perturbed or lose the first:
+    the values up to the cut must be the same bits. Single bars are perturbed, each bar in some pass: only the values of
+    the `memory` bars from it on may change, so a look ahead in one row of a thousand is detected. And the last `memory`
+    bars alone must give the value that all bars give.
     """
     random = generator(0, "custom feature", made.name)
     ends = np.flatnonzero(np.diff(bars.session)) + 1
     ends = random.permutation(ends[ends > made.memory])[: 2 * _PROOF_CUTS]
     cuts = np.unique(np.append(random.integers(made.memory + 1, len(bars) - 1, _PROOF_CUTS), ends)).tolist()
-    # The shortest past comes first: a function that keeps bars from one call to the next has not met the future yet.
+    # The shortest past comes first: a function that caches bars has not seen the future yet.
     heads = [compute(made, head(bars, cut)) for cut in cuts]
     whole = compute(made, bars)
     for cut, from_head in zip(cuts, heads, strict=True):
         after = np.arange(len(bars)) >= cut
-        _refuse_peek(made, _changed(from_head, whole[:cut]), f"the bars from {cut} on were cut off")
-        for how, other in (("were disturbed", disturbed(bars, after, random)), ("lost the first", without(bars, cut))):
-            _refuse_peek(made, _changed(compute(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}")
+        _raise_look_ahead(made, _unequal(from_head, whole[:cut]), f"the bars from {cut} on were cut off")
+        for how, other in (
+            ("were disturbed", perturb_rows(bars, after, random)),
+            ("lost the first", delete_row(bars, cut)),
+        ):
+            _raise_look_ahead(made, _unequal(compute(made, other)[:cut], whole[:cut]), f"the bars from {cut} on {how}")
         _check_memory(made, bars, whole, cut)
-    _disturb_single_bars(made, bars, whole, random)
-    _refuse_peek(made, _changed(compute(made, bars), whole), "the same bars came once more")
+    _perturb_single_bars(made, bars, whole, random)
+    _raise_look_ahead(made, _unequal(compute(made, bars), whole), "the same bars came once more")
 
 
-def _changed(values: np.ndarray, before: np.ndarray) -> np.ndarray:
-    """int64: where they are not the same bits; missing values are the same."""
+def _unequal(values: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return the positions (int64) of unequal bits; missing values are equal."""
     return np.flatnonzero((values != before) & ~(np.isnan(values) & np.isnan(before)))
 
 
-def _disturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
+def _perturb_single_bars(made: CustomFeature, bars: Frame, whole: np.ndarray, random: np.random.Generator) -> None:
     spacing = made.memory + _ROWS_BEFORE
     number, allowed = np.arange(len(bars)), 1e-6 * _spread(whole)
     for offset in range(spacing):
         place = (number - offset) % spacing  # 0 is a disturbed bar
-        values = compute(made, disturbed(bars, place == 0, random))
+        values = compute(made, perturb_rows(bars, place == 0, random))
         moved = ~np.isclose(values, whole, rtol=0.0, atol=allowed, equal_nan=True)
         untouched = (place >= made.memory) | (number < offset)
-        _refuse_peek(made, np.flatnonzero(moved & untouched), "only later bars, or bars before its memory, changed")
+        _raise_look_ahead(
+            made, np.flatnonzero(moved & untouched), "only later bars, or bars before its memory, changed"
+        )
 
 
 def _spread(values: np.ndarray) -> float:
-    """Standard deviation of the finite values; 1 where they do not vary."""
+    """Return the standard deviation of the finite values; 1 where they do not vary."""
     finite = values[np.isfinite(values)]
     return (float(finite.std()) if len(finite) else 0.0) or 1.0
 
 
-def _refuse_peek(made: CustomFeature, wrong: np.ndarray, when: str) -> None:
+def _raise_look_ahead(made: CustomFeature, wrong: np.ndarray, when: str) -> None:
     if len(wrong):
         raise LookAheadError(
             "A feature looks ahead", where=made.name, got=f"bar {wrong[0]} changed when {when}",
@@ -202,34 +214,34 @@ def _check_memory(made: CustomFeature, bars: Frame, whole: np.ndarray, cut: int)
     alone, all_ = float(compute(made, tail(head(bars, cut), made.memory))[-1]), float(whole[cut - 1])
     if not np.isclose(alone, all_, rtol=0.0, atol=1e-6 * _spread(whole), equal_nan=True):
         raise LookAheadError(
-            "A feature remembers more bars than it says", where=made.name,
+            "A feature needs more bars than its memory", where=made.name,
             got=f"{alone:.6g} at bar {cut - 1} from the last {made.memory} bars, {all_:.6g} from all",
             wanted="the same within 1e-6 of its deviation", next_step="give a longer memory=",
         )  # fmt: skip
 
 
 def head(bars: Frame, stop: int) -> Frame:
-    """The first `stop` bars."""
-    return _each(bars, lambda column: column[:stop])
+    """Return the first `stop` bars."""
+    return _map_columns(bars, lambda column: column[:stop])
 
 
 def tail(bars: Frame, count: int) -> Frame:
-    """The last `count` bars."""
-    return _each(bars, lambda column: column[len(column) - min(count, len(column)) :])
+    """Return the last `count` bars."""
+    return _map_columns(bars, lambda column: column[len(column) - min(count, len(column)) :])
 
 
-def part(bars: Frame, first: int, stop: int) -> Frame:
-    """The bars from position `first` to before `stop`."""
-    return _each(bars, lambda column: column[first:stop])
+def slice_bars(bars: Frame, first: int, stop: int) -> Frame:
+    """Return the bars from position `first` to before `stop`."""
+    return _map_columns(bars, lambda column: column[first:stop])
 
 
-def without(bars: Frame, row: int) -> Frame:
-    """The bars but for one."""
-    return _each(bars, lambda column: np.delete(column, row))
+def delete_row(bars: Frame, row: int) -> Frame:
+    """Return the bars without one."""
+    return _map_columns(bars, lambda column: np.delete(column, row))
 
 
-def joined(bars: Frame, later: Frame) -> Frame:
-    """The bars of both, in time order."""
+def concatenate(bars: Frame, later: Frame) -> Frame:
+    """Return the bars of both, in time order."""
     columns: dict[str, Any] = {
         name: None if column is None else np.concatenate([column, getattr(later, name)])
         for name, column in _columns(bars).items()
@@ -237,28 +249,28 @@ def joined(bars: Frame, later: Frame) -> Frame:
     return replace(bars, **columns)
 
 
-def disturbed(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Frame:
-    """The same bars with other prices and volumes where bool[N] says."""
+def perturb_rows(bars: Frame, where: np.ndarray, random: np.random.Generator) -> Frame:
+    """Return the bars with other prices and volumes where bool[N] `where` is True."""
     factor = np.where(where, np.exp(random.normal(0.0, 0.5, len(bars))), 1.0)
     columns = {name: getattr(bars, name) for name in ("open", "high", "low", "close", "volume")}
     return replace(bars, **{name: column * factor for name, column in columns.items() if column is not None})
 
 
-def made_up_bars(count: int) -> Frame:
-    """Five-minute bars of a random walk on a tick, 60 to a session: some absent, some flat, volumes from 0 to 10^5."""
+def random_bars(count: int) -> Frame:
+    """Return five-minute bars of a random walk on a tick, 60 to a session: some absent, some flat."""
     random = generator(0, "custom feature", "bars")
-    still = random.random(count) < 0.03
-    close = 100.0 + np.cumsum(np.where(still, 0, random.integers(-3, 4, count))) * 0.25 + 0.002 * count
+    unchanged = random.random(count) < 0.03
+    close = 100.0 + np.cumsum(np.where(unchanged, 0, random.integers(-3, 4, count))) * 0.25 + 0.002 * count
     close = np.maximum(close, 1.0)
     opens = np.append(close[0], close[:-1])
-    wicks = np.where(still, 0.0, random.integers(0, 3, (2, count)) * 0.25)
+    wicks = np.where(unchanged, 0.0, random.integers(0, 3, (2, count)) * 0.25)
     day, place = np.divmod(np.arange(count), 60)
     absent = np.cumsum(random.random(count) < 0.03)
     place += absent - absent[60 * day]
     start = ((19_723 + day) * 1440 + 15 * 60 + place * 5) * 60_000_000_000
     high, low = np.maximum(opens, close) + wicks[0], np.minimum(opens, close) - np.minimum(wicks[1], 0.25)
     session = (19_723 + day).astype(np.int32)
-    volume = np.where(still, 0.0, np.floor(random.lognormal(4.0, 2.0, count)))
+    volume = np.where(unchanged, 0.0, np.floor(random.lognormal(4.0, 2.0, count)))
     return Frame(5, start, start + 5 * 60_000_000_000, opens, high, low, close, volume, session, session)
 
 
@@ -266,21 +278,21 @@ def _columns(bars: Frame) -> dict[str, np.ndarray | None]:
     return {field.name: getattr(bars, field.name) for field in fields(bars) if field.name != "minutes"}
 
 
-def _each(bars: Frame, change: Callable) -> Frame:
+def _map_columns(bars: Frame, change: Callable) -> Frame:
     columns = _columns(bars).items()
     changed: dict[str, Any] = {name: None if column is None else change(column) for name, column in columns}
     return replace(bars, **changed)
 
 
 def _read_only(bars: Frame) -> Frame:
-    """The bars so that a function cannot change them for those after it."""
+    """Return read-only views of the bars, so that a function cannot change them."""
 
     def frozen(column: np.ndarray) -> np.ndarray:
         view = column.view(Column)
         view.flags.writeable = False
         return view
 
-    return _each(bars, frozen)
+    return _map_columns(bars, frozen)
 
 
 def _signature(function: Callable, memory: int) -> str:
@@ -289,12 +301,12 @@ def _signature(function: Callable, memory: int) -> str:
     except (OSError, TypeError) as error:
         step = "define the function with def in a file or a notebook cell"
         raise SettingsError("The source of a feature cannot be read", where=str(function), next_step=step) from error
-    told = [f"{memory}\n{source}", *(f"{name}={_spelled(value)}" for name, value in _read_outside(function))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+    parts = [f"{memory}\n{source}", *(f"{name}={_as_text(value)}" for name, value in _outside_values(function))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _read_outside(function: Callable) -> Iterator[tuple[str, object]]:
-    """What a function reads beside its arguments, by name: defaults, what it closes over, globals."""
+def _outside_values(function: Callable) -> Iterator[tuple[str, object]]:
+    """Yield values that a function reads besides its arguments, by name: defaults, closure, globals."""
     function = inspect.unwrap(function)
     if not isinstance(function, FunctionType):
         return
@@ -306,12 +318,12 @@ def _read_outside(function: Callable) -> Iterator[tuple[str, object]]:
     yield from ((name, function.__globals__[name]) for name in sorted(read & function.__globals__.keys()))
 
 
-def _spelled(value: object) -> str:
-    """A plain value as text, a function as its source, of anything else its type."""
+def _as_text(value: object) -> str:
+    """Return a plain value as text, a function as its source, of anything else its type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     if isinstance(value, tuple | list):
-        return f"({', '.join(map(_spelled, value))})"
+        return f"({', '.join(map(_as_text, value))})"
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()}"
     if isinstance(value, FunctionType) and value.__module__ == "__main__":

@@ -1,4 +1,4 @@
-"""One engine for batch and streaming: bars of a frame in, chunk by chunk or one by one, the families' columns out.
+"""Feature engine for batch and streaming: bars of a frame in, in chunks or singly, the families' columns out.
 
 The state between two chunks is the last HISTORY rows of every series and the families' recursions: plain arrays, saved
 and restored to the bit.
@@ -17,8 +17,8 @@ from ml_factory.features.rolling import FLOOR, HISTORY, Block
 from ml_factory.features.vector_log import logarithms
 
 CHUNK = 8192
-"""Rows handed to the kernels at once: a column of that many stays in the processor's own cache, and the HISTORY rows
-that every window is warmed with cost little beside them."""
+"""Rows passed to the kernels at once: a column of that many stays in the processor's cache, and the HISTORY rows that
+warm up every window cost little in comparison."""
 STATE_NUMBERS = 4
 _SERIES = Block._fields[1:6] + Block._fields[7:]  # all but t0 and session
 _ATR_BARS = 14.0
@@ -28,10 +28,10 @@ _ATR_BARS = 14.0
 class Family:
     """A named group of columns and the kernel that writes them.
 
-    names : (market, coarse) -> the columns, in order; the shorter list where `coarse`.
-    kernel : compiled (block, state, out_FC, coarse); writes column f of the rows after the history to out_FC[f].
-    recursions : how many rows of STATE_NUMBERS numbers the kernel keeps from one chunk to the next.
-    clock : whether it reads the block's `progress`, which is NaN where no family does.
+    names : (market, coarse) -> the columns, in order; the shorter list where `coarse`
+    kernel : compiled (block, state, out_FC, coarse); writes column f of the rows after the history to out_FC[f]
+    recursions : rows of STATE_NUMBERS numbers that the kernel keeps from one chunk to the next
+    clock : the kernel reads the block's `progress`, which is NaN where no family does
     """
 
     names: Callable[[MarketSpec, bool], Sequence[str]]
@@ -43,8 +43,9 @@ class Family:
 class FrameFeatures:
     """The columns of some families on one frame.
 
-    push : bars -> float64[n, F] (or into `out`), one row a bar, past only; NaN until a column's window is full.
-    rows : how many bars there were.  newest : the last row written.
+    push : bars -> float64[n, F] (or into `out`), one row a bar, past only; NaN until a column's window is full
+    rows : number of bars so far
+    newest : the last row written
     """
 
     def __init__(self, market: MarketSpec, families: dict[str, Family], *, coarse: bool):
@@ -54,15 +55,15 @@ class FrameFeatures:
         self.names = [column for columns in listed.values() for column in columns]
         self._history = np.full((len(_SERIES), HISTORY + CHUNK), np.nan)
         self._session = np.full(HISTORY + CHUNK, -1, np.int64)
-        self._scratch = np.empty(max(self._width.values(), default=0) * CHUNK)  # fresh pages would cost a third more
+        self._scratch = np.empty(max(self._width.values(), default=0) * CHUNK)  # reused: new pages cost a third more
         self.rows, self.newest = 0, np.full(len(self.names), np.nan)
         self._atr = np.zeros((1, STATE_NUMBERS))
         self._state = {name: np.zeros((max(f.recursions, 1), STATE_NUMBERS)) for name, f in families.items()}
 
     def push(self, bars: Frame, out: np.ndarray | None = None, skip: int = 0) -> np.ndarray:
-        """Values of the new bars, in time order after those pushed before.
+        """Return values of the new bars, which follow those pushed before.
 
-        out : [n - skip, F] of float32 or float64 to write into, leaving out the first `skip` rows.
+        out : [n - skip, F] of float32 or float64 to write into, without the first `skip` rows
         """
         if out is None:
             out = np.empty((max(len(bars) - skip, 0), len(self.names)))
@@ -76,7 +77,7 @@ class FrameFeatures:
                 values = self._scratch[: width * count].reshape(width, count)
                 family.kernel(block, self._state[name], values, self.coarse)
                 rows_out = out[begin + drop - skip : rows.stop - skip, place : place + len(values)]
-                if rows_out.strides[0] == rows_out.itemsize:  # columns lie side by side in memory
+                if rows_out.strides[0] == rows_out.itemsize:  # columns are contiguous in memory
                     rows_out.T[:] = values[:, drop:]
                 else:
                     _store(values[:, drop:], rows_out)
@@ -87,7 +88,7 @@ class FrameFeatures:
         return out
 
     def get_state(self) -> dict:
-        """Plain numbers and arrays; `load_state` on an engine of the same settings goes on from them to the bit."""
+        """Return plain numbers and arrays, from which an equal engine continues to the bit."""
         return {
             "rows": self.rows,
             "history": self._history[:, :HISTORY].copy(),
@@ -97,16 +98,16 @@ class FrameFeatures:
         }
 
     def load_state(self, state: dict) -> None:
-        """Go on from what `get_state` gave."""
+        """Continue from a state of `get_state`."""
         self.rows = int(state["rows"])
         self._history[:, :HISTORY] = state["history"]
         self._session[:HISTORY] = state["session"]
         self._atr[:] = state["atr"]
-        for name, kept in state["families"].items():
-            self._state[name][:] = kept
+        for name, numbers in state["families"].items():
+            self._state[name][:] = numbers
 
     def _take(self, bars: Frame, rows: slice) -> Block:
-        """The block of these rows: behind the history, with the series every family shares."""
+        """Return the block of these rows: after the history, with the series that every family shares."""
         stop = HISTORY + rows.stop - rows.start
         series = self._history[:, :stop]
         for place, name in enumerate(_SERIES[:4]):
@@ -125,20 +126,20 @@ class FrameFeatures:
 
 
 def columns(family: Family, bars: Frame, market: MarketSpec, coarse: bool) -> dict[str, np.ndarray]:
-    """Column name -> float64[N]: one family on a whole frame."""
+    """Return column name -> float64[N] of one family on a whole frame."""
     engine = FrameFeatures(market, {"": family}, coarse=coarse)
     return dict(zip(engine.names, engine.push(bars).T, strict=True))
 
 
 def session_progress(start: np.ndarray, known_at: np.ndarray, calendar: str) -> np.ndarray:
-    """Share of the session that has passed at `known_at`, 0 to 1; early closes count as the exchange announced them."""
+    """Return the elapsed share of the session at `known_at`, 0 to 1; early closes count as announced."""
     edges = sessions_of(start, calendar)
     return (known_at - edges.open_ns) / (edges.close_ns - edges.open_ns)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _derive(series, atr_state):
-    """Fill the series that follow from the prices: logs, return, true range and ATR of the rows after the history."""
+    """Fill the derived series: logs, return, true range and ATR of the rows after the history."""
     for k in range(4):
         logarithms(series[k, HISTORY:], series[6 + k, HISTORY:])
     high, low, close, before = series[1, HISTORY:], series[2, HISTORY:], series[3, HISTORY:], series[3, HISTORY - 1 :]
@@ -156,7 +157,7 @@ def _derive(series, atr_state):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _store(values_FC, out_CF):
-    """Rows of columns to rows of the matrix, eight columns at a time so that a line of memory is filled at once."""
+    """Copy rows of columns to rows of the matrix, eight columns at a time so that a cache line is filled at once."""
     columns, rows = values_FC.shape
     whole = columns - columns % 8
     for f in range(0, whole, 8):
@@ -173,7 +174,7 @@ def _store(values_FC, out_CF):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def gather_rows(values, rows, out):
-    """out[i] = values[rows[i]], a whole row at a time."""
+    """Set out[i] = values[rows[i]], a whole row at a time."""
     for i in range(len(rows)):
         for f in range(values.shape[1]):
             out[i, f] = values[rows[i], f]

@@ -1,4 +1,4 @@
-"""Entropy: how much is left to know of the next move, in shares of what pure chance would leave.
+"""Entropy features: uncertainty of the next move, relative to that of pure chance.
 
 Sources: Shannon (1948); Bandt and Pompe (2002) for the orders of successive closes; Lempel and Ziv (1976) for
 complexity, by the scan of Kaspar and Schuster (1987); Grassberger (1989) and Kontoyiannis et al. (1998) for match
@@ -21,7 +21,7 @@ BASE = (
 )  # fmt: skip
 
 SIGMA_BINS, SIGMA_WIDTH = 8, 0.5
-"""Bins of the returns, and their width in deviations of the 96 bars before; the outer two reach on for ever."""
+"""Bins of the returns, and their width in deviations of the previous 96 bars; the outer two are unbounded."""
 _ONE = 2.0**40
 
 
@@ -53,7 +53,7 @@ FAMILY = Family(names=_names, kernel=_kernel)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def weights_of_counts(n):
-    """int64[n + 1]: c log c of the counts 0 to n, in units of 1 / _ONE."""
+    """Return int64[n + 1]: c log c of the counts 0 to n, in units of 1 / _ONE."""
     table = np.zeros(n + 1, np.int64)
     for count in range(1, n + 1):
         table[count] = np.int64(round(count * math.log(count) * _ONE))
@@ -62,7 +62,7 @@ def weights_of_counts(n):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def window_entropy(codes, n, most, table, oldest, out):
-    """Plug-in entropy of the last n codes (0 to 63) over `most` nats; NaN where `oldest`, the first row read, is."""
+    """Compute the plug-in entropy of the last n codes (0 to 63) over `most` nats; NaN where `oldest` is."""
     counts = np.zeros(64, np.int64)
     total = 0
     for i in range(HISTORY - n, HISTORY):
@@ -75,7 +75,7 @@ def window_entropy(codes, n, most, table, oldest, out):
 
 @njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _put(counts, code, step, table):
-    """Count one code more or less; what that adds to the sum of c log c."""
+    """Change the count of a code by `step`; return the change of the sum of c log c."""
     before = counts[code]
     counts[code] = before + step
     return table[before + step] - table[before]
@@ -83,7 +83,7 @@ def _put(counts, code, step, table):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def orders_of_three(x):
-    """A number for the order of each three successive values; equal counts as rising."""
+    """Return a number for the order of each three successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
     x0, x1, x2, rows = x[:-2], x[1:-1], x[2:], out[2:]
     for i in range(len(rows)):
@@ -93,12 +93,12 @@ def orders_of_three(x):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def orders_of_four(x):
-    """A number for the order of each four successive values; equal counts as rising."""
+    """Return a number for the order of each four successive values; equal counts as rising."""
     out = np.zeros(len(x), np.int64)
     three = orders_of_three(x)
     oldest, newest, before, now, rows = x[:-3], x[3:], three[2:-1], three[3:], out[3:]
     for i in range(len(rows)):
-        # What the newest three do not tell: where the oldest stands among them.
+        # Not given by the newest three: the rank of the oldest among them.
         first = 8 * (before[i] & 1) + 16 * (before[i] >> 2)
         rows[i] = now[i] + first + 32 * np.int64(oldest[i] > newest[i])
     return out
@@ -106,7 +106,7 @@ def orders_of_four(x):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def sigma_codes(ret, t0, first):
-    """Bin of each return from row `first` on, in widths of SIGMA_WIDTH deviations of the 96 returns before it."""
+    """Return the bin of each return from row `first` on, in SIGMA_WIDTH deviations of the previous 96."""
     out = np.zeros(len(ret), np.int64)
     spread = deviation(ret, 96, t0, first - 1)[first - 1 :]
     ret, rows = ret[first:], out[first:]
@@ -118,7 +118,7 @@ def sigma_codes(ret, t0, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def sign_words(close, first):
-    """int64[M], from row `first` on: the last 64 moves as bits, the newest lowest; 1 where the close rose."""
+    """Return int64[M], from row `first` on: the last 64 moves as bits, the newest lowest; 1 where the close rose."""
     out = np.zeros(len(close), np.int64)
     before, now, rows = close[first - 64 : -1], close[first - 63 :], out[first - 63 :]
     word = 0
@@ -130,16 +130,16 @@ def sign_words(close, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def last_bits(words, n):
-    """The last n moves of each row as a number."""
+    """Return the last n moves of each row as a number."""
     return words & ((1 << n) - 1)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def lempel_ziv(words, n, oldest, out):
-    """Lempel and Ziv's (1976) number of new phrases in n signs, over n / log2(n), what a long coin gives.
+    """Compute Lempel and Ziv's (1976) number of new phrases in n signs, over n / log2(n), the value of a fair coin.
 
-    A phrase ends where it was not seen before. All places where the phrase so far stands already are kept as bits of
-    one number (a place: where it ends), so that one step reads one sign of many rows.
+    A phrase ends where it was not seen before. All earlier positions of the current phrase are stored as bits of one
+    number (a position: where it ends), so that one step reads one sign of many rows.
     """
     everywhere = np.int64((1 << (n + 1)) - 1)
     scale = math.log(n) / math.log(2.0) / n
@@ -163,9 +163,9 @@ def lempel_ziv(words, n, oldest, out):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def match_entropy(words, n, mean_of, oldest, out):
-    """Mean over `mean_of` rows of log2(n) / L, bits a sign, Kontoyiannis et al. (1998), eq. 6, read backwards in time.
+    """Compute the mean over `mean_of` rows of log2(n) / L, bits a sign (Kontoyiannis et al. 1998, eq. 6, reversed).
 
-    L : 1 + length of the longest run of signs up to the row, n at most, that also ends at one of the n rows before.
+    L : 1 + length of the longest run of signs up to the row, n at most, that also ends at one of the previous n rows
     """
     first = HISTORY - mean_of
     words = words[first:]

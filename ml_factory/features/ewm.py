@@ -1,6 +1,6 @@
-"""Exponential means of several series side by side, so that the chains of additions do not wait for each other.
+"""Exponential means of several series in parallel, so that their chains of additions are independent.
 
-A mean waits for the one a row before it and for nothing else: ten of them hardly take longer than one.
+A mean depends on the previous row's mean only: ten of them hardly take longer than one.
 """
 
 import math
@@ -13,10 +13,11 @@ from ml_factory.features.rolling import HISTORY
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def recursive_means(x_KM, n_K, alpha_K, state_KS):
-    """Exponential means of K series side by side, in place; each starts at the mean of its first n values.
+    """Compute exponential means of K series in place; each starts at the mean of its first n values.
 
-    state_KS : a row a series, (mean, values seen). A missing value is passed over: one 0/0 must not silence the rest
-    of the file. Side by side the chains of additions do not wait for each other.
+    A missing value is skipped: one 0/0 must not make the rest of the file missing.
+
+    state_KS : a row a series, (mean, values seen)
     """
     count, size = x_KM.shape
     i = HISTORY
@@ -32,7 +33,7 @@ def recursive_means(x_KM, n_K, alpha_K, state_KS):
     missing = np.int64(0)
     for k in range(count):
         missing += _missing(x_KM[k, i:])
-    spare, means, alphas = np.zeros(size - i), np.zeros(10), np.zeros(10)  # for the places that no series takes
+    spare, means, alphas = np.zeros(size - i), np.zeros(10), np.zeros(10)  # for unused places
     k = 0
     while k < count:
         used = min(6 if missing or count - k <= 6 else 10, count - k)
@@ -74,7 +75,7 @@ def _next_mean(mean, alpha, x):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _means_of_present(x_a, x_b, x_c, x_d, x_e, x_f, means, alphas):
-    """Exponential means of six series in place, whose missing values are passed over."""
+    """Compute exponential means of six series in place, skipping missing values."""
     a, b, c, d, e, f = means[0], means[1], means[2], means[3], means[4], means[5]
     by_a, by_b, by_c, by_d, by_e, by_f = alphas[0], alphas[1], alphas[2], alphas[3], alphas[4], alphas[5]
     for i in range(len(x_a)):
@@ -84,8 +85,8 @@ def _means_of_present(x_a, x_b, x_c, x_d, x_e, x_f, means, alphas):
     means[0], means[1], means[2], means[3], means[4], means[5] = a, b, c, d, e, f
 
 
-# The same numbers where nothing is missing, without asking: each mean then waits for a third less. They stay in
-# registers from row to row, and ten of them hardly take longer than one.
+# The same numbers without the check for missing values, a third faster. Means stay in registers from row to row, and
+# ten of them hardly take longer than one.
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

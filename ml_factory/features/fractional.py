@@ -1,4 +1,4 @@
-"""Fractional differentiation at given orders: between the price's level, which never forgets, and its return.
+"""Fractional differentiation at given orders: between the price's level, with infinite memory, and its return.
 
 Sources: Hosking (1981), eq. 2.3, for the weights; Lopez de Prado, Advances in Financial Machine Learning (2018), 5.5,
 for a window of fixed width.
@@ -15,7 +15,7 @@ WINDOW = 96
 
 
 def _names(market, coarse):
-    """None where `coarse`: the window of the base frame covers those frames."""
+    """Return no column where `coarse`: the window of the base frame covers those frames."""
     return () if coarse else tuple(f"fractional_{round(100 * order)}" for order in ORDERS)
 
 
@@ -35,7 +35,7 @@ FAMILY = Family(names=_names, kernel=_kernel)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def fractional_weights(order, n):
-    """Weights of (1 - L)^order, newest first, cut off after n terms (Hosking 1981, eq. 2.3)."""
+    """Return the weights of (1 - L)^order, newest first, for n terms (Hosking 1981, eq. 2.3)."""
     weights = np.ones(n)
     for k in range(1, n):
         weights[k] = weights[k - 1] * (k - 1 - order) / k
@@ -44,10 +44,11 @@ def fractional_weights(order, n):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def return_weights(order, n):
-    """Weights of the newest n returns in (1 - L)^order of n + 1 log prices measured from the newest one.
+    """Return weights of the newest n returns in (1 - L)^order of n + 1 log prices relative to the newest one.
 
-    The cut-off weights do not sum to 0, so the plain form would carry the price's level; from the newest price it
-    does not. The return k bars ago lies between the newest price and all older than k: it weighs minus their sum.
+    The truncated weights do not sum to 0, so the direct form would include the price's level; relative to the newest
+    price it does not. The return k bars ago lies between the newest price and all older than k: its weight is minus
+    their sum.
     """
     prices = fractional_weights(order, n + 1)
     older = np.empty(n)

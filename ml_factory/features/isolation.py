@@ -1,7 +1,7 @@
-"""A function as if it had never been called: a twin with its own copy of everything it could remember in.
+"""Clone a user function together with its defaults, closure and globals, so that calls share no state.
 
-What a function keeps from one call to the next lies in its defaults, in what it closes over, in its attributes, in the
-globals it reads, or in those of the functions it calls. What it writes to a file, or into a package, stays there.
+State between calls lies in a function's defaults, closure, attributes, in the globals it reads, or in those of the
+functions it calls. Files and packages that it writes to are shared.
 """
 
 import copy
@@ -18,64 +18,64 @@ _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES))
 
 
-def twin(function: Callable) -> Callable:
-    """Of the same code, sharing nothing that a call may change; what cannot be copied is shared."""
+def clone_isolated(function: Callable) -> Callable:
+    """Return a function of the same code that shares nothing a call may change; uncopyable values are shared."""
     return _FunctionCloner().of(function)
 
 
 class _FunctionCloner:
-    """Copies of what functions read, each made once, so that two that share something share its copy."""
+    """Copies of the values that functions read, each made once, so that shared values stay shared."""
 
     def __init__(self):
-        self.made: dict[int, object] = {}
-        self.parts: dict[int, object] = {}  # what `deepcopy` has copied inside of things
-        self.kept: list = []  # what was copied stays, so that no other object gets its id
+        self.copies: dict[int, object] = {}
+        self.parts: dict[int, object] = {}  # memo of `deepcopy`
+        self.alive: list = []  # originals stay alive, so that no other object gets their id
 
     def of(self, value: object) -> object:
-        if id(value) not in self.made:
-            self.kept.append(value)
-            self.made[id(value)] = self.copied(value)
-        return self.made[id(value)]
+        if id(value) not in self.copies:
+            self.alive.append(value)
+            self.copies[id(value)] = self.make_copy(value)
+        return self.copies[id(value)]
 
-    def copied(self, value: object) -> object:
+    def make_copy(self, value: object) -> object:
         if isinstance(value, FunctionType):
             return self.function(value) if is_the_users(value) else value
         if isinstance(value, functools._lru_cache_wrapper):
             return functools.lru_cache(**value.cache_parameters())(self.of(value.__wrapped__))
         if isinstance(value, ModuleType | type):
             return value
-        with suppress(Exception):  # a lock, a connection: it is the same one
+        with suppress(Exception):  # a lock or a connection is shared
             return copy.deepcopy(value, self.parts)
         return value
 
     def function(self, function: FunctionType) -> FunctionType:
         outside = function.__globals__
-        found = self.made.setdefault(id(outside), dict(outside))
+        found = self.copies.setdefault(id(outside), dict(outside))
         cells = tuple(self.cell(cell) for cell in function.__closure__ or ())
-        made = FunctionType(function.__code__, found, function.__name__, None, cells)
-        self.made[id(function)] = made  # before what it reads, which may be itself
-        made.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
-        made.__kwdefaults__ = function.__kwdefaults__ and self.each(function.__kwdefaults__)
-        made.__dict__.update(self.each(vars(function)))
+        copies = FunctionType(function.__code__, found, function.__name__, None, cells)
+        self.copies[id(function)] = copies  # before what it reads, which may be itself
+        copies.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
+        copies.__kwdefaults__ = function.__kwdefaults__ and self.copy_values(function.__kwdefaults__)
+        copies.__dict__.update(self.copy_values(vars(function)))
         found.update(
-            self.each({name: outside[name] for name in referenced_globals(function.__code__) & outside.keys()})
+            self.copy_values({name: outside[name] for name in referenced_globals(function.__code__) & outside.keys()})
         )
-        return made
+        return copies
 
-    def each(self, named: dict) -> dict:
-        return {name: self.of(value) for name, value in named.items()}
+    def copy_values(self, values: dict) -> dict:
+        return {name: self.of(value) for name, value in values.items()}
 
     def cell(self, cell: CellType) -> CellType:
-        if id(cell) not in self.made:
-            self.kept.append(cell)
-            made = self.made[id(cell)] = CellType()
+        if id(cell) not in self.copies:
+            self.alive.append(cell)
+            copies = self.copies[id(cell)] = CellType()
             with suppress(ValueError):  # nothing in it yet
-                made.cell_contents = self.of(cell.cell_contents)
-        return self.made[id(cell)]
+                copies.cell_contents = self.of(cell.cell_contents)
+        return self.copies[id(cell)]
 
 
 def referenced_globals(code: CodeType) -> set[str]:
-    """The globals that this code reads, and the functions inside it."""
+    """Return the globals that this code reads, and the functions inside it."""
     return {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
 
 
@@ -87,5 +87,5 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def is_the_users(function: FunctionType) -> bool:
-    """Neither installed nor this library's: a notebook's cell has no file at all."""
+    """Return whether the function is user code: neither installed nor this library's."""
     return not function.__code__.co_filename.startswith(_INSTALLED)

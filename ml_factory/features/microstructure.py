@@ -1,9 +1,9 @@
-"""Microstructure proxies: what bars let one guess about spreads, pressure and impact.
+"""Microstructure features: proxies of spreads, order pressure and price impact from bars.
 
 Sources: Roll (1984); Corwin and Schultz (2012); Abdi and Ranaldo (2017); Lesmond, Ogden and Trzcinka (1999) for zero
 returns; Amihud (2002); Kyle (1985); Hasbrouck (2009) by way of Lopez de Prado (2018), 19.4; Pastor and Stambaugh
 (2003); Easley, Lopez de Prado and O'Hara (2012) for bulk volume classification and VPIN; Livshin for the balance of
-power. No tick size is used, so a back-adjusted price series that left its tick gives the same columns.
+power. No tick size is used, so a back-adjusted price series off its tick gives the same columns.
 """
 
 import math
@@ -24,7 +24,7 @@ from ml_factory.features.rolling import (
     window_sum,
 )
 from ml_factory.features.volatility import correlation
-from ml_factory.features.volume import balance
+from ml_factory.features.volume import balance, window_share
 
 COARSE = ("bar_body", "bar_place")
 BASE = (
@@ -47,24 +47,24 @@ def _names(market, coarse):
 def _kernel(b, state, out, coarse):
     body, span = differences(b.close, b.open), differences(b.high, b.low)
     place = differences(differences(b.close, b.low), differences(b.high, b.close))
-    share_of_bar(body, span, out[0])
-    share_of_bar(place, span, out[1])
+    bar_share(body, span, out[0])
+    bar_share(place, span, out[1])
     if coarse:
         return
     before = lag(b.ret)
-    share_of_bar(wicks(b), span, out[2])
+    bar_share(wicks(b), span, out[2])
     spans = window_sum(span, 12, b.t0, HISTORY)
-    share_of(body, spans, 12, b.t0, out[3])
+    window_share(body, spans, 12, b.t0, out[3])
     gap = differences(b.open, lag(b.close))
-    share_of_bar(gap, lag(b.atr), out[4])
+    bar_share(gap, lag(b.atr), out[4])
     correlation(b.ret, before, 48, b.t0, out[5])
     roll_spread(b.ret, before, 96, b.t0, out[6])
     corwin_schultz(b, 24, out[7])
     abdi_ranaldo(b, 24, out[8])
     signs(b.ret, 48, b.t0, out[9], out[10])
-    share_of(place, spans, 12, b.t0, out[11])
-    share_of(sizes(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
-    share_of(sizes(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
+    window_share(place, spans, 12, b.t0, out[11])
+    window_share(sizes(body), window_sum(span, 24, b.t0, HISTORY), 24, b.t0, out[12])
+    window_share(sizes(gap), window_sum(b.span, 24, b.t0, HISTORY), 24, b.t0, out[13])
     outside_share(b.high, b.low, 24, b.t0, out[14])
     if len(out) > 15:
         _volume_kernel(b, directions(body), before, out[15:])
@@ -84,7 +84,7 @@ FAMILY = Family(names=_names, kernel=_kernel)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def directions(x):
-    """1 above 0, -1 below 0, 0 at 0."""
+    """Return 1 above 0, -1 below 0, 0 at 0."""
     out = np.empty(len(x))
     for i in range(len(x)):
         out[i] = np.float64(x[i] > 0.0) - np.float64(x[i] < 0.0) + 0.0 * x[i]
@@ -93,7 +93,7 @@ def directions(x):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def wicks(b):
-    """Upper less lower shadow of each bar."""
+    """Return upper minus lower shadow of each bar."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
         top, bottom = max(b.open[i], b.close[i]), min(b.open[i], b.close[i])
@@ -103,7 +103,7 @@ def wicks(b):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def root_money(b):
-    """Square root of the money traded in each bar."""
+    """Return the square root of the money traded in each bar."""
     out = np.empty(len(b.close))
     for i in range(len(out)):
         out[i] = math.sqrt(b.close[i] * b.volume[i])
@@ -111,17 +111,11 @@ def root_money(b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def share_of_bar(x, of, out):
-    """x over `of`, row by row; 0 where that is 0."""
+def bar_share(x, of, out):
+    """Compute x over `of`, row by row; 0 where that is 0."""
     x, of = x[HISTORY:], of[HISTORY:]
     for i in range(len(out)):
         out[i] = ratio(x[i], of[i], 0.0)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def share_of(x, total, n, t0, out):
-    """Sum of the last n values of x over a total of as many bars; 0 where that is 0."""
-    share_of_bar(window_sum(x, n, t0, HISTORY), total, out)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -188,7 +182,7 @@ def signs(ret, n, t0, out_zero, out_persistence):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def outside_share(high, low, n, t0, out):
-    """Share of n bars that reached past both ends of the bar before, less the share that stayed inside both."""
+    """Compute the share of n bars beyond both ends of the previous bar, minus the share inside both."""
     side = np.full(len(high), np.nan)
     before_high, before_low, high, low, rows = high[:-1], low[:-1], high[1:], low[1:], side[1:]
     for i in range(len(rows)):
@@ -200,7 +194,7 @@ def outside_share(high, low, n, t0, out):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def amihud_ratio(b, short, long, out):
-    """Balance of Amihud's illiquidity, mean |return| over money traded, of the last bars and of many."""
+    """Compute the balance of Amihud's illiquidity, mean |return| over money traded, of few bars and of many."""
     impact = np.empty(len(b.close))
     for i in range(len(impact)):
         impact[i] = ratio(abs(b.ret[i]), b.close[i] * b.volume[i], 0.0)
@@ -222,5 +216,5 @@ def bulk_sides(b, n, out_vpin, out_imbalance):
     for i in range(first, len(spread)):
         signed[i] = math.erf(b.ret[i] / (spread[i] * math.sqrt(2.0))) * b.volume[i]
     traded = window_sum(b.volume, n, b.t0, HISTORY)
-    share_of(sizes(signed), traded, n, b.t0, out_vpin)
-    share_of(signed, traded, n, b.t0, out_imbalance)
+    window_share(sizes(signed), traded, n, b.t0, out_vpin)
+    window_share(signed, traded, n, b.t0, out_imbalance)

@@ -1,4 +1,4 @@
-"""Momentum and trend: where the price went, and how straight.
+"""Momentum and trend features: direction and straightness of price moves.
 
 Sources: Wilder, New Concepts in Technical Trading Systems (1978) for RSI, ADX and DI; Appel for MACD; Lane for the
 stochastic; Lambert for CCI; Chande for Aroon; Williams for the ultimate oscillator; Kaufman for the efficiency ratio;

@@ -1,4 +1,4 @@
-"""Any family on coarse bars, joined on `known_at`: a row sees the freshest coarse bar that was complete by then."""
+"""Coarse frames: names of their columns, and the staleness of bars joined on `known_at`."""
 
 import numpy as np
 
@@ -10,24 +10,25 @@ _LONG = {240: "4h", 1440: "1d"}
 
 
 def frame_name(length: int | str) -> str:
-    """What a frame is called: 60m, 4h, 1d; bars by activity by their kind."""
+    """Return the name of a frame: 60m, 4h, 1d; activity bars by their kind."""
     return _LONG.get(length, f"{length}m") if isinstance(length, int) else length
 
 
 def column_at(name: str, minutes: int) -> str:
-    """The name of a column of a coarse frame: `rsi_14@60m`, `rsi_14@4h`, `rsi_14@1d`."""
+    """Return the name of a column of a coarse frame: `rsi_14@60m`, `rsi_14@4h`, `rsi_14@1d`."""
     return f"{name}@{frame_name(minutes)}"
 
 
 def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.ndarray) -> dict[str, float]:
-    """How old the joined coarse bars are, in minutes: mean, median, 99th percentile and maximum.
+    """Return the age of the joined coarse bars, in minutes: mean, median, 99th percentile and maximum.
 
-    rows : int64[N], position of the joined coarse bar of each base row, as `asof_rows` gives them; none below 0.
     In a session every age is below the frame's length; the first rows of a session see the last session's bar.
+
+    rows : int64[N], position of the joined coarse bar of each base row, as of `asof_rows`; none below 0
     """
     if not len(rows):
         return dict.fromkeys(("mean", "median", "p99", "max"), float("nan"))
-    # Ages are whole minutes: counted by and by, they need no array as long as the file.
+    # Ages are whole minutes: counted in chunks, they need no array as long as the file.
     counts = np.zeros(1, np.int64)
     for begin in range(0, len(rows), CHUNK):
         part = slice(begin, begin + CHUNK)
@@ -40,7 +41,7 @@ def staleness(known_at_base: np.ndarray, known_at_coarse: np.ndarray, rows: np.n
 
 
 def _quantile(up_to: np.ndarray, share: float) -> float:
-    """The quantile of whole numbers given how many there are up to each, between neighbours as np.quantile has it."""
+    """Return the quantile of whole numbers given their cumulative counts, interpolated as in np.quantile."""
     place = share * (up_to[-1] - 1)
     low, high = np.searchsorted(up_to, [np.floor(place), np.ceil(place)], side="right")
     return float(low + (high - low) * (place - np.floor(place)))

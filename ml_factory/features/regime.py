@@ -1,4 +1,4 @@
-"""Regime: what kind of market this is. Fixed settings and forward filters only; nothing fitted, nothing smoothed.
+"""Market-regime features. Fixed settings and forward filters only; nothing fitted, nothing smoothed.
 
 Sources: Hamilton (1989), section 4, for the filters of two and three states; Adams and MacKay (2007), algorithm 1, for
 the online change-point; Page (1954) for CUSUM; Lo and MacKinlay (1988) for the variance ratio. The filters read the
@@ -26,11 +26,11 @@ BASE = (
 )  # fmt: skip
 
 CALM, WILD, STAY = 0.7, 1.7, 0.95
-"""Deviations of the two states in units of the usual one, and the chance to stay in a state for another bar."""
+"""Deviations of the two states in units of the usual one, and the probability of staying in a state for a bar."""
 DRIFT, TREND_STAY = 0.3, 0.95
-"""Mean surprise of the rising and of the falling state, and the chance to stay in one of the three."""
+"""Mean standardized return of the rising and of the falling state, and the probability of staying in a state."""
 RUNS, HAZARD = 8, 1.0 / 16.0
-"""Run lengths told apart (the longest means "as long or longer"), and the chance of a change before each bar."""
+"""Run lengths distinguished (the longest means "as long or longer"), and the probability of a change at each bar."""
 
 
 def _names(market, coarse):
@@ -174,7 +174,7 @@ def change_point(surprise, state, out_change, out_run):
     shrink = 1.0 / np.arange(1.0, RUNS + 1.0)  # of the mean: the prior counts as one bar
     scale, factor = 1.0 / np.sqrt(1.0 + shrink), -0.5 / (1.0 + shrink)
     for i in range(HISTORY, len(surprise)):
-        x = min(max(surprise[i], -8.0), 8.0)  # beyond that every run is as unlikely: the new one wins anyway
+        x = min(max(surprise[i], -8.0), 8.0)  # beyond that every run is equally unlikely: the new one wins anyway
         if math.isnan(surprise[i]):
             out_change[i - HISTORY] = out_run[i - HISTORY] = np.nan
             continue

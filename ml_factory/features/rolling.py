@@ -1,10 +1,10 @@
-"""The windows every family is made of, for batch and streaming alike.
+"""Rolling-window kernels of all families, for batch and streaming.
 
-A kernel sees a block: HISTORY rows that were there before, then the rows to write. Before the first bar the history is
+A kernel sees a block: the HISTORY previous rows, then the rows to write. Before the first bar the history is
 NaN. Windows are computed from the history alone and recursions from a saved state, in an order that depends on the
-absolute number of a row and never on where a block begins: so any cut into blocks, down to single bars, gives the same
-bits, and a prefix of a file gives the bits of the whole. No FFT, no fast-math, and no difference of two long running
-sums, whose rounding would never be forgotten.
+absolute number of a row and never on where a block begins: so any division into blocks, down to single bars, gives the
+same bits, and a prefix of a file gives the bits of the whole. No FFT, no fast-math, and no difference of two long
+running sums, whose rounding errors would persist.
 
 Series are float64[M], M = HISTORY + rows. `t0` is the absolute number of row HISTORY. Functions return arrays of
 length M that are valid from row `first` on (HISTORY unless asked otherwise); a window is NaN until it is full.
@@ -19,18 +19,21 @@ import numpy as np
 from numba import njit
 
 HISTORY = 512
-"""Rows a kernel may look back. A van Herk window of n needs 2 n, plus what was made of windows itself."""
+"""Rows a kernel may look back. A van Herk window of n needs 2 n, plus the windows of its inputs."""
 FLOOR = 1e-6
 """Smallest range or deviation, as a share of the price, to divide by: a stale feed gives 0 and not infinity."""
 
 
 class Block(NamedTuple):
-    """HISTORY rows that were, then the rows to write; series are float64[M] and NaN before the first bar.
+    """The HISTORY previous rows, then the rows to write; series are float64[M] and NaN before the first bar.
 
-    t0 : absolute number of row HISTORY.  volume : all NaN where the market has none.
-    session : int64[M], the exchange day.  progress : share of the session that has passed at `known_at`, 0 to 1.
-    ret : log return of one bar.  span : true range.
-    atr : Wilder's mean of 14 true ranges, at least FLOOR of the price.
+    t0 : absolute number of row HISTORY
+    volume : all NaN where the market has none
+    session : int64[M], the exchange day
+    progress : elapsed share of the session at `known_at`, 0 to 1
+    ret : log return of one bar
+    span : true range
+    atr : Wilder's mean of 14 true ranges, at least FLOOR of the price
     """
 
     t0: int
@@ -98,7 +101,7 @@ def window_sum(x, n, t0, first):
     size, start = len(x), first - (first + t0 - HISTORY) % n
     out = np.empty(size)
     tail, later_tail = np.zeros(n + 1), np.zeros(n + 1)
-    while start + 2 * n <= size:  # two blocks at once: one's additions need not wait for the other's
+    while start + 2 * n <= size:  # two blocks at once: their additions are independent
         # Slices, here and below: an index that might be negative keeps a loop off the vector registers.
         older, newer, latest = x[start - n : start], x[start : start + n], x[start + n : start + 2 * n]
         row, later_row = out[start : start + n], out[start + n : start + 2 * n]
@@ -233,7 +236,7 @@ def window_std(x, n, t0, first):
             s2 += d * d
             total[k], row[k] = s1 + tail[k + 1], s2 + tail_2[k + 1]
     rows, totals = out[first:], totals[first:]
-    for i in range(len(rows)):  # apart from the sums: divisions and roots run on vector registers
+    for i in range(len(rows)):  # separate from the sums: divisions and roots run on vector registers
         variance = (rows[i] - totals[i] * totals[i] / n) / n
         rows[i] = math.sqrt(0.0 if variance < 0.0 else variance)
     return out
@@ -311,7 +314,7 @@ def weighted_sum(x, weights, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def bars_since_max(x, n, t0, first):
-    """How many rows ago the largest of the last n values stood, the latest of equals (TA-Lib AROON)."""
+    """Number of rows since the largest of the last n values, the latest of equals (TA-Lib AROON)."""
     size = len(x)
     out = np.empty(size)
     tail, tail_row = np.full(n + 1, -np.inf), np.zeros(n + 1, np.int64)
@@ -326,7 +329,7 @@ def bars_since_max(x, n, t0, first):
         for k in range(len(row)):
             best = max(best, newer[k])
             row[k] = best
-        for k in range(len(row)):  # apart: a place waits for the place before it only, not for two comparisons
+        for k in range(len(row)):  # separate loop: a position depends on the previous one only, not on two comparisons
             best_row = k if newer[k] == row[k] else best_row
             row[k] = k - (tail_row[k + 1] if tail[k + 1] > row[k] else best_row)
     oldest, rows = x[first - n + 1 :], out[first:]

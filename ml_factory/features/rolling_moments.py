@@ -1,9 +1,8 @@
-"""Deviations and slopes of windows of 3, 6, 12, 24... values, each from two windows of half its length.
+"""Deviations and slopes of windows of 3, 6, 12, 24... values, each combined from two windows of half its length.
 
-Two halves that are known are put together by the rule of Chan, Golub and LeVeque (1979): nothing is subtracted that
-is nearly equal, windows of many lengths share their halves, and every row stands by itself, so that loops run on vector
-registers and a row's bits depend on its own window only. Arguments are as in `windows`; the rows from `first` on are
-valid.
+Two halves are combined by the rule of Chan, Golub and LeVeque (1979): no nearly equal numbers are subtracted, windows
+of many lengths share their halves, and every row is independent, so that loops run on vector registers and a row's bits
+depend on its own window only. Arguments are as in `rolling`; the rows from `first` on are valid.
 """
 
 import math
@@ -16,7 +15,7 @@ from ml_factory.features.rolling import FLOOR
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def moments_of_three(x, first):
-    """(mean, sum of squared distances from it) of the last 3 values; equal values give exactly (value, 0)."""
+    """Return (mean, sum of squared distances) of the last 3 values; equal values give exactly (value, 0)."""
     mean, spread = np.empty(len(x)), np.empty(len(x))
     oldest, older, newest, means, spreads = x[first - 2 :], x[first - 1 :], x[first:], mean[first:], spread[first:]
     for i in range(len(means)):
@@ -29,7 +28,7 @@ def moments_of_three(x, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def moments_of_twice(mean, spread, n, first):
-    """The moments of 2 n values from those of n, by the rule of Chan, Golub and LeVeque (1979)."""
+    """Return the moments of 2 n values from those of n (Chan, Golub and LeVeque 1979)."""
     double_mean, double_spread = np.empty(len(mean)), np.empty(len(mean))
     newer, older, means = mean[first:], mean[first - n :], double_mean[first:]
     newer_2, older_2, spreads, weight = spread[first:], spread[first - n :], double_spread[first:], 0.5 * n
@@ -64,7 +63,7 @@ def deviation_48(ret, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def line_24(x, first):
-    """(sum of the products of 24 values' and their times' distances from their means, mean, squares' sum)."""
+    """Return (sum of products of 24 values' and times' distances from their means, mean, sum of squares)."""
     n, back = 3, 21
     mean, spread = moments_of_three(x, first - back)
     rise = np.empty(len(x))
@@ -81,7 +80,7 @@ def line_24(x, first):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def rise_of_twice(rise, mean, n, first):
-    """The products of 2 n values and their times from those of n; the newer half's mean time is n later."""
+    """Return the products of 2 n values and their times from those of n; the newer half's mean time is n later."""
     out = np.empty(len(rise))
     newer, older, newer_mean, older_mean = rise[first:], rise[first - n :], mean[first:], mean[first - n :]
     rows, weight = out[first:], 0.5 * n * n

@@ -1,4 +1,4 @@
-"""Features of a live feed: bars pushed one by one or in chunks give the rows of `build_features`, bit for bit."""
+"""Features of a live feed: bars pushed singly or in chunks give the rows of `build_features`, bit for bit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +19,12 @@ from ml_factory.features.engine import FrameFeatures
 class FeatureRows:
     """Rows as they became known, in time order.
 
-    values : [n, F] float32.  known_at : int64[n], UTC ns.  session, segment : int32[n].  close : float64[n].
-    exact : whether they are the bits of the whole history. After a cold start, and in the user's own features, they
-        are within 1e-6 of a column's deviation.
+    values : [n, F] float32
+    known_at : int64[n], UTC ns
+    session, segment : int32[n]
+    close : float64[n]
+    exact : True for the bits of the whole history. After a cold start, and in the user's own features, values are
+        within 1e-6 of a column's deviation
     """
 
     values: np.ndarray
@@ -36,10 +39,12 @@ class FeatureRows:
 
 
 class FeatureStream:
-    """`push` bars as they come, `advance` the clock when a minute ends without one; rows come at their `known_at`.
+    """Stream of feature rows; rows are returned at their `known_at`.
 
-    cold : the first bar pushed is not the first of the history: no row before `spec.warmup_bars`, and those after are
-    within 1e-6 instead of exact (`FeatureRows.exact` says so).
+    Call `push` for bars, and `advance` when a minute ends without one.
+
+    cold : the first bar pushed is not the first of the history: no row before `spec.warmup_bars`, and later rows are
+        within 1e-6 instead of exact (`FeatureRows.exact`)
     """
 
     def __init__(self, market: MarketSpec, spec: FeatureSpec | None = None, *, cold: bool = False):
@@ -55,15 +60,17 @@ class FeatureStream:
             for length in lengths
         }
         first = FIRST_BARS[self.spec.on_frames]
-        self._coarse = {minutes: _Newest(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
-        self._custom = {name: _Tail(custom.of(name).memory) for name in self.spec.custom}
+        self._coarse = {minutes: _LatestRow(len(self._engines[minutes].names), first) for minutes in self.spec.frames}
+        self._custom = {name: _RecentBars(custom.registered(name).memory) for name in self.spec.custom}
         self._rows, self._second = 0, False
         self._first_session: int | None = None
         self._chain, self._stretch = 1.0, 0  # of the newest base bar, where windows span sessions
 
     @classmethod
-    def after(cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec) -> "FeatureStream":
-        """The stream as it would stand had these bars been pushed, of which `build_features` made the matrix."""
+    def from_matrix(
+        cls, bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, spec: FeatureSpec
+    ) -> "FeatureStream":
+        """Return the stream in its state after these bars, from which `build_features` made the matrix."""
         stream, chunk = cls(market, spec), to_chunk(bars, market)
         for frame in stream._frames.values():
             frame.push(chunk)
@@ -73,7 +80,7 @@ class FeatureStream:
                 newest = {"known_at": known_at, "row": engine.newest, "count": engine.rows}
                 stream._coarse[minutes].load_state(newest)
         for name, tail in stream._custom.items():
-            tail.bars = custom.tail(roll_adjusted(matrix.base), custom.of(name).memory)
+            tail.bars = custom.tail(roll_adjusted(matrix.base), custom.registered(name).memory)
         stream._rows, stream._first_session, stream._second = len(matrix.base), int(matrix.base.session[0]), True
         stream._stretches(matrix.base)
         return stream
@@ -88,7 +95,7 @@ class FeatureStream:
         return self._next({minutes: frame.advance(now_ns) for minutes, frame in self._frames.items()})
 
     def get_state(self) -> dict:
-        """Plain numbers and arrays; `load_state` on a stream of the same market and spec goes on from them exactly."""
+        """Return plain numbers and arrays; `load_state` on an equal stream continues from them exactly."""
         return {
             "settings": self._settings(),
             "frames": {str(minutes): frame.get_state() for minutes, frame in self._frames.items()},
@@ -103,16 +110,16 @@ class FeatureStream:
         }
 
     def load_state(self, state: dict) -> None:
-        """Go on where `get_state` was called; raises SettingsError for the state of another market or spec."""
+        """Restore a state of `get_state`; raise SettingsError for another market or spec."""
         if state["settings"] != self._settings():
             raise SettingsError(
                 "The state is of another stream", where="state", got=state["settings"], wanted=self._settings(),
                 next_step="build the FeatureStream with the market and spec of the one that was saved",
             )  # fmt: skip
-        for part, kept in (
+        for part, parts in (
             ("frames", self._frames), ("engines", self._engines), ("coarse", self._coarse), ("custom", self._custom)
         ):  # fmt: skip
-            for key, one in kept.items():
+            for key, one in parts.items():
                 one.load_state(state[part][str(key)])
         self._rows, self._first_session, self._second = state["rows"], state["first_session"], state["second"]
         self._chain, self._stretch = state["chain"], state["stretch"]
@@ -121,7 +128,7 @@ class FeatureStream:
         return {"market": self.market.to_dict(), "spec": self.spec.to_dict(), "cold": self.cold}
 
     def _next(self, new: dict[int | str, Frame]) -> FeatureRows:
-        held = new[self.spec.base]
+        unadjusted = new[self.spec.base]
         new = {minutes: roll_adjusted(frame) for minutes, frame in new.items()}
         base = new[self.spec.base]
         values = np.empty((len(base), len(self.names)), np.float32)
@@ -134,24 +141,24 @@ class FeatureStream:
             ready &= newest.join(base.known_at, new[minutes].known_at, coarse, values[:, place:stop])
             place = stop
         for name, tail in self._custom.items():
-            values[:, place] = tail.values(custom.of(name), base)
+            values[:, place] = tail.values(custom.registered(name), base)
             place += 1
-        segment = self._stretches(held) if self.spec.spans else base.segment
+        segment = self._stretches(unadjusted) if self.spec.spans else base.segment
         values, known_at, session, segment, close = (
-            column[ready] for column in (values, base.known_at, base.session, segment, held.close)
+            column[ready] for column in (values, base.known_at, base.session, segment, unadjusted.close)
         )
         return FeatureRows(values, known_at, session, segment, close, exact=not (self.cold or self._custom))
 
-    def _stretches(self, held: Frame) -> np.ndarray:
-        """`stretches_between_rolls` of the next bars, at the prices that traded."""
-        found = stretches_between_rolls(held, (self._chain, self._stretch))
-        if len(held):
-            self._chain = 1.0 if held.chain is None else float(held.chain[-1])
+    def _stretches(self, unadjusted: Frame) -> np.ndarray:
+        """Return `stretches_between_rolls` of the next bars, at traded prices."""
+        found = stretches_between_rolls(unadjusted, (self._chain, self._stretch))
+        if len(unadjusted):
+            self._chain = 1.0 if unadjusted.chain is None else float(unadjusted.chain[-1])
             self._stretch = int(found[-1])
         return found
 
     def _ready(self, base: Frame) -> np.ndarray:
-        """bool[n]: rows whose base frame is warm and whose session began after the stream."""
+        """Return bool[n]: rows whose base frame is warmed up and whose session began after the stream."""
         if self._first_session is None and len(base):
             self._first_session = int(base.session[0])
         begun = np.logical_or.accumulate(np.append(self._second, base.session != self._first_session))[1:]
@@ -163,19 +170,19 @@ class FeatureStream:
         return begun & (number >= first)
 
 
-class _Newest:
-    """The newest row of a coarse frame, and how many there were."""
+class _LatestRow:
+    """The latest row of a coarse frame, and the number of its rows."""
 
     def __init__(self, width: int, first: int):
         self.width, self.first = width, first
         self.known_at, self.row, self.count = np.iinfo(np.int64).min, np.full(width, np.nan, np.float32), 0
 
     def join(self, moments: np.ndarray, known_at: np.ndarray, rows: np.ndarray, out: np.ndarray) -> np.ndarray:
-        """Write the freshest row of each moment to `out`; bool[n] says whether the frame was warm by then."""
+        """Write the latest row of each moment to `out`; return bool[n]: the frame was warmed up by then."""
         all_known, all_rows = np.append(self.known_at, known_at), np.concatenate([self.row[None], rows])
-        fresh = asof_rows(moments, all_known)
-        out[:] = all_rows[fresh]
-        warm = self.count - 1 + fresh >= self.first
+        latest = asof_rows(moments, all_known)
+        out[:] = all_rows[latest]
+        warm = self.count - 1 + latest >= self.first
         self.known_at, self.row, self.count = int(all_known[-1]), all_rows[-1].copy(), self.count + len(rows)
         return warm
 
@@ -186,8 +193,8 @@ class _Newest:
         self.known_at, self.row, self.count = int(state["known_at"]), state["row"].copy(), int(state["count"])
 
 
-class _Tail:
-    """The last bars that a feature of the user's remembers."""
+class _RecentBars:
+    """The last bars that a user's feature needs."""
 
     _COLUMNS = ("start", "known_at", "open", "high", "low", "close", "volume", "session", "segment")
 
@@ -196,10 +203,10 @@ class _Tail:
         self.bars: Frame | None = None
 
     def values(self, made: custom.CustomFeature, new: Frame) -> np.ndarray:
-        """float64[n]: the feature at each new bar, from the bars remembered and the new ones."""
+        """Return float64[n]: the feature at each new bar, from the recent bars and the new ones."""
         if not len(new):
             return np.empty(0)
-        joined = new if self.bars is None else custom.joined(self.bars, new)
+        joined = new if self.bars is None else custom.concatenate(self.bars, new)
         self.bars = custom.tail(joined, self.memory)
         return custom.compute(made, joined)[len(joined) - len(new) :]
 

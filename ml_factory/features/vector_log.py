@@ -1,9 +1,9 @@
-"""Natural logarithms of many numbers at once, on vector registers: the library's takes them one by one.
+"""Natural logarithms of arrays, vectorized: the math library takes them one by one.
 
 x = 2^k m with m in [sqrt(1/2), sqrt(2)), and log m = 2 atanh s for s = f / (2 + f), f = m - 1 (Abramowitz and Stegun
 4.1.27). Written as f - (f^2 / 2 - s (f^2 / 2 + R)), with R the series from its second term on, the exact f carries most
-of the value, so that rounding stays below one unit in the last place. Every row by itself: the bits do not depend on
-its neighbours or on the machine's registers.
+of the value, so that rounding stays below one unit in the last place. Every row is independent: the bits do not depend
+on its neighbours or on the machine's registers.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _LEAST, _MOST = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def logarithms(x, out):
-    """out[i] = log x[i], float64, within one unit in the last place; NaN stays, 0 gives -inf, less than 0 NaN."""
+    """Set out[i] = log x[i], float64, within one unit in the last place; NaN stays, 0 gives -inf, less than 0 NaN."""
     scale = np.empty(len(x), np.int64)
     _split(x.view(np.int64), scale, out.view(np.int64))
     _series(scale.view(np.float64), out)
@@ -35,7 +35,7 @@ def logarithms(x, out):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _split(bits, scale, mantissa):
-    """The bits of 2^52 + k + 1023 and of m, for the bits of 2^k m."""
+    """Compute the bits of 2^52 + k + 1023 and of m, from the bits of 2^k m."""
     for i in range(len(bits)):
         shifted = bits[i] + (_ONE - _ROOT_HALF)
         scale[i] = (shifted >> 52) | _TWO_52
@@ -44,7 +44,7 @@ def _split(bits, scale, mantissa):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _series(scale, out):
-    """m in `out` becomes log(2^k m)."""
+    """Replace m in `out` by log(2^k m)."""
     for i in range(len(out)):
         k, f = scale[i] - _BIAS, out[i] - 1.0
         s, half = f / (2.0 + f), 0.5 * f * f

@@ -1,4 +1,4 @@
-"""Volatility: how far prices swing, and in which manner.
+"""Volatility features: size and shape of price moves.
 
 Sources: Wilder (1978) for ATR; Bollinger; Donchian; Carter (2005) for the squeeze; Dreiss for choppiness; Parkinson
 (1980); Garman and Klass (1980); Rogers and Satchell (1991); Yang and Zhang (2000); RiskMetrics (1996) for the
@@ -153,7 +153,7 @@ def downside_share(ret, realised, n, t0, out):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def bar_variances(log_open, log_high, log_low, log_close):
-    """float64[3, M]: what each bar alone says of the variance of a bar, by the three range estimators.
+    """float64[3, M]: the variance of a bar estimated from each bar alone, by the three range estimators.
 
     Parkinson (1980), eq. 4: log(h/l)^2 / (4 log 2). Garman and Klass (1980), eq. 20: log(h/l)^2 / 2 -
     (2 log 2 - 1) log(c/o)^2. Rogers and Satchell (1991), free of drift: u (u - c) + d (d - c).
@@ -300,7 +300,7 @@ def reach(b, n, spread, out_squeeze, out_channel):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def range_asymmetry(b, n, out):
-    """How much farther n bars went above their opens than below: (sum up - sum down) / sum of ranges, -1 to 1."""
+    """Asymmetry of n bars around their opens: (sum up - sum down) / sum of ranges, -1 to 1."""
     both, more = differences(b.high, b.low), differences(differences(b.high, b.open), differences(b.open, b.low))
     both, more = window_sum(both, n, b.t0, HISTORY)[HISTORY:], window_sum(more, n, b.t0, HISTORY)[HISTORY:]
     for i in range(len(out)):

@@ -1,9 +1,9 @@
-"""Volume and VWAP: how much traded, and on which side. Only for markets whose volume means something.
+"""Volume and VWAP features: amount and side of trading, for markets whose volume is meaningful.
 
 Sources: Granville for on-balance volume; Quong and Soudack for MFI; Chaikin for money flow and its oscillator; Elder
 for the force index; Klinger (1997) for the volume oscillator; Arms for ease of movement; Dormeier (2007) for the tilt
 of the VWAP against the plain mean; Karpoff (1987) for volume against the move and its size. Every column is a share or
-a ratio, so a market quoted in lots and one quoted in coins look alike.
+a ratio, so it does not depend on the unit of volume.
 """
 
 import numpy as np
@@ -50,8 +50,8 @@ def _kernel(b, state, out, coarse):
     usual = window_sum(b.volume, 20, b.t0, HISTORY - 1)
     surprise(b.volume, usual, 20, out[0])
     mfi(flow, trend, 14, b.t0, out[1])
-    share_of(money, usual, 20, b.t0, out[2])
-    share_of(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
+    window_share(money, usual, 20, b.t0, out[2])
+    window_share(signed_volume(b.close, b.volume), usual, 20, b.t0, out[3])
     vwap_gap(b, typical, flow, 24, out[4])
     if coarse:
         return
@@ -67,7 +67,7 @@ def _kernel(b, state, out, coarse):
     oscillators(b, money, trend, state[:_SESSION], out[7], out[15], out[16])
     one_sided(products(b.ret, b.volume), 48, b.t0, out[17])
     one_sided(ease(b), 14, b.t0, out[18])
-    share_of(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
+    window_share(breakout_volume(b, 24), window_sum(b.volume, 24, b.t0, HISTORY), 24, b.t0, out[19])
 
 
 FAMILY = Family(names=_names, kernel=_kernel, recursions=9)
@@ -80,7 +80,7 @@ def balance(a, b):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def share_of(x, total, n, t0, out):
+def window_share(x, total, n, t0, out):
     """Sum of the last n values of x over a total of as many bars; 0 where nothing traded."""
     x, total = window_sum(x, n, t0, HISTORY)[HISTORY:], total[HISTORY:]
     for i in range(len(out)):

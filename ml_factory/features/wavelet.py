@@ -1,4 +1,4 @@
-"""Wavelet: on which time scale the swings happen, by Haar details of a causal window.
+"""Wavelet features: energy by time scale, from Haar details of a causal window.
 
 Source: Percival and Walden, Wavelet Methods for Time Series Analysis (2000), section 5.8: the undecimated (maximal
 overlap) Haar transform, whose detail of a row looks back only. Differences of log prices are taken, so the level of
@@ -18,7 +18,7 @@ WINDOW = 96
 
 
 def _names(market, coarse):
-    """None where `coarse`: the scales cover those frames."""
+    """Return no column where `coarse`: the scales cover those frames."""
     return () if coarse else tuple(f"haar_{what}_{scale}" for scale in SCALES for what in ("share", "detail"))
 
 
@@ -30,7 +30,7 @@ def _kernel(b, state, out, coarse):
     squares = b.ret * b.ret
     for place, scale in enumerate(SCALES):
         detail = haar_detail(b.ret, scale, b.t0, HISTORY - 2 * WINDOW)
-        covered = window_sum(squares, WINDOW + scale - 1, b.t0, HISTORY)  # the returns that WINDOW details look at
+        covered = window_sum(squares, WINDOW + scale - 1, b.t0, HISTORY)  # the returns that WINDOW details depend on
         energy = window_sum(detail * detail, WINDOW, b.t0, HISTORY)
         for i in range(HISTORY, len(squares)):
             out[2 * place, i - HISTORY] = ratio(energy[i], covered[i], 0.0)
@@ -42,7 +42,7 @@ FAMILY = Family(names=_names, kernel=_kernel)
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def haar_detail(x, scale, t0, first):
-    """Mean of the newest scale / 2 values minus the mean of the scale / 2 before them, halved; `scale` is even.
+    """Compute half the difference of the means of the newest scale / 2 values and of those before; `scale` is even.
 
     Of independent values with variance v it has variance v / scale.
     """

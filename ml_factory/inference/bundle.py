@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.storage.state import load_state, save_state
-from ml_factory.targets.labels import classes_asked
+from ml_factory.targets.labels import class_labels
 
 FORMAT = "ml_factory.bundle/1"
 WATCHED = ("numpy", "pandas", "scikit-learn", "xgboost", "lightgbm", "catboost", "torch")
@@ -63,7 +63,7 @@ class Bundle:
     @property
     def classes(self) -> tuple[int, ...]:
         """Possible labels of the training data."""
-        return classes_asked(self.spec)
+        return class_labels(self.spec)
 
     def to_state(self) -> dict:
         """Return the bundle as plain values, for `save` or the artifact registry."""

@@ -1,1 +1,1 @@
-"""The proof: disturb the future, watch the past; fails closed; writes a certificate."""
+"""Look-ahead proof: perturb the future, compare the past; fails closed and writes a certificate."""

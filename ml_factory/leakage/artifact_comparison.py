@@ -1,4 +1,4 @@
-"""Compare stored and used values with references: rows joined by their time, positions, fitted numbers, to the bit.
+"""Compare stored and used values with references, to the bit: rows joined by their time, positions, fitted numbers.
 
 A proof that runs the pipeline again does not check the files that training reads. Here these files, and the values that
 the functions called by training derive from them, are compared with a reference computed from the bars and from the
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.tables import COLUMNS, COMPARED, ROWS, Leak, plain_column, same_bits
+from ml_factory.leakage.tables import COLUMNS, COMPARED, ROWS, Leak, same_bits, to_plain_array
 from ml_factory.storage.state import encode_state
 
 STAGES = ("bars", "features", "labels", "splits", "scaler", "dataset", "fold", "predictions", "baseline")
@@ -18,8 +18,8 @@ BLOCK_ROWS = 8_192
 Tamper = Callable[[str, object], object]
 
 
-def passed_through(tamper: Tamper | None, stage: str, value: object) -> object:
-    """The value as `tamper(stage, value)` gives it back; as it is (changed in place or not) where that is None."""
+def apply_tamper(tamper: Tamper | None, stage: str, value: object) -> object:
+    """Return `tamper(stage, value)`; the value itself where `tamper` is None or returns None."""
     if tamper is None:
         return value
     given = tamper(stage, value)
@@ -27,24 +27,27 @@ def passed_through(tamper: Tamper | None, stage: str, value: object) -> object:
 
 
 def difference(part: str, column: str, rows: int, first: object, reference: str) -> Leak:
-    """A leak found by comparing a stored or used value with its reference.
+    """Return a leak for a stored or used value that differs from its reference.
 
-    reference : what it differs from, in words.
+    reference : description of the reference
     """
     return Leak(part, column, int(rows), str(first), None, "none", reference, COMPARED, "as used")
 
 
-def differences_of_frame(
+def compare_frames(
     part: str, got: object, wanted: pd.DataFrame, reference: str, *, rounded: Sequence[str] = (),
     extra: bool = False,
 ) -> list[Leak]:  # fmt: skip
-    """Columns of two DataFrames that are not the same bits at the same times.
+    """Return the columns of two DataFrames that are not the same bits at the same times.
 
     Parameters
     ----------
-    got : the frame as it is used.  wanted : the reference.  reference : what it is, in words.
-    rounded : columns compared within 1e-6 of their deviation instead of to the bit.
-    extra : whether `got` may have more columns.
+    part : name of the part
+    got : the frame as it is used
+    wanted : the reference
+    reference : description of the reference
+    rounded : columns compared within 1e-6 of their deviation instead of to the bit
+    extra : whether `got` may have more columns
     """
     if not isinstance(got, pd.DataFrame):
         return [difference(part, COLUMNS, len(wanted), "the first", f"a DataFrame: {type(got).__name__}")]
@@ -59,16 +62,16 @@ def differences_of_frame(
         odd = missing or [name for name in names if name not in wanted.columns] or names[:1]
         return [difference(part, f"{COLUMNS} {odd[0]}", len(at), _moment(at[0]), reference)]
     found = []
-    for name in _columns_to_look_at(got, wanted):
-        one, two = plain_column(got[name]), plain_column(wanted[name])
+    for name in _differing_columns(got, wanted):
+        one, two = to_plain_array(got[name]), to_plain_array(wanted[name])
         unequal = _unequal_within(one, two) if name in rounded else unequal_rows(one, two)
         if len(unequal):
             found.append(difference(part, str(name), len(unequal), _moment(at[unequal[0]]), reference))
     return found
 
 
-def _columns_to_look_at(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
-    """All columns; of two wide arrays of one type only those that differ, found in one pass over blocks of rows."""
+def _differing_columns(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
+    """Return all columns; of two arrays of one type only those that differ, found block by block."""
     kinds = {*got.dtypes.map(str), *wanted.dtypes.map(str)}
     if len(kinds) != 1 or list(got.columns) != list(wanted.columns):
         return list(wanted.columns)
@@ -83,7 +86,7 @@ def _columns_to_look_at(got: pd.DataFrame, wanted: pd.DataFrame) -> list:
 
 
 def unequal_rows(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    """int64: rows in which the values of `one` are not those of `two`; a wider type with the same values is equal."""
+    """Return rows (int64) with unequal values; a wider type with the same values is equal."""
     one, two = np.asarray(one), np.asarray(two)
     if one.shape != two.shape:
         return np.arange(max(len(one), len(two), 1))
@@ -100,8 +103,11 @@ def _unequal_within(one: np.ndarray, two: np.ndarray) -> np.ndarray:
     return np.flatnonzero(~np.isclose(one, two, rtol=0.0, atol=allowed, equal_nan=True))
 
 
-def differences_of_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
-    """Parts of a split whose positions are not those of the reference.  got : name -> positions."""
+def compare_positions(part: str, got: object, wanted: Mapping[str, np.ndarray], reference: str) -> list[Leak]:
+    """Return the parts of a split whose positions differ from the reference.
+
+    got : name -> positions
+    """
     if not isinstance(got, Mapping) or set(got) != set(wanted):
         return [difference(part, COLUMNS, 1, "the first", f"{reference}: parts {', '.join(wanted)}")]
     found = []
@@ -114,24 +120,24 @@ def differences_of_positions(part: str, got: object, wanted: Mapping[str, np.nda
     return found
 
 
-def differences_of_state(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
-    """Fitted numbers that are not those of the reference, to the bit.
+def compare_states(part: str, name: str, got: object, wanted: object, reference: str) -> list[Leak]:
+    """Return a leak where fitted numbers differ from the reference in any bit.
 
-    got, wanted : what `to_dict` or `get_state` gives, or objects that have `to_dict`.
+    got, wanted : results of `to_dict` or `get_state`, or objects that have `to_dict`
     """
     got, wanted = (one.to_dict() if hasattr(one, "to_dict") else one for one in (got, wanted))
     if encode_state({"state": got}) == encode_state({"state": wanted}):
         return []
-    where, count = _where(got, wanted)
+    where, count = _path_of_difference(got, wanted)
     return [difference(part, f"{name}{where}", count, "the first", reference)]
 
 
-def _where(got: object, wanted: object) -> tuple[str, int]:
-    """(path to the first number that differs, how many differ below it)."""
+def _path_of_difference(got: object, wanted: object) -> tuple[str, int]:
+    """Return (path to the first number that differs, count of differing numbers below it)."""
     if isinstance(got, Mapping) and isinstance(wanted, Mapping) and set(got) == set(wanted):
         for key in wanted:
             if encode_state({"state": got[key]}) != encode_state({"state": wanted[key]}):
-                where, count = _where(got[key], wanted[key])
+                where, count = _path_of_difference(got[key], wanted[key])
                 return f"[{key!r}]{where}", count
     if isinstance(got, list | tuple | np.ndarray) and np.shape(got) == np.shape(wanted) and np.ndim(got):
         try:
@@ -142,7 +148,7 @@ def _where(got: object, wanted: object) -> tuple[str, int]:
 
 
 def _times(index: pd.Index) -> np.ndarray:
-    """int64 ns of a time index; of any other index its hashes, so that it equals no times."""
+    """Return int64 ns of a time index; of any other index its hashes, which equal no times."""
     if isinstance(index, pd.DatetimeIndex):
         return index.as_unit("ns").asi8
     return pd.util.hash_array(np.asarray(index)).view(np.int64)

@@ -1,7 +1,7 @@
-"""The certificate: what was proved, how hard, and of which bars, code and settings; worth nothing of any others.
+"""Certificates of the look-ahead proof: bound to bars, code and settings, not valid for any others.
 
-processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon. The bars are bound by a hash that is chained
-over blocks of them, so bars that were appended leave what stood before them proved: only their part is proved again.
+processed/{SYMBOL}/certificates/{data set}/h20.json, one for each horizon. The bars are bound by a hash chained over
+blocks of them, so that after an append the earlier bars stay certified and only the new ones are proved.
 """
 
 from collections.abc import Mapping
@@ -24,9 +24,12 @@ FOLDER = "certificates"
 
 @dataclass(frozen=True)
 class Stretch:
-    """Bars up to `rows` (from the stretch before on) that were proved in one go.
+    """Bars from the end of the previous stretch up to `rows`, proved in one run.
 
-    hash : of all bars up to there.  until : when the last of them is complete.  cuts : moments tried.
+    hash : of all bars up to `rows`
+    until : when the last of them is complete
+    form : "full" or "quick"
+    cuts : number of moments tested
     """
 
     rows: int
@@ -38,10 +41,17 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Certificate:
-    """subject : fingerprint of the prepared data set.  code, settings : hashes.  blocks : prefix hashes of the bars.
+    """Result of a proof for one data set and horizon.
 
-    history : bars before a cut that a window of the proof needs.  cuts : [moment, kind] of the newest stretch.
-    compared : part -> rows compared.  leaks : what was found; empty in one that is worth something.
+    subject : fingerprint of the prepared data set
+    code, settings : hashes
+    stretches : the proved stretches of bars
+    blocks : prefix hashes of the bars
+    history : bars before a cut that a window of the proof needs
+    cuts : [moment, kind] of the newest stretch
+    disturbances : perturbations of the future that were tested
+    compared : part -> rows compared
+    leaks : detected leaks; empty in a valid certificate
     """
 
     symbol: str
@@ -59,16 +69,16 @@ class Certificate:
 
     @property
     def passed(self) -> bool:
-        """Whether no leak was found."""
+        """True where no leak was found."""
         return not self.leaks
 
     @property
     def form(self) -> str:
-        """full where every stretch is, else quick."""
+        """ "full" where every stretch is, else "quick"."""
         return "full" if all(one.form == "full" for one in self.stretches) else "quick"
 
-    def words(self) -> str:
-        """For a report: the form, and how far each part of it reaches."""
+    def describe(self) -> str:
+        """Describe for a report: the form, and the range of bars of each form."""
         if not self.passed:
             return f"FAILED: {len(self.leaks)} leaks, the first in {self.leaks[0].part}, {self.leaks[0].column}"
         if len({one.form for one in self.stretches}) == 1:
@@ -76,13 +86,13 @@ class Certificate:
         return ", then ".join(f"{one.form} to {one.until[:16]} ({one.cuts} cuts)" for one in self.stretches)
 
     def to_dict(self) -> dict:
-        """As JSON, with a hash over all of it."""
+        """Return JSON values, with a hash over all of them."""
         stored = to_json_value(asdict(self)) | {"format": FORMAT, "form": self.form, "passed": self.passed}
         return stored | {"hash": fingerprint(stored)}
 
     @classmethod
     def from_dict(cls, stored: dict) -> "Certificate":
-        """Raises KeyError or TypeError where it is not one."""
+        """Parse a stored certificate; raise KeyError or TypeError where it is none."""
         names = {item.name for item in fields(cls)}
         given = {name: value for name, value in stored.items() if name in names}
         given["stretches"] = tuple(Stretch(**one) for one in stored["stretches"])
@@ -95,32 +105,32 @@ class Certificate:
 
 @dataclass(frozen=True)
 class CertificateCoverage:
-    """What an earlier certificate is still worth for these bars: `rows` of them are proved, in these stretches."""
+    """The bars that an earlier certificate covers: `rows` of them, in these stretches."""
 
     rows: int
     stretches: tuple[Stretch, ...]
     history: int
 
 
-NOTHING = CertificateCoverage(0, (), 0)
+NO_COVERAGE = CertificateCoverage(0, (), 0)
 
 
-def standing(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
-    """The longest prefix of these bars that the certificate proves in this form or a harder one.
+def coverage_of(certificate: Certificate, prefixes: PrefixHasher, form: str = "quick") -> CertificateCoverage:
+    """Return the longest prefix of these bars that the certificate proves in this form or a stronger one.
 
-    Bars that were revised leave the blocks before them proved.
+    Where bars were revised, the blocks before them stay covered.
     """
     if not certificate.passed or certificate.history < 1:
-        return NOTHING
+        return NO_COVERAGE
     hard = list(takewhile(lambda one: form != "full" or one.form == "full", certificate.stretches))
     while hard and (hard[-1].rows > len(prefixes) or prefixes.hash_of(hard[-1].rows) != hard[-1].hash):
-        hard.pop()  # of the longest that is the same, all before it is the same
+        hard.pop()  # equal hashes of a prefix imply equal hashes of every shorter prefix
     if hard:
         return CertificateCoverage(hard[-1].rows, tuple(hard), certificate.history)
     edges = block_edges(min(len(prefixes), certificate.stretches[0].rows))
     same = [k for k, edge in enumerate(edges) if prefixes.hash_of(edge) == certificate.blocks[k]]
     if not same or (form == "full" and certificate.stretches[0].form != "full"):
-        return NOTHING
+        return NO_COVERAGE
     rows, first = edges[same[-1]], certificate.stretches[0]
     kept = Stretch(rows, prefixes.hash_of(rows), str(prefixes.bars.index[rows - 1]), first.form, first.cuts)
     return CertificateCoverage(rows, (kept,), certificate.history)
@@ -128,9 +138,9 @@ def standing(certificate: Certificate, prefixes: PrefixHasher, form: str = "quic
 
 def issue(
     proof: Proof, prefixes: PrefixHasher, *, symbol: str, horizon: int, subject: str, code: str, settings: str,
-    form: str, before: CertificateCoverage = NOTHING,
+    form: str, before: CertificateCoverage = NO_COVERAGE,
 ) -> Certificate:  # fmt: skip
-    """The certificate of these bars: what stood before, and the stretch that this proof adds."""
+    """Return the certificate of these bars: the covered stretches, and the one that this proof adds."""
     new = Stretch(len(prefixes), prefixes.total_hash, str(prefixes.bars.index[-1]), form, len(proof.cuts))
     return Certificate(
         symbol=symbol, horizon=horizon, subject=subject, code=code, settings=settings,
@@ -144,33 +154,36 @@ def issue(
 # ---- on disk -------------------------------------------------------------------------------------------------------
 
 
-def place_of(processed: Path, subject: str, horizon: int) -> Path:
-    """Where the certificate of this data set and horizon lies.  subject : the data set's fingerprint."""
+def certificate_path(processed: Path, subject: str, horizon: int) -> Path:
+    """Return the path of the certificate of this data set and horizon.
+
+    subject : the data set's fingerprint
+    """
     return Path(processed) / FOLDER / subject[:12] / f"h{horizon}.json"
 
 
-def unfinished_of(processed: Path, subject: str) -> Path:
-    """Where a proof of this data set keeps what it has tried (`leakage.tried`)."""
+def progress_path(processed: Path, subject: str) -> Path:
+    """Return the path of the saved progress of a proof of this data set (`leakage.progress_file`)."""
     return Path(processed) / FOLDER / subject[:12] / "unfinished.json"
 
 
-def trainings_of(processed: Path, subject: str) -> Path:
-    """Where an audit of this data set keeps what its trainings have shown (`leakage.tried`)."""
+def trainings_path(processed: Path, subject: str) -> Path:
+    """Return the path where an audit saves the results of its trainings (`leakage.progress_file`)."""
     return Path(processed) / FOLDER / subject[:12] / "trainings.json"
 
 
 def write_certificate(processed: Path, certificate: Certificate) -> Path:
-    """Put it in its place; a full one that passed, of the same data and code, is not given up for a quick one."""
-    path = place_of(processed, certificate.subject, certificate.horizon)
-    there = read_certificate(path)
-    same = there is not None and (there.subject, there.code) == (certificate.subject, certificate.code)
-    if not (same and there.passed and there.form == "full" and certificate.passed and certificate.form == "quick"):
+    """Write it, unless a full one of the same data and code passed and this one is only quick."""
+    path = certificate_path(processed, certificate.subject, certificate.horizon)
+    stored = read_certificate(path)
+    same = stored is not None and (stored.subject, stored.code) == (certificate.subject, certificate.code)
+    if not (same and stored.passed and stored.form == "full" and certificate.passed and certificate.form == "quick"):
         write_json(path, certificate.to_dict())
     return path
 
 
 def read_certificate(path: Path) -> Certificate | None:
-    """None where there is none, or where it is not whole: what cannot be read proves nothing.
+    """Read a certificate; None where it is absent or damaged.
 
     Raises UnresponsiveMountError.
     """
@@ -184,28 +197,26 @@ def read_certificate(path: Path) -> Certificate | None:
         return None
 
 
-def newest_standing(
+def best_coverage(
     processed: Path, prefixes: PrefixHasher, horizon: int, *, code: str, settings: str, form: str
 ) -> CertificateCoverage:
-    """The best that any earlier certificate of this symbol, with the same code and settings, still says of these
-    bars."""
-    best = NOTHING
+    """Return the widest coverage of these bars by any certificate of this symbol with equal code and settings."""
+    best = NO_COVERAGE
     for subject in names_in(Path(processed) / FOLDER):
-        certificate = read_certificate(place_of(processed, subject, horizon))
+        certificate = read_certificate(certificate_path(processed, subject, horizon))
         if certificate is None or (certificate.code, certificate.settings) != (code, settings):
             continue
-        found = standing(certificate, prefixes, form)
+        found = coverage_of(certificate, prefixes, form)
         best = found if found.rows > best.rows else best
     return best
 
 
-def required(processed: Path, symbol: str, horizon: int, *, subject: str, code: str) -> Certificate:
-    """The certificate without which nothing is learnt from this data set.
+def require_certificate(processed: Path, symbol: str, horizon: int, *, subject: str, code: str) -> Certificate:
+    """Return the certificate that training on this data set requires.
 
-    Raises NotPreparedError, naming the command, where there is none, where it is of other data or code, or where it
-    found a leak.
+    Raises NotPreparedError with the command to run where it is absent, of other data or code, or has a leak.
     """
-    path = place_of(processed, subject, horizon)
+    path = certificate_path(processed, subject, horizon)
     found = read_certificate(path)
     step = f"python -m ml_factory audit --symbol {symbol}"
     again = f"run: python -m ml_factory prepare --symbol {symbol} (the quick proof) or {step} (the full one); "
@@ -217,6 +228,6 @@ def required(processed: Path, symbol: str, horizon: int, *, subject: str, code: 
     if not found.passed:
         got = found.leaks[0].sentence()
         more = f" and {len(found.leaks) - 1} more" if len(found.leaks) > 1 else ""
-        step = f"mend it, then run: {step}; or train with --uncertified"
+        step = f"correct it, then run: {step}; or train with --uncertified"
         raise NotPreparedError("The pipeline looks ahead", where=path, got=got + more, next_step=step)
     return found

@@ -1,8 +1,8 @@
 """Check the user's own features on every row of sampled days: with and without the bars that follow the row.
 
-A look ahead at one fixed hour of the week or one minute of the month is in too few rows for cuts to meet. Days are
-sampled so that each weekday, day of the month, week of the month and month of the year is among them, and each of
-their rows is computed from a past that ends with it.
+A look ahead at one fixed hour of the week or one minute of the month is in too few rows for cuts to detect. Days are
+sampled so that each weekday, day of the month, week of the month and month of the year is among them, and each of their
+rows is computed from a past that ends with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.isolation import twin
+from ml_factory.features.isolation import clone_isolated
 from ml_factory.leakage.tables import RAISED, Leak, same_bits
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
@@ -27,15 +27,18 @@ LATER_BARS = 30_000  # bars behind a sampled day that its rows must not depend o
 PART, SCOPE = "features", "rows of sampled days"
 
 
-def leaks_of_sampled_days(
+def check_sampled_days(
     bars: pd.DataFrame, facts: dict, spec: FeatureSpec, *, quick: bool, seed: int = 0
 ) -> tuple[int, list[Leak]]:
-    """(rows compared, leaks) of all own features of `spec`; nothing without any.
+    """Return (rows compared, leaks) of all own features of `spec`.
 
     Parameters
     ----------
-    bars : checked bars.  facts : of the market, as stored.
-    quick : the days of one week, at most 2,500 rows; otherwise up to 60 days, all of their rows.
+    bars : checked bars
+    facts : facts of the market, as stored
+    spec : the features
+    quick : the days of one week, at most 2,500 rows; otherwise up to 60 days, all of their rows
+    seed : of the sampling
     """
     if not spec.custom:
         return 0, []
@@ -43,7 +46,7 @@ def leaks_of_sampled_days(
     days = sampled_days(base.known_at, QUICK_DAYS if quick else FULL_DAYS, weekdays_only=quick, seed=seed)
     compared, leaks = 0, []
     for name in spec.custom:
-        made = custom.of(name)
+        made = custom.registered(name)
         rows = np.flatnonzero(np.isin(base.known_at // DAY_NS, days))
         rows = rows[rows > made.memory]  # before, a feature has no value yet
         if quick and len(rows) > QUICK_ROWS:
@@ -61,7 +64,7 @@ def leaks_of_sampled_days(
 
 
 def sampled_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = False, seed: int = 0) -> np.ndarray:
-    """int64: days since 1970 (UTC), at most `count`, that together have as many different calendar facts as can be.
+    """Sample at most `count` days (int64, since 1970, UTC) with as many different calendar facts as possible.
 
     The facts of a day: its weekday, and unless `weekdays_only` its day of the month, its month, and its weekday
     together with the week of the month. Days with new facts come first, the others are random.
@@ -83,7 +86,7 @@ def sampled_days(known_at: np.ndarray, count: int, *, weekdays_only: bool = Fals
 
 
 def _rows_that_look_ahead(made: custom.CustomFeature, base: Frame, rows: np.ndarray, done) -> Iterator[int]:
-    """Rows whose value from the bars up to it is not the one with later bars behind them, to the bit.
+    """Yield rows whose value from the bars up to the row differs in any bit from the value with later bars.
 
     Both begin at the same bar, and each is computed by a copy of the function that has not been called before.
     """
@@ -91,14 +94,14 @@ def _rows_that_look_ahead(made: custom.CustomFeature, base: Frame, rows: np.ndar
         low = max(0, int(run[0]) - 2 * made.memory)
         heads, fresh = np.empty(len(run)), _fresh_instance(made)
         for k, row in enumerate(run):
-            heads[k] = custom.compute(fresh, custom.part(base, low, int(row) + 1))[-1]
+            heads[k] = custom.compute(fresh, custom.slice_bars(base, low, int(row) + 1))[-1]
             done(1)
-        whole = custom.compute(_fresh_instance(made), custom.part(base, low, int(run[-1]) + 1 + LATER_BARS))
+        whole = custom.compute(_fresh_instance(made), custom.slice_bars(base, low, int(run[-1]) + 1 + LATER_BARS))
         yield from run[~same_bits(heads, np.ascontiguousarray(whole[run - low]))].tolist()
 
 
 def _fresh_instance(made: custom.CustomFeature) -> custom.CustomFeature:
-    return replace(made, function=twin(made.original))
+    return replace(made, function=clone_isolated(made.original))
 
 
 def _leak(column: str, base: Frame, rows: Sequence[int]) -> Leak:

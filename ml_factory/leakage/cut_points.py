@@ -1,7 +1,7 @@
-"""Where to cut: at the moments at which pipelines see the future, and at random ones.
+"""Cut points of the proof: moments at which pipelines typically look ahead, and random ones.
 
-A leak may live in one row of ten thousand: the last of a session, the first after a hole, the hour the clocks change.
-So the cuts go to such rows first, a few of each kind, and what is left of them is spread over the hours of the week.
+A leak may be in one row of ten thousand: the last of a session, the first after a hole, the hour the clocks change. So
+the cuts cover such rows first, a few of each kind, and the remaining cuts are spread over the hours of the week.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,13 @@ MOST_RANDOM = 20_000  # bars from which the random cuts are drawn
 
 @dataclass(frozen=True)
 class Cut:
-    """first : position of the first bar of the future.  at : when the last bar of the past is complete, ns UTC.
+    """A moment that separates past and future.
 
-    quiet : when the first bar of the future begins: until then nobody knows more, so where it keeps its time, rows
-    proven in the silence between the two stand under the proof too.
+    first : position of the first bar of the future
+    at : when the last bar of the past is complete, ns UTC
+    quiet : when the first bar of the future begins. No information arrives between `at` and `quiet`, so where that bar
+        keeps its time, rows proven in between must not change either
+    why : kind of the cut
     """
 
     first: int
@@ -35,19 +38,29 @@ class Cut:
 
     @property
     def moment(self) -> str:
-        """`at` in words."""
+        """`at` as text."""
         return str(pd.Timestamp(self.at, tz="UTC"))
 
 
 def choose_cuts(
     bars: pd.DataFrame, calendar: str, count: int, *, seed: int = 0, earliest: int = 1, latest: int | None = None,
-    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, turn: int = 0, bar_minutes: int = 1,
+    rows: np.ndarray | None = None, labels: Mapping[str, Table] | None = None, rotation: int = 0, bar_minutes: int = 1,
 ) -> list[Cut]:  # fmt: skip
-    """At most `count` cuts in time order; the same arguments give the same ones.
+    """Choose at most `count` cuts in time order; the same arguments give the same ones.
 
-    earliest, latest : positions a cut may have (its first future bar).  rows : int64 ns, `known_at` of the rows of
-    features.  labels : where outcomes are claimed proven.  turn : which kind comes first.  bar_minutes : of the bars.
-    The kinds take turns, so that ten cuts see every kind too; rare kinds that run out leave their turns to chance.
+    The kinds alternate, so that ten cuts cover every kind too; kinds that run out leave their places to random cuts.
+
+    Parameters
+    ----------
+    bars : checked bars
+    calendar : of the market
+    count : number of cuts
+    seed : of the random cuts
+    earliest, latest : positions that a cut may have (its first future bar)
+    rows : int64 ns, `known_at` of the rows of features
+    labels : tables whose rows give the moments when a label is resolved
+    rotation : which kind comes first
+    bar_minutes : length of the bars
     """
     start, bar_ns = bars.index.as_unit("ns").asi8, bar_minutes * MINUTE_NS
     latest = len(start) - 1 if latest is None else latest
@@ -56,13 +69,13 @@ def choose_cuts(
         bars, start, calendar, random, bar_minutes
     )
     if rows is not None:
-        kinds["row of extreme"] = _rows_of(kinds["extreme"], start, rows, bar_ns)
+        kinds["row of extreme"] = _first_rows_after(kinds["extreme"], start, rows, bar_ns)
     kinds |= _label_kinds(start, labels or {}, random, bar_ns)
     chosen: dict[int, str] = {}
-    kinds = dict(list(kinds.items())[turn % len(kinds) :] + list(kinds.items())[: turn % len(kinds)])
+    kinds = dict(list(kinds.items())[rotation % len(kinds) :] + list(kinds.items())[: rotation % len(kinds)])
     usable = {why: [int(i) for i in places if earliest <= i <= latest] for why, places in kinds.items()}
-    for turn in zip_longest(*usable.values()):
-        for why, place in zip(usable, turn, strict=True):
+    for rotation in zip_longest(*usable.values()):
+        for why, place in zip(usable, rotation, strict=True):
             if place is not None and len(chosen) < count:
                 chosen.setdefault(place, why)
     return [Cut(i, int(start[i - 1]) + bar_ns, int(start[i]), why) for i, why in sorted(chosen.items())]
@@ -71,7 +84,7 @@ def choose_cuts(
 def _market_kinds(
     bars: pd.DataFrame, start: np.ndarray, calendar: str, random: np.random.Generator, bar_minutes: int
 ) -> dict:
-    """Kind -> positions, the most telling first."""
+    """Return positions by kind, the most revealing first."""
     sessions = sessions_of(start, calendar)
     edges = np.flatnonzero(sessions.edges())[1:]
     silence = np.diff(start, prepend=start[:1] - bar_minutes * MINUTE_NS) // MINUTE_NS - bar_minutes
@@ -79,49 +92,49 @@ def _market_kinds(
     since = (start - sessions.open_ns) // MINUTE_NS
     clocks = _clock_changes(start)
     return {
-        "session end": _shaken(edges, random),
+        "session end": _shuffled_rows(edges, random),
         "frame edge": _edges_of_frames(since, random),
         "gap": _largest(inside, silence, random),
-        "inside a frame": _shaken(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes))), random),
+        "inside a frame": _shuffled_rows(np.flatnonzero(np.isin(since % 60 - 32, range(bar_minutes))), random),
         "daylight saving": clocks,
         "extreme": _extremes(bars),
         "short day": _short_days(edges, len(start)),
-        "day edge": _shaken(np.flatnonzero(np.diff(start // DAY_NS)) + 1, random),
-        "one bar before a session end": _shaken(edges - 1, random),
+        "day edge": _shuffled_rows(np.flatnonzero(np.diff(start // DAY_NS)) + 1, random),
+        "one bar before a session end": _shuffled_rows(edges - 1, random),
         "newest bars": np.array([len(start) - 1, len(start) - 4]),
-        "one bar into a session": _shaken(edges + 1, random),
+        "one bar into a session": _shuffled_rows(edges + 1, random),
         "one bar after a gap": _largest(inside, silence, random) + 1,
         "soon after daylight saving": np.concatenate([clocks + later for later in (17, 61, 3, 1_440)]),
     }
 
 
 def _hours_of_the_week(start: np.ndarray, earliest: int, latest: int, random: np.random.Generator) -> np.ndarray:
-    """Random cuts, one in each hour of the week in turn: a look ahead at a fixed hour has no hour to hide in."""
+    """Return random cuts, one in each hour of the week in turn, against a look ahead at a fixed hour."""
     places = random.permutation(np.arange(earliest, latest + 1))[:MOST_RANDOM]
     hour = start[places] // (60 * MINUTE_NS) % (7 * 24)
-    turn = pd.Series(hour).groupby(hour).cumcount().to_numpy()  # the first of each hour, then the second of each
+    rotation = pd.Series(hour).groupby(hour).cumcount().to_numpy()  # the first of each hour, then the second of each
     rank = random.permutation(7 * 24)[hour]
-    return places[np.lexsort((rank, turn))]
+    return places[np.lexsort((rank, rotation))]
 
 
-def _shaken(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _shuffled_rows(places: np.ndarray, random: np.random.Generator) -> np.ndarray:
     return random.permutation(places)
 
 
 def _edges_of_frames(since: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Whole quarters, hours and four hours of the session, one of each in turn."""
+    """Return whole quarters, hours and four hours of the session, one of each in turn."""
     found = [random.permutation(np.flatnonzero((since > 0) & (since % step == 0)))[:50] for step in EDGES_MIN]
-    return np.array([i for turn in zip_longest(*found) for i in turn if i is not None], np.int64)
+    return np.array([i for rotation in zip_longest(*found) for i in rotation if i is not None], np.int64)
 
 
 def _largest(places: np.ndarray, size: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The largest and random others, alternating."""
+    """Return the largest and random others, alternating."""
     by_size = places[np.argsort(-size[places], kind="stable")]
     return np.stack([by_size, random.permutation(places)], axis=1).ravel() if len(places) else places
 
 
 def _clock_changes(start: np.ndarray) -> np.ndarray:
-    """The first bar after each change of the clocks."""
+    """Return the first bar after each change of the clocks."""
     hours = np.arange(start[0] // (60 * MINUTE_NS), start[-1] // (60 * MINUTE_NS) + 1) * (60 * MINUTE_NS)
     utc = pd.DatetimeIndex(hours.astype("M8[ns]"), tz="UTC")
     changes = []
@@ -132,7 +145,7 @@ def _clock_changes(start: np.ndarray) -> np.ndarray:
 
 
 def _extremes(bars: pd.DataFrame) -> np.ndarray:
-    """Just before the largest moves, the highest and lowest prices and the largest volumes: what a look ahead sees."""
+    """Return positions before the largest moves, the extreme prices and the largest volumes."""
     close = bars["close"].to_numpy(np.float64)
     moves = np.abs(np.diff(np.log(close), prepend=np.log(close[:1])))
     places = [*np.argsort(-moves, kind="stable")[:20].tolist()]
@@ -143,22 +156,22 @@ def _extremes(bars: pd.DataFrame) -> np.ndarray:
 
 
 def _short_days(edges: np.ndarray, rows: int) -> np.ndarray:
-    """Ends of sessions far shorter than usual (early closes, holidays), the shortest first."""
+    """Return ends of sessions far shorter than usual (early closes, holidays), the shortest first."""
     bounds = np.concatenate([[0], edges, [rows]])
     length = np.diff(bounds)[:-1]
     short = np.flatnonzero(length < 0.8 * np.median(length)) if len(length) else np.empty(0, np.int64)
     return bounds[1:-1][short[np.argsort(length[short], kind="stable")]]
 
 
-def _rows_of(places: np.ndarray, start: np.ndarray, rows: np.ndarray, bar_ns: int) -> np.ndarray:
-    """Cuts at the `known_at` of the first row that saw each of these bars: the row itself must not see what follows."""
+def _first_rows_after(places: np.ndarray, start: np.ndarray, rows: np.ndarray, bar_ns: int) -> np.ndarray:
+    """Return cuts at the `known_at` of the first row after each of these bars."""
     seen_by = np.searchsorted(rows, start[places[places < len(start)]] + bar_ns)
     known = rows[seen_by[seen_by < len(rows)]]
     return np.searchsorted(start, known - bar_ns) + 1
 
 
 def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.random.Generator, bar_ns: int) -> dict:
-    """For each way a label ends, cuts at the very moment at which some claim to be proven; the horizons take turns."""
+    """Return for each way a label ends cuts at the moments when some are resolved; the horizons alternate."""
     places: dict[str, list[list[int]]] = {}
     for table in labels.values():
         barrier = table.columns["barrier"] if "barrier" in table.columns else np.full(len(table), "its end", object)
@@ -168,6 +181,6 @@ def _label_kinds(start: np.ndarray, labels: Mapping[str, Table], random: np.rand
             found = np.searchsorted(start, table.proven[rows] - bar_ns) + 1
             places.setdefault(f"label proven by {way}", []).append(found.tolist())
     return {
-        why: np.array([i for turn in zip_longest(*lists) for i in turn if i is not None], np.int64)
+        why: np.array([i for rotation in zip_longest(*lists) for i in rotation if i is not None], np.int64)
         for why, lists in places.items()
     }

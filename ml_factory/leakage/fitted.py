@@ -1,4 +1,4 @@
-"""What is learnt comes from its own rows: the split keeps the rule, and no fitted number moves with other rows."""
+"""Check what is fitted: splits respect purging and embargo, and no fitted number depends on other rows."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -13,17 +13,17 @@ from ml_factory.storage.state import encode_state
 
 
 def rows_to_fit(labels: pd.DataFrame, features: Table) -> tuple[pd.DataFrame, np.ndarray]:
-    """The labels that have a row of features, and the positions of those rows."""
+    """Return the labels that have a row of features, and the positions of those rows."""
     at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     row = np.searchsorted(features.at, at)
-    there = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
-    return labels[there], row[there]
+    present = (row < len(features)) & (features.at[np.minimum(row, len(features) - 1)] == at)
+    return labels[present], row[present]
 
 
-def labels_to_divide(pipeline: Pipeline, labels: pd.DataFrame, wanted: int) -> int:
-    """How many of the last labels it takes, `wanted` or more, to have rows of every part; 0 where there are too few.
+def count_labels_to_split(pipeline: Pipeline, labels: pd.DataFrame, wanted: int) -> int:
+    """Return how many of the last labels give rows for every part of a split; 0 where there are too few.
 
-    Long horizons take more rows than are tried. What is stored of the splits is held to the rule in any case.
+    At least `wanted`; long horizons need more rows. The stored splits are checked in any case.
     """
     count = min(wanted, len(labels))
     while True:
@@ -36,27 +36,27 @@ def labels_to_divide(pipeline: Pipeline, labels: pd.DataFrame, wanted: int) -> i
             count = min(2 * count, len(labels))
 
 
-def rows_that_break_the_rule(labels: pd.DataFrame, split: Split) -> Iterator[tuple[str, np.ndarray]]:
-    """(who teaches whom, rows that must not): the rule of `targets/splits.py`, worked out row by row from its words.
+def purge_violations(labels: pd.DataFrame, split: Split) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield (pair of roles, rows that must not be in training): the rule of `targets/splits.py`, coded separately.
 
-    A row stays if its label ended before the block's first row was known, or if the row `embargo` places before it
-    is known after the block's latest label ended. Rows of one role that stand next to each other are one block.
+    A row stays if its label ended before the block's first row was known, or if the row `embargo` places before it is
+    known after the block's latest label ended. Adjacent rows of one role are one block.
     """
     known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     label_end = pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
-    for teacher, judge in _who_teaches_whom(split.roles):
-        rows = np.asarray(split.roles[teacher])
+    for train_role, test_role in _role_pairs(split.roles):
+        rows = np.asarray(split.roles[train_role])
         bad = np.zeros(len(rows), bool)
-        for block in _blocks(np.sort(np.asarray(split.roles[judge]))):
+        for block in _blocks(np.sort(np.asarray(split.roles[test_role]))):
             before = label_end[rows] < known_at[block[0]]
             earlier = rows - split.embargo
             after = (earlier >= 0) & (known_at[np.maximum(earlier, 0)] > label_end[block].max())
             bad |= ~(before | after)
         if bad.any():
-            yield f"{teacher} beside {judge}", rows[bad]
+            yield f"{train_role} against {test_role}", rows[bad]
 
 
-def _who_teaches_whom(roles: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
+def _role_pairs(roles: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
     pairs = [("train", role) for role in roles if role != "train"]
     return pairs + ([("validation", "test")] if {"validation", "test"} <= set(roles) else [])
 
@@ -65,33 +65,35 @@ def _blocks(rows: np.ndarray) -> list[np.ndarray]:
     return np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if len(rows) else []
 
 
-def leaks_of_splits(labels: pd.DataFrame, splits: list[Split], horizon: str) -> Iterator[Leak]:
-    """Every split that lets a row teach beside a block whose labels it shares."""
+def check_splits(labels: pd.DataFrame, splits: list[Split], horizon: str) -> Iterator[Leak]:
+    """Yield a leak for every split with training rows whose labels overlap an evaluated block."""
     for split in splits:
-        for who, rows in rows_that_break_the_rule(labels, split):
+        for who, rows in purge_violations(labels, split):
             first = str(labels.index[rows.min()])
             yield Leak(f"split {horizon}", f"{split.name}: {who}", len(rows), first, None, split.name, "purge and "
                        "embargo", "none", "rows")  # fmt: skip
 
 
-def leaks_of_fitted(
+def check_fitted(
     pipeline: Pipeline, values: np.ndarray, labels: pd.DataFrame, splits: list[Split], horizon: str, seed: int = 0
 ) -> Iterator[Leak]:
-    """Every fitted object that changes when rows it may not read do.
+    """Yield a leak for every fitted object that changes with rows that it may not read.
 
-    values : [L, F], the feature rows of `labels`. Each object is fitted anew after all rows but those it may read
-    were changed in five ways; its numbers must be the same bits.
+    Each object is fitted again after all rows but those it may read were changed in five ways; its numbers must be the
+    same bits.
+
+    values : [L, F], the feature rows of `labels`
     """
     for split in splits:
         clean = pipeline.fit(values, labels, split.roles)
         for reads in sorted({one.reads for one in clean.values()}):
             own = np.concatenate([np.asarray(split.roles[role]) for role in reads])
             outside = np.setdiff1d(np.arange(len(labels)), own)
-            for way, change in ROW_WAYS.items():
+            for way, change in ROW_PERTURBATIONS.items():
                 random = generator("rows", way, split.name, seed)
                 other = pipeline.fit(*change(values, labels, split.roles, outside, random))
                 for name, one in clean.items():
-                    if one.reads == reads and (where := _moved(one, other.get(name))):
+                    if one.reads == reads and (where := _state_difference(one, other.get(name))):
                         first = str(labels.index[outside[0]])
                         yield Leak(
                             f"fitted {horizon}", f"{name}{where}", len(outside), first, None, split.name,
@@ -99,8 +101,8 @@ def leaks_of_fitted(
                         )  # fmt: skip
 
 
-def _moved(one: Fitted, other: Fitted | None) -> str:
-    """Where two states differ, such as ['scale'], '' when nowhere."""
+def _state_difference(one: Fitted, other: Fitted | None) -> str:
+    """Return the path where two states differ, such as ['scale']; '' for equal states."""
     if other is None:
         return ": gone"
     if encode_state({"state": one.state}) == encode_state({"state": other.state}):
@@ -113,28 +115,28 @@ def _first_difference(one: object, two: object) -> str:
         for key in sorted({*one, *two}, key=str):
             if key not in one or key not in two:
                 return f"[{key!r}]"
-            if _moved(Fitted(one[key]), Fitted(two[key])):
+            if _state_difference(Fitted(one[key]), Fitted(two[key])):
                 return f"[{key!r}]" + _first_difference(one[key], two[key])
     return " "
 
 
-# ---- five ways to change rows ------------------------------------------------------------------------------------
-# Each takes (values, labels, roles, outside, random) and gives (values, labels, roles); rows that are not `outside`
+# ---- five perturbations of rows ------------------------------------------------------------------------------------
+# Each takes (values, labels, roles, outside, random) and returns (values, labels, roles); rows that are not `outside`
 # keep every bit.
 
 
 def _rescale(values, labels, roles, outside, random):
-    """Inputs a thousand times as large, returns five times, every outcome the same side."""
+    """Scale inputs by a thousand, returns by five, and set every outcome to the same side."""
     return _changed(values, labels, outside, lambda x: x * 1000.0 + 7.0, lambda column: column * 5.0, sides=1), roles
 
 
 def _mirror(values, labels, roles, outside, random):
-    """Inputs and returns with the other sign, sides exchanged."""
+    """Flip the sign of inputs, returns and sides."""
     return _changed(values, labels, outside, lambda x: -3.0 * x, lambda column: -column, sides=-1), roles
 
 
 def _shuffle(values, labels, roles, outside, random):
-    """Rows in another order under the same times."""
+    """Permute the rows under the same times."""
     order = random.permutation(outside)
     values, mixed = values.copy(), labels.copy()
     values[outside] = values[order]
@@ -143,8 +145,8 @@ def _shuffle(values, labels, roles, outside, random):
     return (values, mixed), roles
 
 
-def _other_lives(values, labels, roles, outside, random):
-    """Labels that live far longer, every second one ambiguous; inputs of another size."""
+def _longer_labels(values, labels, roles, outside, random):
+    """Extend the labels far, make every second one ambiguous, and rescale inputs."""
     values, other = values.copy(), labels.copy()
     values[outside] = random.normal(5.0, 50.0, (len(outside), values.shape[1])).astype(values.dtype)
     if "exit_bar" in labels:
@@ -158,7 +160,7 @@ def _other_lives(values, labels, roles, outside, random):
 
 
 def _delete(values, labels, roles, outside, random):
-    """Two thirds of the rows gone; the roles point at the same rows as before, where they are still there."""
+    """Delete two thirds of the rows; the roles refer to the remaining ones."""
     kept = np.ones(len(labels), bool)
     kept[outside] = random.random(len(outside)) < 1 / 3
     place = np.cumsum(kept) - 1
@@ -193,10 +195,10 @@ def _flat(way: Callable) -> Callable:
     return change
 
 
-ROW_WAYS: dict[str, Callable] = {
+ROW_PERTURBATIONS: dict[str, Callable] = {
     "rescale": _flat(_rescale),
     "mirror": _flat(_mirror),
     "shuffle": _flat(_shuffle),
-    "longer labels": _flat(_other_lives),
+    "longer labels": _flat(_longer_labels),
     "delete": _flat(_delete),
 }

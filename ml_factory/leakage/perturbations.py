@@ -1,4 +1,4 @@
-"""Other futures for the same past: each is a lawful feed that differs from the real one after the cut, and hard."""
+"""Perturbations of the future: each is a valid feed that differs strongly from the real one after the cut."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,21 +11,27 @@ from ml_factory.seeding import generator
 
 PRICES = ("open", "high", "low", "close")
 TRUNCATE = "truncate"
-KEEP_THEIR_TIMES = ("rescale", "mirror", "shuffle", "volume")
+SAME_TIMES = ("rescale", "mirror", "shuffle", "volume")
 MOST_INSERTED = 500  # absent bars after the cut that are filled in
 
 
-def disturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
-    """The bars with everything from position `first` on changed; what stands before is the same bits.
+def perturb(bars: pd.DataFrame, first: int, way: str, seed: int = 0, bar_minutes: int = 1) -> pd.DataFrame:
+    """Return the bars with everything from position `first` on changed; earlier bars keep every bit.
 
-    bars : checked bars of `bar_minutes`, index UTC starts.  way : "truncate" or one of `WAYS`.
+    Parameters
+    ----------
+    bars : checked bars of `bar_minutes`, index UTC starts
+    first : position of the first changed bar
+    way : "truncate" or one of `PERTURBATIONS`
+    seed : of the random changes
+    bar_minutes : length of the bars
     """
     if way == TRUNCATE:
         return bars.iloc[:first]
     later = {name: bars[name].to_numpy()[first:].copy() for name in bars}
     start = bars.index.as_unit("ns").asi8
     last = _Last(int(start[first - 1]), float(bars["close"].to_numpy(np.float64)[first - 1]), bar_minutes * MINUTE_NS)
-    start, later = WAYS[way](start[first:], later, last, generator("disturb", way, first, seed))
+    start, later = PERTURBATIONS[way](start[first:], later, last, generator("disturb", way, first, seed))
     past = bars.iloc[:first]
     if "volume" in later and "volume" not in bars:
         past = past.assign(volume=0.0)
@@ -43,13 +49,13 @@ class _Last(NamedTuple):
 
 
 def _rescale(start, later, last, random):
-    """All prices at 3.7 times or 0.27 times their value, off every tick."""
+    """Scale all prices by 3.7 or 0.27, off every tick."""
     factor = 3.7 if random.random() < 0.5 else 0.27
     return start, later | {name: later[name] * factor for name in PRICES}
 
 
 def _mirror(start, later, last, random):
-    """Each log return with the other sign, and five times as large as far as prices stay numbers."""
+    """Flip the sign of each log return, five times as large as far as prices stay finite."""
     close = last.close
     moves = {name: np.log(later[name] / close) for name in PRICES}
     reach = max(np.abs(moves["high"]).max(initial=0.0), np.abs(moves["low"]).max(initial=0.0))
@@ -59,13 +65,13 @@ def _mirror(start, later, last, random):
 
 
 def _shuffle(start, later, last, random):
-    """The bars in another order under the same times; a contract keeps its days."""
+    """Permute the bars under the same times; contracts keep their days."""
     order = random.permutation(len(start))
     return start, {name: values if name in ("contract", "chain") else values[order] for name, values in later.items()}
 
 
 def _delete_insert(start, later, last, random):
-    """Some bars fall silent, often those right after the cut; where there was none, right after it too, there is."""
+    """Delete bars, often those right after the cut, and insert bars where there was none."""
     close = last.close
     kept = random.random(len(start)) >= 0.3
     kept[: int(random.choice((0, 1, 7, 90)))] = False
@@ -74,7 +80,7 @@ def _delete_insert(start, later, last, random):
     new = {"open": price[0], "high": price.max(axis=0), "low": price.min(axis=0), "close": price[1]}
     if "volume" in later:
         new["volume"] = random.integers(1, 10**6, len(absent)).astype(np.float64)
-    for name in later.keys() - new.keys():  # what names a bar, such as its contract: that of the bar before
+    for name in later.keys() - new.keys():  # attributes such as the contract: those of the previous bar
         at = np.maximum(np.searchsorted(start, absent) - 1, 0)
         new[name] = later[name][at] if len(start) else np.zeros(len(absent), later[name].dtype)
     times = np.concatenate([start[kept], absent])
@@ -83,7 +89,7 @@ def _delete_insert(start, later, last, random):
 
 
 def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) -> np.ndarray:
-    """Starts of bars that are absent, from the cut to an hour after the feed: the first ones and some others."""
+    """Return starts of absent bars from the cut to an hour after the feed: the first ones and random others."""
     before = np.concatenate([[last.start], start])
     after = np.concatenate([start, [before[-1] + last.bar_ns + 60 * MINUTE_NS]])
     silent = (after - before) // last.bar_ns - 1
@@ -97,14 +103,14 @@ def _absent_bars(start: np.ndarray, last: _Last, random: np.random.Generator) ->
 
 
 def _volume(start, later, last, random):
-    """Volumes a thousand times larger in another order, a fifth of them zero; a feed without any begins to have it."""
+    """Multiply volumes by a thousand, permute them and set a fifth to zero; add volume where there is none."""
     volume = later.get("volume", random.lognormal(5.0, 2.0, len(start)))
     volume = random.permutation(volume) * 1000.0 + 1.0
     volume[random.random(len(start)) < 0.2] = 0.0
     return start, later | {"volume": np.floor(volume)}
 
 
-WAYS: dict[str, Callable] = {
+PERTURBATIONS: dict[str, Callable] = {
     "rescale": _rescale,
     "mirror": _mirror,
     "shuffle": _shuffle,

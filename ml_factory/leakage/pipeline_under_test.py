@@ -1,4 +1,4 @@
-"""What is under proof: a pipeline as six callables, and the library's own."""
+"""The pipeline under test: its interface of six functions, and the library's own pipeline."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.transforms import Sample
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.multi_timeframe import frame_name
-from ml_factory.leakage.streaming_check import table_of_feed
+from ml_factory.leakage.streaming_check import table_from_stream
 from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.combinatorial_cv import combinatorial_purged
 from ml_factory.targets.labels import LabelSpec
@@ -24,15 +24,15 @@ from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward
 from ml_factory.targets.weights import WeightSpec, training_weights
 
 ROWS_A_FOLD = 4  # times the embargo: with fewer rows a fold may keep none, which is no leak
-LEAST_FOLDS = 3  # of which two may judge at once
+LEAST_FOLDS = 3  # of which two may be evaluated at once
 
 
 @dataclass(frozen=True)
 class Split:
-    """Rows by what they are for.
+    """Rows by their role.
 
-    roles : name -> positions into the labels' rows; "train" teaches, every other role judges.
-    embargo : rows left out after a block that judges, at least the model's input window.
+    roles : name -> positions into the labels' rows; "train" is fitted on, every other role is evaluated
+    embargo : rows left out after an evaluated block, at least the model's input window
     """
 
     name: str
@@ -42,23 +42,28 @@ class Split:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted object: its numbers, in anything `encode_state` takes, and the roles whose rows it may read."""
+    """A fitted object.
+
+    state : its numbers, in anything `encode_state` takes
+    reads : roles whose rows it may read
+    """
 
     state: object
     reads: tuple[str, ...] = ("train",)
 
 
 class Pipeline(Protocol):
-    """What the proof disturbs. `bars` are checked bars, of 1 minute unless
-    `facts`, what `facts` said of the whole file, has `bar_minutes`.
+    """Interface of a pipeline that the proof can test.
 
-    facts : what holds for the market whatever comes later, from the first `head(bars)` bars or from settings.
-    features : (known_at int64[N] ns, values [N, F], F names).
-    frames : name -> arrays of a coarse frame, `known_at` among them.
-    labels : name -> labels (index known_at; label_end and the rest).
-    splits : every way in which rows are set apart.
-    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels.
-    A pipeline that can also be fed bar by bar has `feed(bars, facts, rows, seed, since) -> Table` of the same features.
+    `bars` are checked bars, of 1 minute unless `facts` (the result of `facts` on the whole file) has `bar_minutes`. A
+    pipeline that also runs bar by bar has `feed(bars, facts, rows, seed, since) -> Table` of the same features.
+
+    facts : constant facts of the market, from the first `head(bars)` bars or from settings
+    features : (known_at int64[N] ns, values [N, F], F names)
+    frames : name -> arrays of a coarse frame, `known_at` among them
+    labels : name -> labels (index known_at; label_end and other columns)
+    splits : every split of the rows
+    fit : all objects that are fitted on a split; values [L, F] are the feature rows of the labels
     """
 
     def facts(self, bars: pd.DataFrame) -> dict: ...
@@ -71,7 +76,7 @@ class Pipeline(Protocol):
 
 
 def tables_of(pipeline: Pipeline, bars: pd.DataFrame, facts: dict) -> dict[str, Table]:
-    """Everything the pipeline makes of these bars, part by part."""
+    """Run the pipeline on these bars and return every part as a table."""
     known_at, values, names = pipeline.features(bars, facts)
     tables = {"features": Table(known_at, known_at, names=tuple(names), matrix=np.asarray(values))}
     for name, frame in pipeline.frames(bars, facts).items():
@@ -83,11 +88,11 @@ def tables_of(pipeline: Pipeline, bars: pd.DataFrame, facts: dict) -> dict[str, 
 
 @dataclass(frozen=True)
 class StandardPipeline:
-    """The library's own pipeline with these settings: the doors that `prepare` and `train` go through.
+    """The library's own pipeline with these settings: the functions that `prepare` and `train` call.
 
-    given : what the user fixed of the market (calendar, tick, ...); the rest is looked up or inferred.
-    folds : folds of each scheme proved beside the chronological split, fewer where rows are few; 0: none.
-    preprocess : the fitted steps up to the scaler, as in the settings.
+    given : facts of the market that the user set (calendar, tick, ...); the rest is looked up or inferred
+    folds : folds of each scheme tested in addition to the chronological split, fewer where rows are few; 0: none
+    preprocess : the fitted steps up to the scaler, as in the settings
     """
 
     symbol: str
@@ -102,9 +107,9 @@ class StandardPipeline:
         return self.features_spec.with_bar_size(market_for(self.symbol, bars, **self.given), bars).to_dict()
 
     def head(self, bars: pd.DataFrame) -> int:
-        """Bars of the first 20 sessions (or of 20 days with a bar, where those reach further), and the one after them.
+        """Return the number of bars in the first 20 sessions (or 20 days with a bar, if that is more), plus one.
 
-        Only that bar tells that they are over: before it, a bar more may still belong to the last of them.
+        The additional bar shows that they are over: before it, one more bar may still belong to the last of them.
         """
         start = bars.index.as_unit("ns").asi8
         reach = 0
@@ -118,8 +123,8 @@ class StandardPipeline:
         return matrix.known_at, matrix.values, list(matrix.names)
 
     def feed(self, bars: pd.DataFrame, facts: dict, rows: int, seed: int, since: int = 0) -> Table:
-        """The same rows from a feed that has no future: `leakage.feed`."""
-        return table_of_feed(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
+        """Return the same rows from a stream without a future (`leakage.streaming_check`)."""
+        return table_from_stream(bars, MarketSpec.from_dict(facts), self.features_spec, rows, seed, since)
 
     def frames(self, bars: pd.DataFrame, facts: dict) -> dict[str, Mapping[str, np.ndarray]]:
         market, spec = MarketSpec.from_dict(facts), self.features_spec
@@ -131,14 +136,14 @@ class StandardPipeline:
         return made
 
     def labels(self, bars: pd.DataFrame, facts: dict) -> dict[str, pd.DataFrame]:
-        """The outcomes, and beside each the close it was entered at, which steps that follow the price read."""
+        """Return the labels with the entry close of each, for steps that follow the price."""
         market = MarketSpec.from_dict(facts)
-        base, fine = base_and_minute_bars(bars, market, self.features_spec.base)
-        made = {f"h{spec.horizon}": make_labels(base, fine, spec, market) for spec in self.label_specs}
+        base, minute_bars = base_and_minute_bars(bars, market, self.features_spec.base)
+        made = {f"h{spec.horizon}": make_labels(base, minute_bars, spec, market) for spec in self.label_specs}
         return {name: labels.assign(close=base.close[labels["entry_bar"]]) for name, labels in made.items()}
 
     def splits(self, labels: pd.DataFrame) -> list[Split]:
-        """The chronological split, and the folds of every scheme where there are rows enough for them."""
+        """Return the chronological split, and the folds of every scheme where rows suffice."""
         embargo = self.split_spec.embargo_bars
         parts = [Split("holdout", holdout(labels, self.split_spec), embargo)]
         folds = min(self.folds, len(labels) // (ROWS_A_FOLD * (1 + embargo)))
@@ -156,12 +161,12 @@ class StandardPipeline:
         return parts
 
     def fit(self, values: np.ndarray, labels: pd.DataFrame, roles: Mapping[str, np.ndarray]) -> dict[str, Fitted]:
-        """The steps up to the scaler, and training weights without decay and with it."""
+        """Fit the steps up to the scaler, and training weights with and without decay."""
         rows = np.asarray(roles["train"])
-        taught, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
-        sample = Sample(values, names, rows, labels["close"].to_numpy(), taught)
+        train_labels, names = labels.iloc[rows], tuple(str(k) for k in range(values.shape[1]))
+        sample = Sample(values, names, rows, labels["close"].to_numpy(), train_labels)
         return {
             "preprocessing": Fitted(fit_steps(self.preprocess, sample).to_dict()),
-            "training weights": Fitted(training_weights(taught)),
-            "decayed weights": Fitted(training_weights(taught, WeightSpec(decay=0.5))),
+            "training weights": Fitted(training_weights(train_labels)),
+            "decayed weights": Fitted(training_weights(train_labels, WeightSpec(decay=0.5))),
         }

@@ -1,4 +1,4 @@
-"""What a proof that was killed had tried: kept step by step, each time whole, and worth nothing to any other proof."""
+"""Saved progress of a proof: one file, replaced after each step, valid for this very proof only."""
 
 import json
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from ml_factory.storage.atomic_files import fingerprint, json_or_none, remove_fi
 
 @dataclass(frozen=True)
 class ProofProgress:
-    """path : where it is kept.  proof : fingerprint of all that decides what the proof finds.
+    """Progress of one proof on disk.
 
-    horizons : proved at once: where only some of their certificates were written, the others need the same proof.
+    path : the file
+    proof : fingerprint of all inputs that decide the result of the proof
+    horizons : proved together: where only some of their certificates were written, the others need the same proof
     """
 
     path: Path
@@ -19,32 +21,32 @@ class ProofProgress:
     horizons: tuple[int, ...] = ()
 
     def load(self) -> dict | None:
-        """What `save` was told last; None where nothing is kept of this proof, or not whole."""
+        """Return the last saved record; None where there is none of this proof, or it is damaged."""
         stored = _read(self.path)
-        return stored["told"] if stored and stored["proof"] == self.proof else None
+        return stored["record"] if stored and stored["proof"] == self.proof else None
 
-    def save(self, told: dict) -> None:
-        """Keep this in the place of what was kept. Not flushed: what a power cut takes is tried again."""
-        content = {"proof": self.proof, "horizons": list(self.horizons), "told": to_json_value(told)}
+    def save(self, record: dict) -> None:
+        """Replace the saved record. Not flushed: a step lost in a power cut is repeated."""
+        content = {"proof": self.proof, "horizons": list(self.horizons), "record": to_json_value(record)}
         text = json.dumps(content | {"hash": fingerprint(content)}, allow_nan=False)
-        replace_file(self.path, lambda aside: aside.write_text(text, encoding="utf-8"), flush=False)
+        replace_file(self.path, lambda temporary: temporary.write_text(text, encoding="utf-8"), flush=False)
 
     def forget(self) -> None:
-        """The proof is over."""
+        """Remove the file once the proof is complete."""
         remove_file(self.path)
 
 
-def horizons_tried(path: Path) -> tuple[int, ...]:
-    """The horizons of the proof that is kept there; none where there is none."""
+def saved_horizons(path: Path) -> tuple[int, ...]:
+    """Return the horizons of the saved proof; () where there is none."""
     stored = _read(path)
     return tuple(stored["horizons"]) if stored else ()
 
 
 def _read(path: Path) -> dict | None:
-    """What is kept there, where it is whole. Raises UnresponsiveMountError."""
+    """Read the file where it is valid, else None. Raises UnresponsiveMountError."""
     stored = json_or_none(path)
     try:
-        content = {name: stored[name] for name in ("proof", "horizons", "told")}
+        content = {name: stored[name] for name in ("proof", "horizons", "record")}
         return content if stored["hash"] == fingerprint(content) else None
     except (KeyError, TypeError):
         return None

@@ -1,33 +1,36 @@
-"""How much a proof tries: of a whole file, and of bars that were appended to one that is proved."""
+"""Extent of a proof: of a whole file, and of bars appended to one that is proved."""
 
 import math
 from dataclasses import dataclass, replace
 
 from ml_factory.errors import SettingsError
-from ml_factory.leakage.perturbations import TRUNCATE, WAYS
+from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE
 
 FULL_CUTS, QUICK_CUTS = 50, 10
 
 
 @dataclass(frozen=True)
 class ProofSpec:
-    """How much is tried.
+    """Extent of a proof.
 
-    cuts : moments.  whole_cuts : how many of them on the whole file too.  ways : disturbances beside the truncation.
-    ways_a_cut : how many of those at each cut, taking turns.  ahead : bars of future in a window.
-    whole_bars : a whole file is taken to be this long at most.
-    unseen_bars : and this long by `build_on_prefixes`; 0: none.
-    fit_rows : labels that fitted objects are tried on.  fit_splits : on the first so many of the splits;
-        None: on every one, of all schemes and folds.
-    feed_rows : rows of features compared with a feed, bar by bar.
-    enough : different leaks after which the proof need not go on.
-    least_cuts, least_fed, least_fitted : what is tried of appended bars, however few they are (`of_part`).
+    cuts : number of moments
+    whole_cuts : how many of them are tested on the whole file too
+    ways : perturbations in addition to the truncation
+    ways_a_cut : how many of those at each cut, alternating
+    ahead : bars of future in a window
+    whole_bars : most bars of a whole file
+    unseen_bars : most bars in `build_on_prefixes`; 0: none
+    fit_rows : labels on which fitted objects are tested
+    fit_splits : on the first so many of the splits; None: on every one, of all schemes and folds
+    feed_rows : rows of features compared with a stream, bar by bar
+    enough : different leaks after which the proof stops
+    least_cuts, least_fed, least_fitted : minimum for appended bars, however few they are (`for_appended`)
     """
 
     cuts: int = FULL_CUTS
     whole_cuts: int = 8
-    ways: tuple[str, ...] = tuple(WAYS)
-    ways_a_cut: int = len(WAYS)
+    ways: tuple[str, ...] = tuple(PERTURBATIONS)
+    ways_a_cut: int = len(PERTURBATIONS)
     ahead: int = 3_000
     whole_bars: int | None = None
     unseen_bars: int | None = None
@@ -47,21 +50,20 @@ class ProofSpec:
 
     @property
     def form(self) -> str:
-        """full where every cut meets every disturbance and there are at least 50, else "quick"."""
-        whole = self.cuts >= FULL_CUTS and self.ways_a_cut >= len(WAYS) and self.whole_bars is None
+        """ "full" where every cut meets every perturbation and there are at least 50, else "quick"."""
+        whole = self.cuts >= FULL_CUTS and self.ways_a_cut >= len(PERTURBATIONS) and self.whole_bars is None
         return "full" if whole else "quick"
 
     def ways_at(self, number: int) -> tuple[str, ...]:
-        """The disturbances of the n-th cut, the truncation first."""
-        turn = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
-        return (TRUNCATE, *turn)
+        """Return the perturbations of the n-th cut, the truncation first."""
+        rotated = [self.ways[(number * self.ways_a_cut + k) % len(self.ways)] for k in range(self.ways_a_cut)]
+        return (TRUNCATE, *rotated)
 
-    def of_part(self, new: int, bars: int) -> "ProofSpec":
-        """What is tried of the last `new` of so many bars, of which the others are proved: as much a bar as of a whole
-        file, and no less than the floors.
+    def for_appended(self, new: int, bars: int) -> "ProofSpec":
+        """Return the extent for the last `new` of `bars` bars, of which the others are proved.
 
-        The same code was tried with the same settings on the bars before, so what is looked for is what only the new
-        bars would show. Nothing is cut on the whole file: its facts are those of the bars before.
+        It is proportional, with minimums. The same code and settings were tested on the earlier bars, so only leaks in
+        the new bars are sought. Nothing is cut on the whole file: its facts are those of the earlier bars.
         """
         share = new / bars
         return replace(

@@ -1,7 +1,7 @@
-"""Rows of features as a live feed gives them: at each push no later bar exists, so there is nothing to look ahead to.
+"""Compare features with those of a live stream: at each push no later bar exists, so nothing can look ahead.
 
-Cuts are samples, and a leak that sits in a few rows at random slips between them. A feed that completes one base bar at
-a time has no future at any row, so the whole file's rows must be its rows, to the bit.
+Cuts are samples, and a leak in a few random rows escapes them. A stream that completes one base bar at a time has no
+future at any row, so the whole file's rows must equal its rows, to the bit.
 """
 
 from itertools import pairwise
@@ -18,19 +18,18 @@ from ml_factory.leakage.tables import Table
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
 
-STRETCH = 250  # rows in a stretch that is fed bar by bar, where not all rows are
+STRETCH = 250  # rows in a stretch that is pushed bar by bar, where not all rows are
 
 
-def table_of_feed(
+def table_from_stream(
     bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec, rows: int, seed: int = 0, since: int = 0
 ) -> Table:
-    """The rows of features that a feed of these bars gives; of those made of bar `since` and later ones about `rows`
-    come singly, or all if fewer.
+    """Return the feature rows of a stream of these bars; about `rows` rows from bar `since` on are pushed singly.
 
-    Columns of the user's own are left out: a stream may give them other last bits.
+    Columns of the user's own features are left out: a stream may compute them with other last bits.
     """
     stream = FeatureStream(market, spec)
-    cuts = pushes(bars, market, spec.base, rows, seed, since)
+    cuts = push_positions(bars, market, spec.base, rows, seed, since)
     given, chunk = [], to_chunk(bars, market)
     with phase("live feed", len(bars)) as done:
         for first, stop in pairwise(cuts):
@@ -42,11 +41,13 @@ def table_of_feed(
     return Table(known_at, known_at, names=tuple(stream.names[:own]), matrix=values)
 
 
-def pushes(bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, seed: int, since: int = 0) -> np.ndarray:
-    """int64, rising: positions that part the bars from `since` on into pushes of at most one base bar, in stretches
-    over all of them.
+def push_positions(
+    bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, seed: int, since: int = 0
+) -> np.ndarray:
+    """Return int64 positions, increasing, that split the bars from `since` on into pushes of at most one base bar.
 
-    Bars by activity are parted at their ends: minutes that fill none may follow the last of a session.
+    The pushes lie in stretches over all bars. Activity bars are split at their ends: minutes that complete none may
+    follow the last of a session.
     """
     made = base_bars(bars, market, base)
     edges = made.start if isinstance(base, int) else made.known_at
@@ -55,14 +56,14 @@ def pushes(bars: pd.DataFrame, market: MarketSpec, base: int | str, rows: int, s
     stretch = min(STRETCH, rows)
     count = -(-rows // stretch)
     if len(first) > rows:
-        room = len(first) / count
-        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (room - stretch)
+        spacing = len(first) / count
+        begin = (np.arange(count) + generator(seed, "feed").random(count)) * (spacing - stretch)
         kept = (begin + np.arange(count) * stretch).astype(np.int64)[:, None] + np.arange(stretch)
         first = first[np.minimum(kept.ravel(), len(first) - 1)]
     return np.unique(np.concatenate([[0], first, [len(bars)]]))
 
 
-def shared(table: Table, other: Table) -> Table:
-    """The columns of `table` that `other` has too, in its order."""
+def common_columns(table: Table, other: Table) -> Table:
+    """Return the columns of `table` that `other` has too, in its order."""
     places = [table.names.index(name) for name in other.names if name in table.names]
     return Table(table.at, table.proven, names=tuple(table.names[k] for k in places), matrix=table.matrix[:, places])

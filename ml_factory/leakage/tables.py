@@ -1,4 +1,4 @@
-"""Rows, the moment from which each may be relied on, and what two builds of them do not share."""
+"""Tables of rows with the moment from which each is final, and the differences of two builds."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -6,17 +6,18 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import pandas as pd
 
-ROWS, COLUMNS, RAISED = "(rows)", "(columns)", "(exception)"  # what differs when it is no single column
-COMPARED = "compared"  # in the place of a disturbance: a stored or used value compared with its reference
+ROWS, COLUMNS, RAISED = "(rows)", "(columns)", "(exception)"  # differences that are no single column
+COMPARED = "compared"  # instead of a perturbation: a stored or used value compared with its reference
 
 
 @dataclass(frozen=True)
 class Table:
     """N rows of one part of a pipeline.
 
-    at : int64[N] ns, the `known_at` that names a row.  proven : int64[N] ns, from when on its content may be relied
-    on: `known_at` for features and frames, `label_end` for labels.
-    columns : name -> array [N] of any plain dtype.  names, matrix : F more columns as one array [N, F].
+    at : int64[N] ns, the `known_at` that names a row
+    proven : int64[N] ns, from when its content is final: `known_at` for features and frames, `label_end` for labels
+    columns : name -> array [N] of any plain dtype
+    names, matrix : F more columns as one array [N, F]
     """
 
     at: np.ndarray
@@ -29,15 +30,18 @@ class Table:
         return len(self.at)
 
     def column(self, name: str) -> np.ndarray:
-        """The [N] values of that name, out of `columns` or `matrix`."""
+        """Return the [N] values of that name, from `columns` or `matrix`."""
         return self.columns[name] if name in self.columns else self.matrix[:, self.names.index(name)]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A column whose bits are not the same in two builds.
+    """A column whose bits differ between two builds.
 
-    rows : how many.  first : known_at of the first, ns.  size : the largest change in the column's deviations, or NaN.
+    column : its name
+    rows : how many rows differ
+    first : known_at of the first, ns
+    size : the largest change in the column's deviations, or NaN
     """
 
     column: str
@@ -48,11 +52,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Leak:
-    """What the future (or a row that must not teach) changed.
+    """A column or fitted object that the future (or a row outside training) changed.
 
-    part : features, frame 60m, labels h20, facts, split or fitted.  column : the column or fitted object.
-    rows, first_row, size : the worst of the cuts.  cut, why, disturbance, scope : where it was seen first.
-    cuts : in how many comparisons.
+    part : features, frame 60m, labels h20, facts, split or fitted
+    column : the column or fitted object
+    rows, first_row, size : the worst of the cuts
+    cut, why, disturbance, scope : where it was detected first
+    cuts : in how many comparisons
     """
 
     part: str
@@ -67,7 +73,7 @@ class Leak:
     cuts: int = 1
 
     def sentence(self) -> str:
-        """What changed, by how much, and where it was seen."""
+        """Describe what changed, by how much, and where it was detected."""
         if self.disturbance == COMPARED:
             return f"{self.part}: {self.column} differs from {self.why} in {self.rows:,} places, first {self.first_row}"
         size = "" if self.size is None else f", up to {self.size:.3g} of its deviation"
@@ -80,20 +86,20 @@ class Leak:
 
 
 def table_of_labels(labels: pd.DataFrame) -> Table:
-    """Labels as `triple_barrier` makes them: proven at `label_end`."""
+    """Return a table of `triple_barrier` labels, proven at `label_end`."""
     at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
-    columns = {str(name): plain_column(column) for name, column in labels.items()}
+    columns = {str(name): to_plain_array(column) for name, column in labels.items()}
     return Table(at, columns["label_end"], columns)
 
 
 def table_of_frame(frame: Mapping[str, np.ndarray]) -> Table:
-    """Coarse bars: arrays under their names, `known_at` among them."""
+    """Return a table of coarse bars: arrays under their names, `known_at` among them."""
     columns = {name: np.asarray(values) for name, values in frame.items() if isinstance(values, np.ndarray)}
     return Table(columns["known_at"], columns["known_at"], columns)
 
 
-def plain_column(column: pd.Series) -> np.ndarray:
-    """The values as a plain array: categories as text, times as int64 ns."""
+def to_plain_array(column: pd.Series) -> np.ndarray:
+    """Return the values as a plain array: categories as text, times as int64 ns."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column.astype(str).to_numpy(object)
     if isinstance(column.dtype, pd.DatetimeTZDtype):
@@ -102,9 +108,9 @@ def plain_column(column: pd.Series) -> np.ndarray:
 
 
 def differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Difference]]:
-    """(rows compared, columns that differ) among the rows proven by `cut`, to the bit.
+    """Return (rows compared, columns that differ) among the rows proven by `cut`, to the bit.
 
-    A row that is there in one build only is a difference too: the future decided whether it exists.
+    A row that exists in one build only is a difference too: the future decided whether it exists.
     """
     ours, theirs = _proven_by(clean, cut), _proven_by(other, cut)
     at = clean.at[ours]
@@ -125,7 +131,7 @@ def differences(clean: Table, other: Table, cut: int) -> tuple[int, list[Differe
 
 
 def _proven_by(table: Table, cut: int) -> slice | np.ndarray:
-    """The rows proven by `cut`; a slice where they are the first ones, which costs no copy."""
+    """Return the rows proven by `cut`; a slice where they are the first ones, which costs no copy."""
     kept = table.proven <= cut
     count = int(np.count_nonzero(kept))
     return slice(0, count) if kept[:count].all() else np.flatnonzero(kept)
@@ -138,7 +144,7 @@ def _equal(one: np.ndarray, two: np.ndarray) -> bool:
 
 
 def same_bits(one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    """bool, elementwise: the very same bits, so NaN equals NaN and 0.0 is not -0.0."""
+    """Return bool, elementwise: equal bits, so NaN equals NaN and 0.0 is not -0.0."""
     if one.dtype != two.dtype:
         return np.zeros(one.shape, bool)
     if one.dtype == object:

@@ -1,1 +1,1 @@
-"""What we ask, and how we judge fairly."""
+"""Labels, sample weights, splits and the search for barriers."""

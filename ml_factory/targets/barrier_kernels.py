@@ -1,9 +1,9 @@
-"""The scans behind the labels: where the barriers stand, which one a price reaches first, how lives overlap.
+"""Compiled scans behind the labels: barrier prices, the first barrier touched, overlap of labels.
 
-Compiled loops over scalars on purpose: a row's bits depend on no array length, so more bars never change them.
-A row strides over blocks of 8, 64, 512 and 4096 bars whose extremes stay inside its barriers and looks at single bars
-only near its ends, so its cost grows with the logarithm of its life. Largest and smallest are exact: the stride gives
-the bits of the step-by-step walk, because a bar's high and low hold its open and close (the bar contract).
+Loops over scalars on purpose: a row's bits depend on no array length, so more bars never change them. A row strides
+over blocks of 8, 64, 512 and 4096 bars whose extremes stay inside its barriers and looks at single bars only near its
+ends, so its cost grows with the logarithm of its lifetime. Largest and smallest are exact: the stride gives the bits of
+the step-by-step walk, because a bar's high and low contain its open and close (the bar contract).
 """
 
 import math
@@ -14,17 +14,17 @@ from numba import njit
 BARRIERS = ("upper", "lower", "vertical", "session", "ambiguous")
 UPPER, LOWER, VERTICAL, SESSION, AMBIGUOUS = range(5)
 NONE = -1
-ON_TICK = 1e-4  # of a tick: closer than this a price stands on the grid
-SLACK = 1e-6  # of a tick: what binary fractions of a decimal tick may be off
+ON_TICK = 1e-4  # of a tick: closer than this a price is on the grid
+SLACK = 1e-6  # of a tick: rounding error of binary fractions of a decimal tick
 _FAN, _LEVELS = 3, 4  # a block is 2**3 of the level below; 8**4 bars in the largest
 _SHARES = 6  # 2**6 bars in a block of shares
 
 
 @njit(cache=True, nogil=True)
 def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks, rounds, up, down):
-    """Upper and lower barrier prices into up, down (float64[N]), NaN before `span` returns of the volatility are seen.
+    """Compute upper and lower barrier prices into up, down (float64[N]), NaN before `span` returns of the volatility.
 
-    rounds : outwards to the tick, on rows whose own bar stands on it (a back-adjusted bar does not).
+    rounds : outwards to the tick, on rows whose own bar is on it (a back-adjusted bar is not)
     """
     n = len(close)
     decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
@@ -41,15 +41,15 @@ def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon
         scale = math.sqrt(squares / weight) * root
         far, near = k_up * scale, k_down * scale
         least = max(1.0, cost_ticks) * tick / close[i]
-        if min(far, near) < least:  # log1p(x) <= x: taken only where it may matter
+        if min(far, near) < least:  # log1p(x) <= x: computed only where it may matter
             least = math.log1p(least)
             far, near = max(far, least), max(near, least)
         if far <= 0.0 or near <= 0.0:
-            continue  # a market without a tick that did not move: no distance to ask about
+            continue  # a market without a tick that did not move: no distance
         rise = math.exp(far)
         above, below = close[i] * rise, close[i] / (rise if near == far else math.exp(near))
         if math.isinf(above) or below <= 0.0:
-            continue  # a volatility beyond all prices, as a wrong unit makes it: no price to ask about
+            continue  # a volatility beyond all prices, as from a wrong unit: no barrier price
         up[i], down[i] = above, below
         if per_tick > 0.0 and _on_grid(open_[i], high[i], low[i], close[i], per_tick):
             up[i] = math.ceil(above * per_tick - SLACK) * tick
@@ -71,7 +71,7 @@ def _off(steps):
 
 @njit(cache=True, nogil=True)
 def block_extremes(high, low):
-    """Highest high and lowest low of every whole block: float64[M, 2], and int64[levels + 2], where a level begins."""
+    """Return highest high and lowest low of every block, float64[M, 2], and the start of each level, int64."""
     n = len(high)
     begins = np.zeros(_LEVELS + 2, np.int64)
     for level in range(1, _LEVELS + 1):
@@ -93,7 +93,7 @@ def block_extremes(high, low):
 
 @njit(cache=True, nogil=True)
 def _stride(high, low, blocks, begins, first, stop, up, down, best, worst):
-    """(first bar of first..stop-1 that reaches up or down, else stop; best and worst price before it)."""
+    """Return (first bar of first..stop-1 that reaches up or down, else stop; best and worst price before it)."""
     j, level = first, 0
     while j < stop:
         shift = _FAN * level
@@ -120,7 +120,7 @@ def _stride(high, low, blocks, begins, first, stop, up, down, best, worst):
 
 @njit(cache=True, nogil=True)
 def _touch(open_, high, low, up, down, slack):
-    """(barrier, price at which one bar leaves); NONE when it stays inside."""
+    """Return (barrier, exit price) of one bar; NONE when it stays inside."""
     if open_ >= up - slack:
         return UPPER, open_
     if open_ <= down + slack:
@@ -132,7 +132,7 @@ def _touch(open_, high, low, up, down, slack):
 
 @njit(cache=True, nogil=True)
 def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
-    """Bars first..stop-1 until one leaves: (its barrier, price, position, best and worst price before it)."""
+    """Walk bars first..stop-1 to the first exit; return barrier, price, position, best and worst price before it."""
     for j in range(first, stop):
         barrier, price = _touch(open_[j], high[j], low[j], up, down, slack)
         if barrier != NONE:
@@ -142,8 +142,8 @@ def _walk(open_, high, low, first, stop, up, down, slack, best, worst):
 
 
 @njit(cache=True, nogil=True)
-def _leave(barrier, price, open_, high, low, up, down, best, worst):
-    """Best and worst price with the leaving bar counted: nothing beyond the exit, the other side at its worst."""
+def _exit_excursions(barrier, price, open_, high, low, up, down, best, worst):
+    """Return best and worst price including the exit bar: nothing beyond the exit, the other side in full."""
     if barrier == AMBIGUOUS:
         return max(best, up), min(worst, down)
     if price == open_:
@@ -158,21 +158,24 @@ def scan(
     open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop,
     barrier, exit_bar, ret, mae, mfe,
 ):  # fmt: skip
-    """What becomes of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
+    """Find the exit of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
-    up, down : float64[N], barrier prices of every bar; infinite where there are none.
-    f_* : the finer bars, and int64[N] where those of each bar begin and stop; both empty where there are none.
-    Written to: barrier int8[R] (SESSION where `end` comes before entry + horizon), exit_bar int64[R], ret, mae, mfe
-    float64[R] (log returns as a long sees them).
+    Parameters
+    ----------
+    up, down : float64[N], barrier prices of every bar; infinite where there are none
+    f_* : the minute bars, and int64[N] where those of each bar begin and stop; both empty where there are none
+    barrier : int8[R], written; SESSION where `end` comes before entry + horizon
+    exit_bar : int64[R], written
+    ret, mae, mfe : float64[R], written; log returns of a long position
     """
     count = len(entry)
     blocks, begins = block_extremes(high, low)
     after, j, top, bottom = -1, 0, 0.0, 0.0
-    for r in range(count - 1, -1, -1):  # backwards, since the row after has seen nearly all of this row's bars
+    for r in range(count - 1, -1, -1):  # backwards: the next row has scanned nearly all of this row's bars
         i, stop = entry[r], end[r] + 1
         above, below = up[i], down[i]
         inside = max(top, high[i + 1]) < above - slack and min(bottom, low[i + 1]) > below + slack
-        # One bar more than this row has, at its end, does no harm where neither extreme is its own.
+        # One bar more than this row has, at its end, is harmless where neither extreme is its own.
         spare = j == stop + 1 and high[stop] < top and low[stop] > bottom
         if after == i + 1 and inside and (j <= stop or spare):
             j, top, bottom = min(j, stop), max(top, high[i + 1], close[i]), min(bottom, low[i + 1], close[i])
@@ -184,24 +187,26 @@ def scan(
             side, price = (VERTICAL if leaves == i + horizon else SESSION), close[leaves]
         else:
             side, price = _touch(open_[j], high[j], low[j], above, below, slack)
-            finer, fine_price, f = NONE, np.nan, 0
+            minute_exit, minute_price, f = NONE, np.nan, 0
             if len(f_first):
-                finer, fine_price, f, fine_best, fine_worst = _walk(
+                minute_exit, minute_price, f, minute_best, minute_worst = _walk(
                     f_open, f_high, f_low, f_first[j], f_stop[j], above, below, slack, best, worst
                 )
-            if finer == NONE:  # a fine feed that does not show the touch settles nothing
-                best, worst = _leave(side, price, open_[j], high[j], low[j], above, below, best, worst)
+            if minute_exit == NONE:  # minute bars without the touch decide nothing
+                best, worst = _exit_excursions(side, price, open_[j], high[j], low[j], above, below, best, worst)
             else:
-                side, price = finer, fine_price
-                best, worst = _leave(side, price, f_open[f], f_high[f], f_low[f], above, below, fine_best, fine_worst)
+                side, price = minute_exit, minute_price
+                best, worst = _exit_excursions(
+                    side, price, f_open[f], f_high[f], f_low[f], above, below, minute_best, minute_worst
+                )
         barrier[r], exit_bar[r] = side, leaves
         ret[r] = math.log(price / close[i])
         mae[r], mfe[r] = math.log(worst / close[i]), math.log(best / close[i])
 
 
 @njit(cache=True, nogil=True)
-def log_ratio(price, reference, rows):
-    """float64[R]: log(price / reference) on these rows of two float64[N]."""
+def log_price_ratio(price, reference, rows):
+    """Return float64[R]: log(price / reference) on these rows of two float64[N]."""
     out = np.empty(len(rows))
     for r in range(len(rows)):
         out[r] = math.log(price[rows[r]] / reference[rows[r]])
@@ -210,9 +215,9 @@ def log_ratio(price, reference, rows):
 
 @njit(cache=True, nogil=True)
 def mean_share(start, end, n):
-    """float64[R]: mean over the bars start..end (int64[R], both counted, of n) of 1 / labels alive on that bar.
+    """Return float64[R]: mean over the bars start..end (int64[R], both included, of n) of 1 / labels alive on that bar.
 
-    Sums run inside blocks of 64 bars: O(1 + life / 64) a label, and no rounding carried in from far away.
+    Sums run inside blocks of 64 bars: O(1 + life / 64) a label, without rounding carried over from distant bars.
     """
     alive = np.zeros(n + 1, np.int32)
     for r in range(len(start)):

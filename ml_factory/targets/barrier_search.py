@@ -1,13 +1,13 @@
-"""Barriers chosen on training rows only: how near may they stand, and over how many bars is the volatility taken?
+"""Search barriers on training rows only: distance of the barriers and span of the volatility.
 
-Off unless called. What is looked for is not a model's score, which would have seen the answers, but how much the labels
-themselves can teach: the entropy of the three classes, times the rows that remain once overlap is shared out (average
-uniqueness), each counted by the part of its barrier's distance that a round trip does not cost. Near barriers give more
-rows that do not overlap and cost more; balance constraints keep the classes apart from one-sided or all neutral.
+Off unless called. The objective is not a model's score, which would have seen the outcomes, but the information in the
+labels: the entropy of the three classes, times the rows that remain after average uniqueness, each weighted by the part
+of its barrier's distance that a round trip does not cost. Near barriers give more rows that do not overlap and cost
+more; balance constraints exclude one-sided and all-neutral classes.
 
-Optuna's TPE proposes (Akiba and others 2019; constraints as in Watanabe and Hutter 2023). Each trial has a sampler of
-its own, seeded by (seed, trial number), over the trials before it: a search that was killed goes on from its record and
-ends the same.
+Optuna's TPE proposes (Akiba and others 2019; constraints as in Watanabe and Hutter 2023). Each trial has its own
+sampler, seeded by (seed, trial number), over the trials before it: a search that was killed continues from its record
+and ends the same.
 """
 
 import hashlib
@@ -31,49 +31,56 @@ from ml_factory.targets.labels import LabelSpec, triple_barrier
 
 def search_barriers(
     base: Frame,
-    fine: Frame | None,
+    minute_bars: Frame | None,
     market: MarketSpec,
     train_rows: pd.DatetimeIndex,
     spec: SearchSpec,
     *,
-    judged: pd.DatetimeIndex | None = None,
+    evaluated: pd.DatetimeIndex | None = None,
     record: dict | None = None,
     save: Callable[[dict], None] | None = None,
     session_close: np.ndarray | None = None,
 ) -> SearchedLabels:
-    """The label spec whose labels teach the training rows most, among those that keep the balance asked for.
+    """Return the label spec with the most informative labels of the training rows, among those that keep the balance.
 
     Parameters
     ----------
-    train_rows : known_at of the training rows, which are rows of `base`.
-    judged : known_at of the rows that judge (validation, test). A trial uses only labels with label_end strictly before
-        the next of them, and none that ends after the last training row where no judging row follows. Bars after that
-        are cut away before the first trial.
-    record : what an earlier, unfinished call gave to `save`; the search goes on from there.
-    save : called after every trial with the whole record, which is JSON.
+    base : the base bars
+    minute_bars : the bars inside them, None where there are none
+    market : the market
+    train_rows : known_at of the training rows, which are rows of `base`
+    spec : the search
+    evaluated : known_at of the evaluated rows (validation, test). A trial uses only labels with label_end strictly
+        before the next of them, and none that ends after the last training row where no evaluated row follows. Later
+        bars are removed before the first trial
+    record : passed to `save` by an earlier, unfinished call; the search continues from there
+    save : called after every trial with the whole record (JSON)
+    session_close : as in `triple_barrier`
 
-    Raises SettingsError when no trial keeps the balance (the message has the nearest one), for a record of another
-    search, for rows that are none, and when Optuna is absent.
+    Raises
+    ------
+    SettingsError : no trial keeps the balance (the message has the nearest one), a record of another search, rows that
+        do not exist, or Optuna is absent
     """
-    view = _View.of(base, fine, market, train_rows, judged, session_close)
+    view = _View.of(base, minute_bars, market, train_rows, evaluated, session_close)
     key = fingerprint({"search": asdict(spec), "seen": asdict(view.seen), "market": market.to_dict()})
     done = _record_of(key, record)
     optuna = _optuna()
     study = optuna.create_study(direction="maximize")
-    room = _room(optuna, spec)
+    space = _search_space(optuna, spec)
     for old in done:
-        study.add_trial(_told(optuna, room, old))
+        study.add_trial(_to_optuna_trial(optuna, space, old))
     for number in range(len(done), spec.trials):
         study.sampler = optuna.samplers.TPESampler(seed=derive_seed("barriers", spec.seed, number))
-        asked = study.ask(room) if number else None
-        params = spec.start if asked is None else asked.params
-        trial = {"number": number, "params": params, **view.judge(spec, spec.labels_of(params))}
-        if asked is None:
-            study.add_trial(_told(optuna, room, trial))
+        proposed = study.ask(space) if number else None
+        params = spec.start if proposed is None else proposed.params
+        trial = {"number": number, "params": params, **view.evaluate(spec, spec.labels_of(params))}
+        if proposed is None:
+            study.add_trial(_to_optuna_trial(optuna, space, trial))
         else:
             for name, broken in trial["broken"].items():
-                asked.set_constraint(name, broken)
-            study.tell(asked, trial["value"])
+                proposed.set_constraint(name, broken)
+            study.tell(proposed, trial["value"])
         done.append(trial)
         if save is not None:
             save({"key": key, "trials": list(done)})
@@ -83,10 +90,10 @@ def search_barriers(
 
 @dataclass(frozen=True)
 class _View:
-    """All that a search may see: bars up to its last moment, its rows, and when the label of each must have ended."""
+    """Data that a search may see: bars up to its last moment, its rows, and when each label must have ended."""
 
     base: Frame
-    fine: Frame | None
+    minute_bars: Frame | None
     market: MarketSpec
     rows: np.ndarray  # int64[R] ns, increasing
     by: np.ndarray  # int64[R] ns, the latest label_end allowed
@@ -94,30 +101,30 @@ class _View:
     seen: SeenRows
 
     @classmethod
-    def of(cls, base, fine, market, train_rows, judged, session_close) -> "_View":
+    def of(cls, base, minute_bars, market, train_rows, evaluated, session_close) -> "_View":
         rows = np.unique(pd.DatetimeIndex(train_rows).as_unit("ns").asi8)
-        others = np.unique(pd.DatetimeIndex([] if judged is None else judged).as_unit("ns").asi8)
-        strange, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
-        if not len(rows) or len(strange) or len(shared):
+        others = np.unique(pd.DatetimeIndex([] if evaluated is None else evaluated).as_unit("ns").asi8)
+        unknown, shared = np.setdiff1d(rows, base.known_at), np.intersect1d(rows, others)
+        if not len(rows) or len(unknown) or len(shared):
             raise SettingsError(
                 "Barriers cannot be searched on these rows",
                 where="train_rows",
-                got=f"{len(rows)} rows, {len(strange)} without a bar, {len(shared)} of them judge",
-                wanted="rows of the base frame, none of which judges",
-                next_step="give labels.index[train] and judged=labels.index[test]",
+                got=f"{len(rows)} rows, {len(unknown)} without a bar, {len(shared)} of them evaluated",
+                wanted="rows of the base frame, none of which is evaluated",
+                next_step="give labels.index[train] and evaluated=labels.index[test]",
             )
         by = np.append(others - 1, rows[-1])[np.searchsorted(others, rows)]
         until = int(by.max())
-        seen = fingerprint_of_bars(base, fine, market, until)
-        base, fine = _up_to(base, until), None if fine is None else _up_to(fine, until)
+        seen = fingerprint_of_bars(base, minute_bars, market, until)
+        base, minute_bars = _up_to(base, until), None if minute_bars is None else _up_to(minute_bars, until)
         session_close = None if session_close is None else np.asarray(session_close)[: len(base)]
         moment = [pd.Timestamp(int(t), tz="UTC").isoformat() for t in (rows[0], rows[-1], until)]
         seen = SeenRows(*moment, len(rows), _digest(rows, by), seen)
-        return cls(base, fine, market, rows, by, session_close, seen)
+        return cls(base, minute_bars, market, rows, by, session_close, seen)
 
-    def judge(self, spec: SearchSpec, labels: LabelSpec) -> dict:
-        """Value (bits a training row), what is broken (above 0) and the shares, of one trial's labels."""
-        table = triple_barrier(self.base, self.fine, labels, self.market, session_close=self.session_close)
+    def evaluate(self, spec: SearchSpec, labels: LabelSpec) -> dict:
+        """Evaluate one trial: value (bits a training row), constraint violations (above 0) and class shares."""
+        table = triple_barrier(self.base, self.minute_bars, labels, self.market, session_close=self.session_close)
         known_at = table.index.as_unit("ns").asi8
         at = np.minimum(np.searchsorted(self.rows, known_at), len(self.rows) - 1)
         ends = pd.DatetimeIndex(table["label_end"]).as_unit("ns").asi8
@@ -129,12 +136,12 @@ class _View:
         short, neutral, long = (float((sides == side).mean()) for side in (-1, 0, 1))
         low, high = spec.neutral
         broken = {"neutral": max(low - neutral, neutral - high), "lean": abs(long - short) - spec.lean}
-        value = self._bits(table, labels) / len(self.rows)
+        value = self._information(table, labels) / len(self.rows)
         shares = {"rows": len(table), "short": short, "neutral": neutral, "long": long}
         return {"value": value, "broken": broken, **shares}
 
-    def _bits(self, table: pd.DataFrame, labels: LabelSpec) -> float:
-        """Entropy of the classes in bits, times the rows that do not overlap, net of what a round trip costs."""
+    def _information(self, table: pd.DataFrame, labels: LabelSpec) -> float:
+        """Compute the entropy of the classes in bits, times the non-overlapping rows, net of round-trip costs."""
         entry = table["entry_bar"].to_numpy()
         unique = average_uniqueness(entry + 1, table["exit_bar"].to_numpy(), len(self.base))
         cost = np.log1p(labels.cost_ticks * (self.market.tick or 0.0) / self.base.close[entry])
@@ -145,23 +152,23 @@ class _View:
 
 
 def _up_to(frame: Frame, until: int) -> Frame:
-    """The bars known by `until`."""
+    """Return the bars known by `until`."""
     count = int(np.searchsorted(frame.known_at, until, side="right"))
     arrays = {f.name: getattr(frame, f.name) for f in fields(frame)}
     return replace(frame, **{name: a[:count] for name, a in arrays.items() if isinstance(a, np.ndarray)})
 
 
-def fingerprint_of_bars(base: Frame, fine: Frame | None, market: MarketSpec, until: int) -> str:
-    """Hex digest of the bars known by `until` (ns) and of the market's facts that labels are made with.
+def fingerprint_of_bars(base: Frame, minute_bars: Frame | None, market: MarketSpec, until: int) -> str:
+    """Return the hex digest of the bars known by `until` (ns) and of the market's facts used for labels.
 
-    The same whatever bars follow, so that a label spec can be held to the data that it was searched on.
+    The same whatever bars follow, so that a label spec can be matched with the data that it was searched on.
     """
-    told = [f"{market.calendar} {market.tick}".encode()]
-    for frame in (base, fine):
+    parts = [f"{market.calendar} {market.tick}".encode()]
+    for frame in (base, minute_bars):
         stop = 0 if frame is None else int(np.searchsorted(frame.known_at, until, side="right"))
         names = ("known_at", "open", "high", "low", "close", "segment") if stop else ()
-        told += [np.ascontiguousarray(getattr(frame, name)[:stop]) for name in names]
-    return _digest(*told)
+        parts += [np.ascontiguousarray(getattr(frame, name)[:stop]) for name in names]
+    return _digest(*parts)
 
 
 def _digest(*parts: np.ndarray | bytes) -> str:
@@ -171,17 +178,17 @@ def _digest(*parts: np.ndarray | bytes) -> str:
     return digest.hexdigest()
 
 
-def _room(optuna, spec: SearchSpec) -> dict:
-    """What Optuna may propose; k on a log scale."""
+def _search_space(optuna, spec: SearchSpec) -> dict:
+    """Return Optuna's distributions; k on a log scale."""
     sides = ("k",) if spec.symmetric else ("k_up", "k_down")
     ks = {name: optuna.distributions.FloatDistribution(*spec.k, log=True) for name in sides}
     return ks | {"sigma_span": optuna.distributions.CategoricalDistribution(spec.sigma_spans)}
 
 
-def _told(optuna, room: dict, trial: dict):
-    """A trial of our record as Optuna knows it."""
+def _to_optuna_trial(optuna, space: dict, trial: dict):
+    """Convert a trial of the record to an Optuna trial."""
     return optuna.trial.create_trial(
-        params=trial["params"], distributions=room, value=trial["value"], constraints=trial["broken"]
+        params=trial["params"], distributions=space, value=trial["value"], constraints=trial["broken"]
     )
 
 
@@ -194,13 +201,13 @@ def _record_of(key: str, record: dict | None) -> list[dict]:
             where="record",
             got=str(record.get("key"))[:10],
             wanted=f"{key[:10]}, that of these settings, bars and rows",
-            next_step="leave record out to begin anew",
+            next_step="leave record out to start again",
         )
     return list(record["trials"])
 
 
 def _best(spec: SearchSpec, trials: list[dict]) -> dict:
-    """The best trial that breaks nothing, the first of equals."""
+    """Return the best trial without violations, the first of equals."""
     kept = [trial for trial in trials if max(trial["broken"].values()) <= 0]
     if kept:
         return max(kept, key=lambda trial: trial["value"])
@@ -216,7 +223,7 @@ def _best(spec: SearchSpec, trials: list[dict]) -> dict:
 
 
 def _optuna():
-    """Optuna, loaded when a search is asked for; its chatter off."""
+    """Import Optuna on demand, with its log messages off."""
     optuna = import_module("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -1,4 +1,4 @@
-"""What a search for barriers may try and must keep, and the label spec it writes."""
+"""Settings of a search for barriers, and the label spec that it returns."""
 
 import json
 import math
@@ -7,19 +7,21 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from ml_factory.errors import SettingsError, wrong_field
 from ml_factory.targets.labels import LabelSpec
 
-VERSION = 3  # of a label spec: 1 was given, 2 named the rows a search saw, 3 their bars too
+VERSION = 3  # of a label spec: 1 given by hand, 2 with the rows of a search, 3 with their bars
 
 
 @dataclass(frozen=True)
 class SearchSpec:
-    """What may be tried, and what must hold.
+    """Search space and constraints.
 
-    labels : horizon, costs and session rule of every trial, and the barriers of the first one.
-    trials : how many.  seed : of the proposals.
-    k : nearest and farthest barrier, in units of sigma * sqrt(horizon).  symmetric : one k for both sides.
-    sigma_spans : spans of the volatility, in bars.
-    neutral : least and largest share of neutral rows.  lean : most that |long - short| may be, as a share of the rows;
-        ambiguous rows are in no share.
+    labels : horizon, costs and session rule of every trial, and the barriers of the first one
+    trials : number of trials
+    seed : of the proposals
+    k : nearest and farthest barrier, in units of sigma * sqrt(horizon)
+    symmetric : one k for both sides
+    sigma_spans : spans of the volatility, in bars
+    neutral : least and largest share of neutral rows
+    lean : largest |long - short|, as a share of the rows; ambiguous rows are in no share
     """
 
     labels: LabelSpec = field(default_factory=LabelSpec)
@@ -47,7 +49,7 @@ class SearchSpec:
             and 0 <= self.neutral[0] < self.neutral[1] <= 1,
             "lean": _is_real(self.lean) and 0 < self.lean <= 1,
         }
-        wrong = [name for name, fine in right.items() if not fine]
+        wrong = [name for name, valid in right.items() if not valid]
         if wrong:
             default = next(f for f in fields(self) if f.name == wrong[0])
             raise wrong_field(
@@ -58,7 +60,7 @@ class SearchSpec:
 
     @property
     def start(self) -> dict:
-        """The first trial: the barriers of `labels`, moved inside what may be tried."""
+        """Parameters of the first trial: the barriers of `labels`, clipped to the search space."""
         ups = {"k": self.labels.k_up} if self.symmetric else {"k_up": self.labels.k_up, "k_down": self.labels.k_down}
         span = min(self.sigma_spans, key=lambda span: abs(span - self.labels.sigma_span))
         return {name: min(max(k, self.k[0]), self.k[1]) for name, k in ups.items()} | {"sigma_span": span}
@@ -70,10 +72,14 @@ class SearchSpec:
 
 @dataclass(frozen=True)
 class SeenRows:
-    """The rows a search saw: first and last known_at (ISO, UTC), the last label_end it may have used, how many.
+    """The rows that a search saw.
 
-    moments : hash of each row's known_at and of when its label must have ended.  fingerprint : hash of every bar up to
-    `until` and of the market's facts; data with another one does not take the spec.
+    first, last : known_at of the first and last row (ISO, UTC)
+    until : the last label_end that it may have used
+    count : number of rows
+    moments : hash of each row's known_at and of when its label must have ended
+    fingerprint : hash of every bar up to `until` and of the market's facts; data with another one does not accept the
+        spec
     """
 
     first: str
@@ -86,7 +92,7 @@ class SeenRows:
 
 @dataclass(frozen=True)
 class SearchedLabels:
-    """A label spec, version 3: the barriers found, the search, the rows it saw and what the best trial looked like."""
+    """A label spec, version 3: the barriers found, the search, the rows it saw and the best trial."""
 
     labels: LabelSpec
     search: SearchSpec
@@ -100,7 +106,7 @@ class SearchedLabels:
 
     @classmethod
     def from_json(cls, text: str) -> "SearchedLabels":
-        """Raises SettingsError for another version."""
+        """Parse a label spec; raise SettingsError for another version."""
         stored = json.loads(text)
         if stored.get("version") != VERSION:
             raise SettingsError(

@@ -1,4 +1,4 @@
-"""Combinatorial purged cross-validation: many paths through the same past, each row judged several times.
+"""Combinatorial purged cross-validation: many paths through the same past, each row tested several times.
 
 Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter 12.
 """
@@ -12,17 +12,18 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.errors import SettingsError
-from ml_factory.targets.splits import check_count, check_embargo, label_times, no_training_row, stays
+from ml_factory.targets.splits import check_count, check_embargo, keep_mask, label_times, no_training_row_error
 
 MOST_FOLDS = 1_000  # each is a training
 
 
 @dataclass(frozen=True)
 class CombinatorialFolds(Sequence):
-    """Item s is (train, test) of fold s, int64 positions in time order, made when asked for.
+    """Folds of a combinatorial cross-validation; item s is (train, test) of fold s, int64 positions, made on demand.
 
-    edges : int64[N + 1], block g is rows edges[g]..edges[g + 1] - 1.  tested : int64[folds, k], the blocks each fold
-    judges, in time order.  left_out : for each block, the positions outside it that the rule takes away beside it.
+    edges : int64[N + 1], block g is rows edges[g]..edges[g + 1] - 1
+    tested : int64[folds, k], the test blocks of each fold, in time order
+    left_out : for each block, the positions outside it that purging and embargo remove
     """
 
     edges: np.ndarray
@@ -36,14 +37,14 @@ class CombinatorialFolds(Sequence):
         return np.flatnonzero(self._kept(fold)), np.concatenate([self.block(g) for g in self.tested[fold]])
 
     def block(self, g: int) -> np.ndarray:
-        """int64: the rows of block g."""
+        """Return the rows of block g, int64."""
         return np.arange(self.edges[g], self.edges[g + 1])
 
     @property
     def paths(self) -> np.ndarray:
-        """int64[phi, N]: the fold whose forecast of each block a path takes; phi = k/N * C(N, k) (AFML 12.4).
+        """The fold whose forecast of each block a path takes, int64[phi, N]; phi = k/N * C(N, k) (AFML 12.4).
 
-        Path p takes, of each block, the p-th fold that judges it: every forecast stands in exactly one path.
+        Path p takes, of each block, the p-th fold that tests it: every forecast is in exactly one path.
         """
         judging = [np.flatnonzero((self.tested == g).any(axis=1)) for g in range(len(self.edges) - 1)]
         return np.stack(judging, axis=1)
@@ -57,9 +58,9 @@ class CombinatorialFolds(Sequence):
 
 
 def combinatorial_purged(labels: pd.DataFrame, blocks: int, test_blocks: int, embargo: int) -> CombinatorialFolds:
-    """Every choice of `test_blocks` of `blocks` contiguous blocks as the test of one fold: C(N, k) folds.
+    """Return the folds of every choice of `test_blocks` of `blocks` contiguous blocks as the test: C(N, k) folds.
 
-    The rule of `splits` holds beside every test block of a fold. Twelve rows whose labels end one row later,
+    The rule of `splits` holds for every test block of a fold. Twelve rows whose labels end one row later,
     blocks=3, test_blocks=2, embargo=1 (T tests, . is purged, e is embargoed), and whose forecast each path takes:
 
         row      0  1  2  3  4  5  6  7  8  9 10 11
@@ -86,11 +87,13 @@ def combinatorial_purged(labels: pd.DataFrame, blocks: int, test_blocks: int, em
     rows, left_out = np.arange(len(labels)), []
     parts = np.array_split(rows, blocks)
     for part in parts:
-        beside = np.delete(rows, part)
-        left_out.append(beside[~stays(known_at, label_end, beside, part, embargo)])
+        outside = np.delete(rows, part)
+        left_out.append(outside[~keep_mask(known_at, label_end, outside, part, embargo)])
     edges = np.cumsum([0, *map(len, parts)])
     folds = CombinatorialFolds(edges, np.array(list(combinations(range(blocks), test_blocks))), tuple(left_out))
     for number in range(len(folds)):
         if not folds._kept(number).any():
-            raise no_training_row(number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows")
+            raise no_training_row_error(
+                number, len(labels), f"{test_blocks} of {blocks} blocks, embargo of {embargo} rows"
+            )
     return folds

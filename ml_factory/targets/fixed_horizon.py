@@ -1,6 +1,6 @@
-"""Where is the price after `horizon` bars: the return itself, and which way it went.
+"""Fixed-horizon labels: the return over `horizon` bars, and its sign.
 
-Both look at every bar up to the vertical one, so a label is proven when that bar is complete, whatever the price did
+Both use every bar up to the vertical one, so a label is proven when that bar is complete, whatever the price did
 before. Rows near a session's end follow `LabelSpec.session_end`, as in `triple_barrier`.
 """
 
@@ -12,21 +12,20 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_kernels import SLACK, log_ratio
-from ml_factory.targets.label_table import LabelPaths, label_table, lives, no_barriers, rows_with_bars_left
+from ml_factory.targets.barrier_kernels import SLACK, log_price_ratio
+from ml_factory.targets.label_table import LabelPaths, label_table, no_barriers, rows_with_future_bars, simulate_exits
 from ml_factory.targets.labels import LabelSpec, barriers_of
 
 
 def forward_return(
     base: Frame, spec: LabelSpec, market: MarketSpec, *, session_close: np.ndarray | None = None
 ) -> pd.DataFrame:
-    """The log return from each row's close to the close `spec.horizon` bars later (AFML 3.2, the fixed horizon).
+    """Compute the log return to the close `spec.horizon` bars later (AFML 3.2, the fixed horizon).
 
-    Of `spec` only horizon and session_end are read. Returns the columns of `triple_barrier` without up and down;
-    label is `ret` itself (float64) and barrier "vertical" or "session". Raises BarsError for a price that is not
-    positive.
+    Of `spec` only horizon and session_end are used. Returns the columns of `triple_barrier` without up and down; label
+    is `ret` itself (float64) and barrier "vertical" or "session". Raises BarsError for a price that is not positive.
     """
-    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base, spec.session_end))
+    rows = _to_the_vertical(base, spec, market, *rows_with_future_bars(base, spec.session_end))
     return label_table(base, rows, rows.ret, spec, market, session_close, {})
 
 
@@ -38,26 +37,30 @@ def direction(
     band: float = 0.43,
     session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """The sign of the forward return, 0 inside a neutral band that the row's own volatility sets.
+    """Label rows by the sign of the forward return, 0 inside a neutral band set by the row's own volatility.
 
-    band : half its width in units of sigma * sqrt(horizon), in the place of `spec`'s k_up and k_down; never less than
-        a tick or the round-trip cost. 0.43 leaves a third of normal returns neutral.
     Returns the columns of `triple_barrier`; up and down are the band's log distances. A close on the band's edge is
     beyond it, as a touched barrier is. Raises SettingsError for a band that is not a positive number.
+
+    band : half its width in units of sigma * sqrt(horizon), instead of `spec`'s k_up and k_down; never less than a tick
+        or the round-trip cost. 0.43 leaves a third of normal returns neutral
     """
     if isinstance(band, bool) or not isinstance(band, int | float) or not 1e-6 <= band < np.inf:
         raise SettingsError(
-            "A direction cannot be asked like this",
+            "A direction cannot be labelled like this",
             where="band",
             got=repr(band),
             wanted="a finite number above 0, in units of sigma * sqrt(horizon)",
             next_step="use band=0.43, or 1e-6 for hardly any neutral row",
         )
     up, down = barriers_of(base, replace(spec, k_up=band, k_down=band), market)
-    rows = _to_the_vertical(base, spec, market, *rows_with_bars_left(base, spec.session_end, ~np.isnan(up)))
+    rows = _to_the_vertical(base, spec, market, *rows_with_future_bars(base, spec.session_end, ~np.isnan(up)))
     slack, close = SLACK * (market.tick or 0.0), base.close[rows.exit_bar]
     label = (close >= up[rows.entry] - slack).astype(np.int8) - (close <= down[rows.entry] + slack).astype(np.int8)
-    distances = {"up": log_ratio(up, base.close, rows.entry), "down": log_ratio(base.close, down, rows.entry)}
+    distances = {
+        "up": log_price_ratio(up, base.close, rows.entry),
+        "down": log_price_ratio(base.close, down, rows.entry),
+    }
     return label_table(base, rows, label, spec, market, session_close, distances)
 
 
@@ -65,4 +68,4 @@ def _to_the_vertical(
     base: Frame, spec: LabelSpec, market: MarketSpec, entry: np.ndarray, last: np.ndarray
 ) -> LabelPaths:
     end = np.minimum(entry + spec.horizon, last)
-    return lives(base, None, entry, last, end, *no_barriers(base), market, spec.horizon)
+    return simulate_exits(base, None, entry, last, end, *no_barriers(base), market, spec.horizon)

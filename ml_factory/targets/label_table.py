@@ -1,4 +1,4 @@
-"""What every kind of label shares: the rows that can be judged, how they lived, when that is proven, and the table.
+"""Label tables: functions shared by every kind of label.
 
 `label_end` is when an outcome is proven, so rows with label_end <= cut are the same bits whatever follows the cut.
 """
@@ -14,18 +14,19 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import BarsError
 from ml_factory.targets.barrier_kernels import BARRIERS, SESSION, SLACK, mean_share, scan
 
-SESSION_ENDS = ("session", "drop", "span")  # what becomes of rows near one: `LabelSpec.session_end`
+SESSION_ENDS = ("session", "drop", "span")  # treatment of rows near one: `LabelSpec.session_end`
 SIDE = np.array([1, -1, 0, 0, 0], dtype=np.int8)  # of each of BARRIERS
 NOT_PROVEN = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class LabelPaths:
-    """R rows of a frame and what became of them.
+    """R rows of a frame and their paths to the exit.
 
-    entry, exit_bar, last : int64[R], positions in the frame of the row, of the bar it leaves on and of the last bar
-        that a label of it may reach; the row lives on bars entry + 1 to exit_bar.
-    barrier : int8[R], positions in BARRIERS.  ret, mae, mfe : float64[R], log returns as a long sees them.
+    entry, exit_bar, last : int64[R], positions in the frame of the row, of its exit bar and of the last bar that its
+        label may reach; the label lives on bars entry + 1 to exit_bar
+    barrier : int8[R], positions in BARRIERS
+    ret, mae, mfe : float64[R], log returns of a long position
     """
 
     entry: np.ndarray
@@ -37,13 +38,15 @@ class LabelPaths:
     mfe: np.ndarray
 
 
-def rows_with_bars_left(
-    base: Frame, session_end: str, asked: np.ndarray | None = None
+def rows_with_future_bars(
+    base: Frame, session_end: str, selected: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64[R] positions of the rows (of those `asked`, bool[N]) with a bar to come in their segment; its last.
+    """Return int64[R] positions of the rows with a later bar in their segment, and of the segment's last bar.
 
     With session_end="span" all bars up to a roll's step are one segment. Raises BarsError for a close that is not a
     positive number.
+
+    selected : bool[N], rows to choose from; None: all
     """
     bad = np.flatnonzero(~(base.close > 0) | ~np.isfinite(base.close))
     if len(bad):
@@ -55,19 +58,27 @@ def rows_with_bars_left(
             next_step="use unadjusted or ratio-adjusted bars",
         )
     segment = stretches_between_rolls(base) if session_end == "span" else base.segment
-    going_on = np.zeros(len(base), bool)
-    going_on[:-1] = segment[1:] == segment[:-1]
-    ends = np.flatnonzero(~going_on)
-    entry = np.flatnonzero(going_on if asked is None else going_on & asked)
+    continues = np.zeros(len(base), bool)
+    continues[:-1] = segment[1:] == segment[:-1]
+    ends = np.flatnonzero(~continues)
+    entry = np.flatnonzero(continues if selected is None else continues & selected)
     return entry, np.repeat(ends, np.diff(ends, prepend=-1))[entry]
 
 
-def lives(
-    base: Frame, fine: Frame | None, entry: np.ndarray, last: np.ndarray, end: np.ndarray, up, down, market, horizon
+def simulate_exits(
+    base: Frame,
+    minute_bars: Frame | None,
+    entry: np.ndarray,
+    last: np.ndarray,
+    end: np.ndarray,
+    up,
+    down,
+    market,
+    horizon,
 ) -> LabelPaths:
-    """The rows `entry` on bars entry + 1 to `end`, between the barrier prices up and down (float64[N])."""
-    finer, first, stop = _bars_inside(base, fine)
-    # Made here: NumPy asks for large pages, which compiled code does not.
+    """Find the exits of the rows `entry` on bars entry + 1 to `end`, between two barrier prices float64[N]."""
+    finer, first, stop = _bars_inside(base, minute_bars)
+    # Allocated here: NumPy requests huge memory pages, which compiled code does not.
     barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
     ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
     scan(
@@ -79,7 +90,7 @@ def lives(
 
 
 def no_barriers(base: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Barrier prices that no bar reaches."""
+    """Return barrier prices that no bar reaches."""
     return np.full(len(base), np.inf), np.full(len(base), -np.inf)
 
 
@@ -93,10 +104,11 @@ def label_table(
     facts: dict[str, np.ndarray],
     kept: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """The rows that are proven, as a table with index known_at (UTC, ns): label, label_end, ret, barrier, uniqueness,
-    mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
+    """Return the proven rows as a table with index known_at (UTC, ns).
 
-    kept : bool[R], rows that have a label at all. The others, like those still open, crowd the ones that have.
+    Columns: label, label_end, ret, barrier, uniqueness, mae, mfe, then `facts` (R values each), entry_bar, exit_bar.
+
+    kept : bool[R], rows that have a label. Rows without a label, like those still open, count towards concurrency
     """
     label_end = _proven_at(base, rows, int(spec.horizon), spec.session_end, market, session_close)
     columns = {
@@ -121,10 +133,12 @@ def label_table(
 
 
 def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
-    """Mean over each label's life of 1/concurrency (AFML 4.3-4.4); float64, one value per label.
+    """Return the mean over each label's lifetime of 1/concurrency (AFML 4.3-4.4), float64.
 
-    start_pos, end_pos : int64, first and last bar (both counted) of n bars on which the label lives, start <= end.
     Depends, for each label, only on labels that start no later than it ends.
+
+    start_pos, end_pos : int64, first and last bar (both included) of n bars on which the label lives, start <= end
+    n : number of bars
     """
     start_pos, end_pos = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
     if len(start_pos) and (start_pos.min() < 0 or end_pos.max() >= n or (start_pos > end_pos).any()):
@@ -132,24 +146,24 @@ def average_uniqueness(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np
     return mean_share(start_pos, end_pos, n)
 
 
-def _bars_inside(base: Frame, fine: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
-    """The finer frame, and int64[N] first and stop positions of each base bar's bars in it; none without one.
+def _bars_inside(base: Frame, minute_bars: Frame | None) -> tuple[Frame, np.ndarray, np.ndarray]:
+    """Return the minute bars, and int64[N] first and stop positions of each base bar's bars in them; none without them.
 
-    No bar is inside two: the minute that proves that another contract has begun is known with the bar before, and is
-    the new bar's.
+    No minute bar belongs to two base bars: the minute that shows the beginning of another contract is known with the
+    previous bar, and belongs to the new one.
     """
-    if fine is None:
+    if minute_bars is None:
         return base, np.empty(0, np.int64), np.empty(0, np.int64)
     over = np.minimum(base.known_at, np.append(base.start[1:], NOT_PROVEN))
-    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, over)
-    return fine, first.astype(np.int64), stop.astype(np.int64)
+    first, stop = np.searchsorted(minute_bars.start, base.start), np.searchsorted(minute_bars.start, over)
+    return minute_bars, first.astype(np.int64), stop.astype(np.int64)
 
 
 def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_close) -> np.ndarray:
-    """int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
+    """Return int64[R] ns: when each row's outcome can no longer change, NOT_PROVEN where the feed ends before that.
 
-    With session_end="drop" a row is proven to be kept only when all its bars are there; with "span" no session's close
-    says that no bar comes.
+    With session_end="drop" a row is proven to be kept only when all its bars exist; with "span" no session's close
+    rules out a further bar.
     """
     known_at = base.known_at
     if session_end == "drop":
@@ -162,7 +176,7 @@ def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_clo
     if session_end == "span":
         close_at = np.full(len(ends), NOT_PROVEN)
     elif session_close is None:
-        # Asked of the bar's last moment: after an early close its bucket may have begun before that close.
+        # By the bar's last moment: after an early close its bucket may have begun before that close.
         close_at = sessions.sessions_of(known_at[ends] - 1, market.calendar).close_ns
     else:
         close_at = np.asarray(session_close, np.int64)[ends]
@@ -172,15 +186,16 @@ def _proven_at(base, rows: LabelPaths, horizon, session_end, market, session_clo
     return proven
 
 
-def marked(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.DataFrame:
-    """The labels, where facts of the market were inferred from the first sessions with the column `inferred`: int8, 1
-    in the rows of those sessions. Bars that came after such a row decided the facts it was made with, so nothing may
-    be learnt from it or judged by it."""
+def mark_inferred(labels: pd.DataFrame, base: Frame, market: MarketSpec) -> pd.DataFrame:
+    """Return the labels, with column `inferred` where facts of the market were inferred: int8, 1 in those sessions.
+
+    Bars after such a row decided the facts it was made with, so it may be used for neither training nor evaluation.
+    """
     if not market.learn_since:
         return labels
     return labels.assign(inferred=(base.session[labels["entry_bar"]] < market.learn_since).astype(np.int8))
 
 
 def usable_rows(labels: pd.DataFrame) -> np.ndarray:
-    """int64: positions of the rows that `marked` left unmarked."""
+    """Return the positions (int64) of the rows that `mark_inferred` left unmarked."""
     return np.flatnonzero(labels["inferred"] == 0) if "inferred" in labels else np.arange(len(labels))

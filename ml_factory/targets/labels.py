@@ -1,7 +1,8 @@
-"""What we ask of each row: which barrier does the price reach first, and from when on is that proven?
+"""Triple-barrier labels and the settings of all labels.
 
 Triple barrier (Lopez de Prado, *Advances in Financial Machine Learning*, 2018, chapter 3), with barriers symmetric in
-log price so that a log-driftless walk does not lean, and with an end that holds whatever bars come after it.
+log price so that a log-driftless walk gives balanced classes, and with a `label_end` that holds whatever bars come
+after it.
 """
 
 import math
@@ -15,14 +16,14 @@ from ml_factory.argument_checks import LABEL_KINDS
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError, did_you_mean, wrong_field
-from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices, log_ratio
+from ml_factory.targets.barrier_kernels import BARRIERS, barrier_prices, log_price_ratio
 from ml_factory.targets.label_table import (
     SESSION_ENDS,
     SIDE,
     average_uniqueness,
     label_table,
-    lives,
-    rows_with_bars_left,
+    rows_with_future_bars,
+    simulate_exits,
 )
 
 KINDS = LABEL_KINDS
@@ -34,21 +35,20 @@ __all__ = ["BARRIERS", "KINDS", "LabelSpec", "average_uniqueness", "barriers_of"
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """How a row is judged.
+    """Settings of labels.
 
-    horizon : existing bars of the base frame until the vertical barrier.
-    k_up, k_down : barrier distance in units of sigma * sqrt(horizon); sigma is one bar's volatility.
-    sigma_span : span, in bars, of the exponentially weighted volatility; the first label waits for as many returns.
-    cost_ticks : round-trip cost; no barrier is nearer than this, nor nearer than one tick.
-    session_end : "session" ends a label at the last bar of its session or before a hole;
-        "drop" leaves out every row with fewer than `horizon` bars left there, touched or not;
-        "span" goes on into the next session and over holes, and ends only where a roll's step is in the price.
-        The volatility is that of bars within sessions in any case.
-    round_to_tick : barriers go outwards to the tick on rows whose own bar stands on it, which a back-adjusted one
-        does not; False: never. The tick is the market's stored one; no other bar is asked.
-    kind : what is asked, one of KINDS (`targets.kinds.make_labels`); of the others some fields above are not read.
-    primary, primary_least, against : of "meta", whose bets are judged: the sign of this column of the base bars where
-        it is at least so far from 0, or the other side (`targets.primary`).
+    horizon : existing bars of the base frame until the vertical barrier
+    k_up, k_down : barrier distance in units of sigma * sqrt(horizon); sigma is one bar's volatility
+    sigma_span : span, in bars, of the exponentially weighted volatility; the first label needs as many returns
+    cost_ticks : round-trip cost; no barrier is nearer than this, nor nearer than one tick
+    session_end : "session" ends a label at the last bar of its session or before a hole; "drop" leaves out every row
+        with fewer than `horizon` bars left there, touched or not; "span" continues into the next session and over
+        holes, and ends only at a roll's step in the price. The volatility is that of bars within sessions in any case
+    round_to_tick : barriers are rounded outwards to the tick on rows whose own bar is on it (a back-adjusted bar is
+        not); False: never. The tick is the market's stored one; no other bar is used
+    kind : one of KINDS (`make_labels.make_labels`); kinds other than triple_barrier ignore some fields above
+    primary, primary_least, against : of "meta": the side of the bet is the sign of this column of the base bars where
+        it is at least so far from 0, or the opposite side (`targets.primary_rule`)
     """
 
     horizon: int = 20
@@ -88,86 +88,91 @@ class LabelSpec:
         self._check_primary()
 
     def _wrong(self, name: str, wanted: str, step: str) -> SettingsError:
-        return wrong_field(self, name, "A label cannot be asked like this", wanted=wanted, next_step=step)
+        return wrong_field(self, name, "A label cannot be made like this", wanted=wanted, next_step=step)
 
     def _check_primary(self) -> None:
-        """A meta-label has the side it judges; the others have none."""
+        """Check that meta-labels, and only they, have a primary side."""
         if self.kind == "meta" and not self.primary:
             step = "give primary= (prepare --primary), such as macd_12_26"
-            raise self._wrong(
-                "primary", "a column of the base bars, whose sign is the side that meta-labels judge", step
-            )
+            raise self._wrong("primary", "a column of the base bars, whose sign is the side of the bet", step)
         if self.kind != "meta" and (self.primary or self.against or self.primary_least):
             step = "set kind to meta (prepare --target meta), or leave the primary side out"
             raise wrong_field(self, "kind", "Only meta-labels have a primary side", wanted="meta", next_step=step)
 
 
 def classes_of(kind: str) -> dict[str, int]:
-    """What the classes of a kind of labels are called, and their label: three sides, or of "meta" a bet's two."""
+    """Return class name -> label of a kind of labels: three sides, or of "meta" a bet's two."""
     return _BETS if kind == "meta" else _SIDES
 
 
 def expected_classes(kind: str) -> dict[str, int]:
-    """The classes that rows of any market should have: a trend is neutral only where the price stands still."""
+    """Return the classes that rows of any market should have: a trend is neutral only if the price is constant."""
     classes = classes_of(kind)
     return {name: label for name, label in classes.items() if label or kind != "trend_scanning"}
 
 
-def kind_asked(settings: Mapping) -> str:
-    """The kind of labels in the settings that data and bundles are stored with."""
+def label_kind(settings: Mapping) -> str:
+    """Return the kind of labels in the settings that data and bundles are stored with."""
     return settings.get("data", {}).get("labels", {}).get("kind", KINDS[0])
 
 
-def classes_asked(settings: Mapping) -> tuple[int, ...]:
-    """The labels that these settings ask for."""
-    return tuple(classes_of(kind_asked(settings)).values())
+def class_labels(settings: Mapping) -> tuple[int, ...]:
+    """Return the labels of the classes in these settings."""
+    return tuple(classes_of(label_kind(settings)).values())
 
 
 def triple_barrier(
     base: Frame,
-    fine: Frame | None,
+    minute_bars: Frame | None,
     spec: LabelSpec,
     market: MarketSpec,
     *,
     session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """Judge every row of `base` by the barrier its price reaches first.
+    """Label every row of `base` by the barrier its price reaches first.
 
     Entry is the row's close; scanning starts at the next bar and never leaves the row's segment, or with
-    session_end="span" the bars up to a roll's step. A bar that opens beyond a barrier leaves at its open. The bar that
-    reaches a barrier is walked through `fine`, with the same rule; what the finest bar leaves open (both barriers
-    inside it) is "ambiguous", label 0, return NaN.
+    session_end="span" the bars up to a roll's step. A bar that opens beyond a barrier exits at its open. The bar that
+    reaches a barrier is walked through `minute_bars`, with the same rule; a finest bar that contains both barriers is
+    "ambiguous", label 0, return NaN.
 
     Parameters
     ----------
-    base : N bars.  fine : the raw bars of the same feed, or None when base is the finest.
-    session_close : int64[N] ns, the scheduled end of each row's session; default: from `market.calendar`.
+    base : N bars
+    minute_bars : the raw bars of the same feed, or None when base is the finest
+    spec : the labels
+    market : calendar and tick
+    session_close : int64[N] ns, the scheduled end of each row's session; default: from `market.calendar`
 
     Returns
     -------
     DataFrame, index `known_at` (UTC, ns; unique, increasing, some of the base rows), with
         label int8 (-1, 0, 1), label_end (UTC, ns), ret (log return to the exit), barrier (one of BARRIERS),
-        uniqueness (mean of 1/concurrency over the label's life, rows still open counted),
-        mae, mfe (worst and best log excursion as a long sees it, mae <= 0 <= mfe),
+        uniqueness (mean of 1/concurrency over the label's lifetime, open rows included),
+        mae, mfe (worst and best log excursion of a long position, mae <= 0 <= mfe),
         up, down (log distances of the barriers, positive), entry_bar, exit_bar (int64 positions in base; a label
         lives on bars entry_bar + 1 to exit_bar).
-    `label_end` is when the outcome is proven, so rows with label_end <= cut are the same bits whatever follows the
-    cut: the touching bar's known_at; for a segment that stops, the session's scheduled close if its last bar
-    reaches it, else the known_at of the next existing bar. What the feed has not proven yet has no row. With
-    session_end="drop" a row is proven to be kept only when all its bars are there, so it ends at the last of them; with
-    "span" only a bar of the next contract proves that a label was cut short.
+    `label_end` is when the outcome is proven, so rows with label_end <= cut are the same bits whatever follows the cut:
+    the touching bar's known_at; for a segment that stops, the session's scheduled close if its last bar reaches it,
+    else the known_at of the next existing bar. Rows that the feed has not proven are left out. With session_end="drop"
+    a row is proven to be kept only when all its bars exist, so it ends at the last of them; with "span" only a bar of
+    the next contract proves that a label was cut short.
 
-    Raises BarsError for a close that is not a positive number.
+    Raises
+    ------
+    BarsError : a close is not a positive number
     """
     up, down = barriers_of(base, spec, market)
-    entry, last = rows_with_bars_left(base, spec.session_end, ~np.isnan(up))
-    rows = lives(base, fine, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon)
-    distances = {"up": log_ratio(up, base.close, entry), "down": log_ratio(base.close, down, entry)}
+    entry, last = rows_with_future_bars(base, spec.session_end, ~np.isnan(up))
+    rows = simulate_exits(
+        base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
+    )
+    distances = {"up": log_price_ratio(up, base.close, entry), "down": log_price_ratio(base.close, down, entry)}
     return label_table(base, rows, SIDE[rows.barrier], spec, market, session_close, distances)
 
 
 def barriers_of(base: Frame, spec: LabelSpec, market: MarketSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
+    """Return upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
     up, down = np.empty(len(base)), np.empty(len(base))
     barrier_prices(
         base.open, base.high, base.low, base.close, base.segment, int(spec.sigma_span), float(spec.k_up),

@@ -1,6 +1,6 @@
-"""Meta-labels: another model says which side to take; we ask whether to take it (AFML 3.6).
+"""Meta-labels: whether to take the side of a primary model or rule (AFML 3.6).
 
-A model trained on them learns when the first one is right, and its probability sizes the bet.
+A model trained on them learns when the primary side is right, and its probability sizes the bet.
 """
 
 from dataclasses import replace
@@ -11,49 +11,61 @@ import pandas as pd
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
-from ml_factory.targets.barrier_kernels import SLACK, log_ratio
-from ml_factory.targets.label_table import label_table, lives, rows_with_bars_left
+from ml_factory.targets.barrier_kernels import SLACK, log_price_ratio
+from ml_factory.targets.label_table import label_table, rows_with_future_bars, simulate_exits
 from ml_factory.targets.labels import LabelSpec, barriers_of
 
 
 def meta_labels(
     base: Frame,
-    fine: Frame | None,
+    minute_bars: Frame | None,
     side: pd.Series,
     spec: LabelSpec,
     market: MarketSpec,
     *,
     session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """Does the side's bet pay? 1 if it returns more than the round-trip cost, else 0; rows without a side are left out.
-
-    side : -1, 0 or +1 for rows of `base`, index known_at: what the primary model said at that moment, of bars up to it.
-    spec : `k_up` is the distance of the profit, `k_down` that of the loss; for a short they change places.
+    """Label each bet 1 if it returns more than the round-trip cost, else 0; rows without a side are left out.
 
     Returns the columns of `triple_barrier` and `side`. label is int8, 0 or 1; ret, mae and mfe are those of the bet, so
     a short that falls has ret > 0; barrier, up and down stay those of the price. An ambiguous row has label 0, ret NaN
-    and, as everywhere, weight 0. Uniqueness counts the bets alone.
-    Raises SettingsError for sides that are not of these rows, BarsError for a price that is not positive.
+    and weight 0. Uniqueness counts the bets alone.
+
+    Parameters
+    ----------
+    side : -1, 0 or +1 for rows of `base`, index known_at: the primary model's side at that moment, from bars up to it
+    spec : `k_up` is the distance of the profit, `k_down` that of the loss; for a short they are exchanged
+
+    Raises
+    ------
+    SettingsError : sides of other rows
+    BarsError : a price that is not positive
     """
     at, sides = _positions(base, side)
-    taken = np.zeros(len(base), np.int8)
-    taken[at] = sides
+    bets = np.zeros(len(base), np.int8)
+    bets[at] = sides
     up, down = barriers_of(base, spec, market)
     short_up, short_down = barriers_of(base, replace(spec, k_up=spec.k_down, k_down=spec.k_up), market)
-    up, down = np.where(taken < 0, short_up, up), np.where(taken < 0, short_down, down)
-    entry, last = rows_with_bars_left(base, spec.session_end, (taken != 0) & ~np.isnan(up))
-    rows = lives(base, fine, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon)
-    bet = taken[entry]
+    up, down = np.where(bets < 0, short_up, up), np.where(bets < 0, short_down, down)
+    entry, last = rows_with_future_bars(base, spec.session_end, (bets != 0) & ~np.isnan(up))
+    rows = simulate_exits(
+        base, minute_bars, entry, last, np.minimum(entry + spec.horizon, last), up, down, market, spec.horizon
+    )
+    bet = bets[entry]
     ret, short = bet * rows.ret, bet < 0
     cost = np.log1p((spec.cost_ticks + SLACK) * (market.tick or 0.0) / base.close[entry])
     label = (ret > cost).astype(np.int8)
     seen = replace(rows, ret=ret, mae=np.where(short, -rows.mfe, rows.mae), mfe=np.where(short, -rows.mae, rows.mfe))
-    facts = {"up": log_ratio(up, base.close, entry), "down": log_ratio(base.close, down, entry), "side": bet}
+    facts = {
+        "up": log_price_ratio(up, base.close, entry),
+        "down": log_price_ratio(base.close, down, entry),
+        "side": bet,
+    }
     return label_table(base, seen, label, spec, market, session_close, facts)
 
 
 def _positions(base: Frame, side: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-    """int64[M] positions of the sides' rows in the frame, and the sides as int8[M]."""
+    """Return int64[M] positions of the sides' rows in the frame, and the sides as int8[M]."""
     values = np.asarray(side.to_numpy(), float)
     odd = np.flatnonzero(~np.isin(values, (-1.0, 0.0, 1.0)))
     if len(odd):
@@ -66,12 +78,12 @@ def _positions(base: Frame, side: pd.Series) -> tuple[np.ndarray, np.ndarray]:
         )
     known_at = pd.DatetimeIndex(side.index).as_unit("ns").asi8
     at = np.minimum(np.searchsorted(base.known_at, known_at), len(base) - 1)
-    strange = np.flatnonzero(base.known_at[at] != known_at) if len(base) else np.arange(len(known_at))
-    if len(strange) or len(np.unique(known_at)) < len(known_at):
+    unknown = np.flatnonzero(base.known_at[at] != known_at) if len(base) else np.arange(len(known_at))
+    if len(unknown) or len(np.unique(known_at)) < len(known_at):
         raise SettingsError(
             "Sides must belong to rows of the base frame, one a row",
             where="the index of side",
-            got=f"no bar for {side.index[strange[0]]}, {len(strange)} in all" if len(strange) else "repeated rows",
+            got=f"no bar for {side.index[unknown[0]]}, {len(unknown)} in all" if len(unknown) else "repeated rows",
             wanted="moments at which a base bar is complete (known_at), each once",
             next_step="build the sides on the index of the features",
         )

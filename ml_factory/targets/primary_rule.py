@@ -1,4 +1,4 @@
-"""Which side a primary rule takes, for meta-labels to judge (AFML 3.6): the sign of a column that the row has."""
+"""Primary rule of meta-labels (AFML 3.6): the side is the sign of a column of the row."""
 
 import numpy as np
 import pandas as pd
@@ -10,11 +10,11 @@ from ml_factory.targets.labels import LabelSpec
 
 
 def primary_side(base: Frame, spec: LabelSpec, market: MarketSpec) -> pd.Series:
-    """int8, index known_at of `base`: +1 or -1, and 0 where nothing is bet.
+    """Return the side, int8, index known_at of `base`: +1 or -1, and 0 without a bet.
 
     The sign of the column `spec.primary` where it is at least `spec.primary_least` from 0; the other side with
-    `spec.against`. Columns are centred and look back only, so a side is known with its row; while a column's window is
-    not full there is none. Raises SettingsError for a column that the base bars do not have.
+    `spec.against`. Columns are centred and look back only, so a side is known with its row; until a column's window is
+    full there is none. Raises SettingsError for a column that the base bars do not have.
     """
     values = base_column(base, market, spec.primary)
     bet = np.isfinite(values) & (np.abs(values) >= spec.primary_least)

@@ -1,10 +1,9 @@
-"""Sequential bootstrap: rows drawn so that what is drawn overlaps little (AFML 4.5).
+"""Sequential bootstrap: rows drawn so that the drawn ones overlap little (AFML 4.5).
 
-After each draw a label's chance is its average uniqueness beside what was drawn so far. A draw changes only the
-labels that live on the drawn one's bars, and those stand together, so a draw costs O(life + log n), not O(n * life).
+After each draw a label's probability is its average uniqueness given the labels drawn so far. A draw changes only the
+labels that live on the drawn one's bars, and those are adjacent, so a draw costs O(life + log n), not O(n * life).
 
-Shares are whole numbers, 1/(1+c) in units of 2^-40: sums are exact in any order, and a draw does not depend on how
-they were kept.
+Shares are whole numbers, 1/(1+c) in units of 2^-40: sums are exact in any order.
 """
 
 import numpy as np
@@ -14,15 +13,16 @@ from numba import njit
 from ml_factory.errors import SettingsError
 
 ONE = 1 << 40
-MOST_LABELS = 1 << 22  # their chances together stay below 2^62
-MOST_BARS = 1 << 22  # so do the shares of one label
+MOST_LABELS = 1 << 22  # the sum of their probabilities stays below 2^62
+MOST_BARS = 1 << 22  # as does the sum of the shares of one label
 
 
 def bootstrap_rows(rows: pd.DataFrame, draws: int | None = None, seed: int = 0) -> np.ndarray:
-    """int64[draws]: positions into `rows`, some more than once; ambiguous rows are never drawn.
+    """Draw int64[draws] positions into `rows`, some more than once; ambiguous rows are never drawn.
 
-    rows : the training rows of one fold, in time order (barrier, entry_bar, exit_bar).
-    draws : default: as many as there are clear rows.
+    rows : the training rows of one fold, in time order (barrier, entry_bar, exit_bar)
+    draws : default: the number of clear rows
+    seed : of numpy's default generator
     """
     clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
     first, last = rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
@@ -32,12 +32,17 @@ def bootstrap_rows(rows: pd.DataFrame, draws: int | None = None, seed: int = 0) 
 def sequential_bootstrap(
     start_pos: np.ndarray, end_pos: np.ndarray, draws: int | None = None, seed: int = 0
 ) -> np.ndarray:
-    """int64[draws]: positions of the labels drawn, in the order of drawing (AFML 4.5.2, snippet 4.5).
+    """Draw int64[draws] positions of labels, in the order of drawing (AFML 4.5.2, snippet 4.5).
 
-    start_pos, end_pos : int64[n], first and last bar (both counted) of each label, starts not decreasing.
-    draws : default n.  seed : of numpy's default generator, one uniform number a draw.
+    Parameters
+    ----------
+    start_pos, end_pos : int64[n], first and last bar (both included) of each label, starts not decreasing
+    draws : default n
+    seed : of numpy's default generator, one uniform number a draw
 
-    Raises SettingsError for labels out of order, that end before they start, or that are too many.
+    Raises
+    ------
+    SettingsError : labels out of order, that end before they start, or that are too many
     """
     start, end = np.asarray(start_pos, np.int64), np.asarray(end_pos, np.int64)
     draws = len(start) if draws is None else draws
@@ -45,21 +50,21 @@ def sequential_bootstrap(
     if not draws:
         return np.empty(0, np.int64)
     chance = np.random.default_rng(seed).random(draws)
-    # Starts increase, so do the furthest ends so far: who lives on bars s..e stands at near..far-1.
+    # Starts increase, and so does the running maximum of ends: labels alive on bars s..e are at near..far-1.
     near = np.searchsorted(np.maximum.accumulate(end), start, side="left")
     far = np.searchsorted(start, end, side="right")
-    share = ONE // np.arange(1, draws + 2)  # of a bar, for one more label beside c drawn ones
+    share = ONE // np.arange(1, draws + 2)  # of a bar, for one more label in addition to c drawn ones
     return _draw(start - start[0], end - start[0], near, far, chance, share)
 
 
 @njit(cache=True, nogil=True)
 def _draw(start, end, near, far, chance, share):
-    """int64[draws]; near, far : for each label, the range of those that may live on its bars."""
-    whole = share[0] * (end - start + 1)  # of each label: what it would get of its bars together
+    """Draw int64[draws]; near, far : for each label, the range of labels that may live on its bars."""
+    whole = share[0] * (end - start + 1)  # of each label: the sum of its shares of its bars
     leaves = 1
     while leaves < len(start):
         leaves *= 2
-    # tree[leaves + i] is label i's chance, tree[p] = tree[2p] + tree[2p+1], tree[1] that of all.
+    # tree[leaves + i] is label i's probability, tree[p] = tree[2p] + tree[2p+1], tree[1] the total.
     tree = np.zeros(2 * leaves, np.int64)
     tree[leaves : leaves + len(start)] = share[0]
     _add_up(tree, leaves, 2 * leaves - 1)
@@ -80,7 +85,7 @@ def _draw(start, end, near, far, chance, share):
 
 @njit(cache=True, nogil=True)
 def _find(tree, left):
-    """The leaf in which the sum from the first leaf on passes `left`."""
+    """Return the leaf in which the sum from the first leaf on passes `left`."""
     p = 1
     while 2 * p < len(tree):
         p *= 2
@@ -92,7 +97,7 @@ def _find(tree, left):
 
 @njit(cache=True, nogil=True)
 def _take(taken, first, last, share):
-    """Count one more label on bars first..last; int64[life + 1]: what one that lives on the first b of them loses."""
+    """Count one more label on bars first..last; return int64[life + 1], the loss of a label on the first b of them."""
     lost = np.zeros(last - first + 2, np.int64)
     for t in range(first, last + 1):
         lost[t - first + 1] = lost[t - first] + share[taken[t]] - share[taken[t] + 1]
@@ -102,7 +107,7 @@ def _take(taken, first, last, share):
 
 @njit(cache=True, nogil=True)
 def _add_up(tree, a, b):
-    """Make the sums above the leaves a..b right again."""
+    """Update the sums above the leaves a..b."""
     while a > 1:
         a, b = a // 2, b // 2
         for p in range(a, b + 1):

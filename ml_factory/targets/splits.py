@@ -1,13 +1,13 @@
-"""Which rows may teach and which may judge: no label is shared across the line.
+"""Purged splits of the labelled rows, with embargo: no label overlaps the boundary of training and evaluation.
 
-The rule, for a training row and a block of rows that judges (validation, a test fold, each block of a combinatorial
+The rule, for a training row and an evaluated block of rows (validation, a test fold, each block of a combinatorial
 fold). The row stays only if
   - its `label_end` is before the block's first `known_at`, strictly; or
   - the row `embargo` places before it is known after the block's latest `label_end`, strictly.
-So with embargo >= the model's input window in rows, no window of a training row that follows the block holds a row
+So with embargo >= the model's input window in rows, no window of a training row that follows the block holds a row that
 the block's labels were made of. (AFML 7.4; embargo counted in rows, as skfolio does.) A feature's own memory is longer
-than that: an average over 60-minute bars still feels the block for a while, which tells a training row something old,
-never the block anything new.
+than that: an average over 60-minute bars is influenced by the block for a while, which gives a training row something
+old, never the block anything new.
 """
 
 import math
@@ -22,9 +22,12 @@ from ml_factory.targets.label_table import usable_rows
 
 @dataclass(frozen=True)
 class SplitSpec:
-    """Shares of the labelled rows in time order; the rest is test. `embargo_bars` >= the model's input window.
+    """Shares of the labelled rows in time order; the rest is test.
 
-    In the chronological split no training row follows a block, so the embargo acts in folds only.
+    In the chronological split no training row follows a block, so the embargo applies to folds only.
+
+    train, validation : shares
+    embargo_bars : rows, at least the model's input window
     """
 
     train: float = 0.7
@@ -49,7 +52,7 @@ class SplitSpec:
 
 
 def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
-    """Train, then validation, then test: int64 positions into the rows of `labels`.
+    """Split into train, then validation, then test: int64 positions into the rows of `labels`.
 
     Twelve rows whose labels end two rows later, train=0.5, validation=0.25 (. is purged):
 
@@ -58,7 +61,7 @@ def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
         validation                    6  .  .
         test                                   9 10 11
 
-    Rows marked `inferred` (`outcomes.marked`) are in no part, and the shares are of the others.
+    Rows marked `inferred` (`label_table.mark_inferred`) are in no part, and the shares are of the others.
 
     Raises SettingsError when a part would be empty, BarsError when every row is marked.
     """
@@ -67,9 +70,9 @@ def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
     n = len(rows)
     if not n and len(labels):
         raise BarsError(
-            "All rows stand in the sessions that the market's facts were inferred from",
+            "All rows are in the sessions that the market's facts were inferred from",
             where=f"{len(labels)} labelled rows", got="no row after the first 20 sessions", wanted="rows to learn from",
-            next_step="give calendar= and tick= (prepare --calendar, --tick), or bring in more bars",
+            next_step="give calendar= and tick= (prepare --calendar, --tick), or more bars",
         )  # fmt: skip
     first, second = int(n * spec.train), int(n * (spec.train + spec.validation))
     train, validation, test = np.split(rows, [first, second])
@@ -84,7 +87,7 @@ def holdout(labels: pd.DataFrame, spec: SplitSpec) -> dict[str, np.ndarray]:
                 where=f"{n} labelled rows",
                 got=f"train={spec.train}, validation={spec.validation}",
                 wanted=f"a {name} part longer than the labels' horizon",
-                next_step="bring in more bars, or use a smaller horizon",
+                next_step="give more bars, or use a smaller horizon",
             )
     return parts
 
@@ -108,21 +111,24 @@ def purged_kfold(labels: pd.DataFrame, folds: int, embargo: int) -> list[tuple[n
     for number, test in enumerate(np.array_split(rows, folds)):
         train = purge(known_at, label_end, np.delete(rows, test), test, embargo)
         if not len(train):
-            raise no_training_row(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
+            raise no_training_row_error(number, len(labels), f"{folds} folds, embargo of {embargo} rows")
         pairs.append((train, test))
     return pairs
 
 
 def purge(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
-    """The training rows that the rule at the top of this file lets stay beside `block`; arguments as of `stays`."""
-    return rows[stays(known_at, label_end, rows, block, embargo)]
+    """Return the training rows that stay next to `block` by the rule of this module; arguments as in `keep_mask`."""
+    return rows[keep_mask(known_at, label_end, rows, block, embargo)]
 
 
-def stays(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int) -> np.ndarray:
-    """bool[len(rows)]: the rule at the top of this file.
+def keep_mask(
+    known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: np.ndarray, embargo: int
+) -> np.ndarray:
+    """Return bool[len(rows)]: rows that stay by the rule of this module.
 
-    known_at, label_end : int64[N] ns of all labelled rows.  rows, block : int64 positions into them; the block's
-    rows stand next to each other.  embargo : rows.
+    known_at, label_end : int64[N] ns of all labelled rows
+    rows, block : int64 positions into them; the block's rows are contiguous
+    embargo : rows
     """
     # known_at increases, so "embargo places before it is known after T" is one position from which on rows stay.
     free = int(np.searchsorted(known_at, label_end[block].max(), side="right")) + embargo
@@ -130,13 +136,13 @@ def stays(known_at: np.ndarray, label_end: np.ndarray, rows: np.ndarray, block: 
 
 
 def label_times(labels: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """int64[N] ns: known_at and label_end of every row."""
+    """Return int64[N] ns: known_at and label_end of every row."""
     known_at = pd.DatetimeIndex(labels.index).as_unit("ns").asi8
     return known_at, pd.DatetimeIndex(labels["label_end"]).as_unit("ns").asi8
 
 
 def check_count(value: object, where: str, least: int, most: int, next_step: str) -> None:
-    """SettingsError unless `value` is a whole number from `least` to `most`."""
+    """Raise SettingsError unless `value` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise SettingsError(
             "The rows cannot be split like this",
@@ -148,16 +154,16 @@ def check_count(value: object, where: str, least: int, most: int, next_step: str
 
 
 def check_embargo(value: object, where: str) -> None:
-    """SettingsError unless `value` is a number of rows."""
+    """Raise SettingsError unless `value` is a number of rows."""
     check_count(value, where, 0, 10**9, "use the length of the model's input window")
 
 
-def no_training_row(fold: int, rows: int, how: str) -> SettingsError:
-    """What to raise for a fold from which the rule takes every training row."""
+def no_training_row_error(fold: int, rows: int, how: str) -> SettingsError:
+    """Return the error for a fold whose training rows are all purged."""
     return SettingsError(
         f"Fold {fold} keeps no training row",
         where=f"{rows} labelled rows",
         got=how,
-        wanted="a block that leaves rows beside it",
+        wanted="a block that leaves training rows",
         next_step="use fewer folds, a smaller embargo or more bars",
     )

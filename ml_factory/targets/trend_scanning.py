@@ -1,8 +1,8 @@
-"""Trend scanning: how far ahead does the straightest trend from here reach, and which way does it point?
+"""Trend-scanning labels: the sign of the strongest trend that starts at a row.
 
 Lopez de Prado, *Machine Learning for Asset Managers*, 2020, section 5.4: log closes from the row on are regressed on
-time over every horizon from `shortest` to `LabelSpec.horizon` bars; the horizon whose slope has the largest |t| wins,
-and its sign is the label.
+time over every horizon from `shortest` to `LabelSpec.horizon` bars; the horizon whose slope has the largest |t| is
+chosen, and the sign of that slope is the label.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.errors import SettingsError
 from ml_factory.targets.barrier_kernels import SESSION, VERTICAL
-from ml_factory.targets.label_table import label_table, lives, no_barriers, rows_with_bars_left
+from ml_factory.targets.label_table import label_table, no_barriers, rows_with_future_bars, simulate_exits
 from ml_factory.targets.labels import LabelSpec
 
 
@@ -28,18 +28,23 @@ def trend_scanning(
     least_t: float = 0.0,
     session_close: np.ndarray | None = None,
 ) -> pd.DataFrame:
-    """The sign of the trend with the largest |t| among those of `shortest` to `spec.horizon` bars.
-
-    shortest : bars of the shortest trend, at least 2 (a line through two points has no residual).
-    least_t : a trend whose |t| is smaller is none: label 0. The book has 0, and then only a price that stands still is
-        neutral.
-    Of `spec` horizon and session_end are read. A row with fewer than `shortest` bars left in its segment has no label.
+    """Label rows by the sign of the trend with the largest |t| among those of `shortest` to `spec.horizon` bars.
 
     Returns the columns of `triple_barrier` without up and down, and t_value and trend_bars, the chosen trend's length;
     ret, mae and mfe are the trend's. The choice needs every horizon, so a label lives, for overlap and for its proof,
-    until the longest is known. (The book's t1 is the trend's own end; purged by it, rows would train on what they
-    could not know.)
-    Raises SettingsError for settings that leave no trend, BarsError for a price that is not positive.
+    until the longest is known. (The book's t1 is the trend's own end; purged by it, rows would train on later
+    information.)
+
+    Parameters
+    ----------
+    spec : horizon and session_end are used; a row with fewer than `shortest` bars left in its segment has no label
+    shortest : bars of the shortest trend, at least 2 (a line through two points has no residual)
+    least_t : a trend with a smaller |t| gets label 0. The book has 0, so that only a constant price is neutral
+
+    Raises
+    ------
+    SettingsError : settings that leave no trend
+    BarsError : a price that is not positive
     """
     if isinstance(shortest, bool) or not isinstance(shortest, int | np.integer) or not 2 <= shortest <= spec.horizon:
         raise SettingsError(
@@ -57,10 +62,10 @@ def trend_scanning(
             wanted="a finite number, 0 or more",
             next_step="use least_t=0 for the sign of every trend",
         )
-    entry, last = rows_with_bars_left(base, spec.session_end)
+    entry, last = rows_with_future_bars(base, spec.session_end)
     longest = np.minimum(entry + spec.horizon, last)
     chosen, t_value = strongest_trend(base.close, entry, longest, int(shortest))
-    rows = lives(base, None, entry, last, chosen, *no_barriers(base), market, spec.horizon)
+    rows = simulate_exits(base, None, entry, last, chosen, *no_barriers(base), market, spec.horizon)
     whole = np.where(longest == entry + spec.horizon, VERTICAL, SESSION).astype(np.int8)
     rows = replace(rows, exit_bar=longest, barrier=whole)
     label = np.where(np.abs(t_value) >= least_t, np.sign(t_value), 0).astype(np.int8)
@@ -70,12 +75,12 @@ def trend_scanning(
 
 @njit(cache=True, nogil=True)
 def strongest_trend(close, entry, longest, shortest):
-    """(last bar int64[R], t-value float64[R]) of the straightest trend that starts on each row `entry`.
+    """Return (last bar int64[R], t-value float64[R]) of the strongest trend that starts on each row `entry`.
 
-    Horizons end on bars entry + shortest to longest, int64[R]; of equals the shortest wins; of none, `longest` with 0.
-    Each further bar costs O(1): slope and mean are updated, and the residual sum of squares grows by the square of the
-    recursive residual (Brown, Durbin and Evans 1975, lemma 2), so nothing cancels and only the row's own bars enter.
-    A price that stands still has t = 0, a perfect line an infinite one.
+    Horizons end on bars entry + shortest to longest, int64[R]; of equals the shortest is chosen; of none, `longest`
+    with 0. Each further bar costs O(1): slope and mean are updated, and the residual sum of squares grows by the square
+    of the recursive residual (Brown, Durbin and Evans 1975, lemma 2), so nothing cancels and only the row's own bars
+    are used. A constant price has t = 0, a perfect line an infinite one.
     """
     n = len(close)
     log_close = np.empty(n)
@@ -91,10 +96,10 @@ def strongest_trend(close, entry, longest, shortest):
             spread = points * (points * points - 1.0) / 12.0  # sum of squares of the times about their mean
             ahead = 0.5 * (points + 1.0)  # from their mean to this point's time
             y = log_close[bar] - log_close[i]
-            surprise = y - (mean + slope * ahead)
+            innovation = y - (mean + slope * ahead)
             variance = 1.0 + 1.0 / points + ahead * ahead / spread
-            residual += surprise * surprise / variance
-            slope += surprise * ahead / (spread * variance)
+            residual += innovation * innovation / variance
+            slope += innovation * ahead / (spread * variance)
             mean += (y - mean) / (points + 1.0)
             if bar < i + shortest:
                 continue

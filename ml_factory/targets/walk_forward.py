@@ -1,22 +1,22 @@
-"""Walk-forward folds: trained on the past, judged on the block that follows, again and again.
+"""Walk-forward folds: trained on the past, tested on the following block.
 
-The rule of `splits` with nothing after a block to train on: a training row stays only if its `label_end` is before the
+The rule of `splits` without training rows after a block: a training row stays only if its `label_end` is before the
 block's first `known_at`, and no embargo is needed.
 """
 
 import numpy as np
 import pandas as pd
 
-from ml_factory.targets.splits import check_count, label_times, no_training_row, purge
+from ml_factory.targets.splits import check_count, label_times, no_training_row_error, purge
 
 Fold = tuple[np.ndarray, np.ndarray]
 
 
 def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
-    """(train, test) for each of `folds` test blocks, trained on all that came before: int64 positions.
+    """Return (train, test) for each of `folds` test blocks, trained on all earlier rows: int64 positions.
 
-    The rows are cut into folds + 1 blocks; the first only trains. Twelve rows whose labels end two rows later,
-    folds=3 (T tests, . is purged):
+    The rows are divided into folds + 1 blocks; the first is only trained on. Twelve rows whose labels end two rows
+    later, folds=3 (T tests, . is purged):
 
         row      0  1  2  3  4  5  6  7  8  9 10 11
         fold 0   0  .  .  T  T  T
@@ -31,15 +31,13 @@ def walk_forward_expanding(labels: pd.DataFrame, folds: int) -> list[Fold]:
     for number, test in enumerate(np.array_split(np.arange(len(labels)), folds + 1)[1:]):
         train = purge(known_at, label_end, np.arange(test[0]), test, 0) if len(test) else test
         if not len(train):
-            raise no_training_row(number, len(labels), f"{folds} folds that walk forward")
+            raise no_training_row_error(number, len(labels), f"{folds} folds that walk forward")
         pairs.append((train, test))
     return pairs
 
 
 def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = None) -> list[Fold]:
-    """(train, test) as `walk_forward_expanding`, trained on the last `window` of its rows alone.
-
-    window : rows; default: as many as the first fold has, so that every fold trains on equally many.
+    """Return (train, test) as `walk_forward_expanding`, trained on the last `window` of its rows only.
 
     Twelve rows whose labels end two rows later, folds=3, window=3 (T tests, . is purged, < is older than the window):
 
@@ -47,6 +45,8 @@ def walk_forward_rolling(labels: pd.DataFrame, folds: int, window: int | None = 
         fold 0   0  .  .  T  T  T
         fold 1   <  1  2  3  .  .  T  T  T
         fold 2   <  <  <  <  4  5  6  .  .  T  T  T
+
+    window : rows; default: as many as the first fold has, so that every fold trains on equally many
 
     Raises SettingsError as `walk_forward_expanding`.
     """

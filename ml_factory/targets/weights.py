@@ -1,7 +1,7 @@
-"""How much each training row counts: rows that share their future share their weight.
+"""Sample weights by average uniqueness (AFML ch. 4), return attribution, time decay and sequential bootstrap.
 
-Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter 4, here "AFML 4.x". Everything here is
-computed from the rows it is given: those of one fold's training part, never from the rows that judge.
+Source: Lopez de Prado, *Advances in Financial Machine Learning* (2018), chapter 4, here "AFML 4.x". All weights are
+computed from the given rows alone: those of one fold's training part, never from evaluated rows.
 """
 
 import math
@@ -20,14 +20,14 @@ __all__ = ["WeightSpec", "average_uniqueness", "concurrency", "effective_rows", 
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """What makes a training row count.
+    """Settings of sample weights.
 
-    uniqueness : a bar is shared among the labels that live on it (AFML 4.4); False: each label has all of it.
-    returns : what is shared is the bar's return, so that large moves count more (AFML 4.10); False: each bar counts 1.
-    decay : weight of the oldest row beside the newest (AFML 4.11), straight in cumulative uniqueness. 1: none;
-        0: down to nothing; below 0: the oldest share of that size counts nothing.
+    uniqueness : a bar is shared among the labels that live on it (AFML 4.4); False: each label has all of it
+    returns : the bar's return is shared, so that large moves count more (AFML 4.10); False: each bar counts 1
+    decay : weight of the oldest row relative to the newest (AFML 4.11), linear in cumulative uniqueness. 1: none; 0:
+        down to zero; below 0: the oldest share of that size has weight zero
     bootstrap : seed of a sequential bootstrap (AFML 4.5); a row counts as often as it is drawn. None: every row once.
-        It prefers unique rows by itself: set uniqueness=False with it, else they are preferred twice.
+        It already prefers unique rows: set uniqueness=False with it, else they are preferred twice
     """
 
     uniqueness: bool = True
@@ -50,26 +50,31 @@ class WeightSpec:
 def training_weights(
     rows: pd.DataFrame, spec: WeightSpec | None = None, bar_returns: np.ndarray | None = None
 ) -> np.ndarray:
-    """float64[n], mean 1: what each row counts among these rows alone; an ambiguous row weighs 0.
+    """Compute the weight of each row among these rows alone, float64[n], mean 1; an ambiguous row weighs 0.
 
-    rows : the training rows of one fold, in time order, as `triple_barrier` made them (barrier, entry_bar, exit_bar).
-    Nothing outside them enters: what was purged away, validation and test are not seen. Rows that teach nothing
-    (ambiguous) crowd nobody. All zero when every row is ambiguous.
-    spec : the default is average uniqueness (AFML 4.4), nothing else.
-    bar_returns : float64[N], log return of each bar on the bar before it; read on the rows' lives only, and only
-    with `spec.returns`.
+    Rows outside do not count: purged, validation and test rows are not used. Ambiguous rows do not count towards
+    concurrency. All weights are zero when every row is ambiguous.
 
-    Raises SettingsError when returns are asked for and absent or not finite.
+    Parameters
+    ----------
+    rows : the training rows of one fold, in time order, of `triple_barrier` (barrier, entry_bar, exit_bar)
+    spec : the default is average uniqueness (AFML 4.4), nothing else
+    bar_returns : float64[N], log return of each bar on the previous bar; used on the labels' bars only, and only with
+        `spec.returns`
+
+    Raises
+    ------
+    SettingsError : returns are requested and absent or not finite
     """
     spec = spec or WeightSpec()
     weights = np.zeros(len(rows))
-    clear, first, last = _lives(rows)
+    clear, first, last = _label_spans(rows)
     if not len(clear):
         return weights
     offset, bars = int(first.min()), int(last.max() - first.min()) + 1
     first, last = first - offset, last - offset
     if spec.returns:
-        value = _returns_lived(bar_returns, offset, first, last, bars)
+        value = _returns_of_label_bars(bar_returns, offset, first, last, bars)
         shared = value / np.maximum(concurrency(first, last, bars), 1) if spec.uniqueness else value
         weights[clear] = np.abs(_sums(first, last, shared))
     elif spec.uniqueness:
@@ -85,16 +90,18 @@ def training_weights(
 
 
 def concurrency(start_pos: np.ndarray, end_pos: np.ndarray, n: int) -> np.ndarray:
-    """int64[n]: labels alive on each bar (AFML 4.3). start_pos, end_pos : first and last bar of each, both counted."""
+    """Return int64[n]: labels alive on each bar (AFML 4.3), given first and last bar of each, both included."""
     change = np.bincount(start_pos, minlength=n + 1) - np.bincount(np.asarray(end_pos) + 1, minlength=n + 1)
     return np.cumsum(change[:n])
 
 
 def time_decay(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
-    """float64[n]: a factor for each row, 1 for the newest, straight in cumulative uniqueness (AFML 4.11).
+    """Return float64[n], a factor for each row, 1 for the newest, linear in cumulative uniqueness (AFML 4.11).
 
-    uniqueness : float64[n], oldest row first.  oldest : `WeightSpec.decay`. A new row only ages the others by the
-    uniqueness it adds, so a crowd of redundant rows does not push the past away.
+    A new row ages the others only by the uniqueness it adds, so redundant rows do not make the past decay faster.
+
+    uniqueness : float64[n], oldest row first
+    oldest : `WeightSpec.decay`
     """
     _check_decay(oldest, "oldest")
     age = np.cumsum(uniqueness)
@@ -103,15 +110,16 @@ def time_decay(uniqueness: np.ndarray, oldest: float) -> np.ndarray:
 
 
 def effective_rows(rows: pd.DataFrame, weights: np.ndarray | None = None) -> float:
-    """How many rows that share nothing would tell as much: Kish's effective size, with the overlap of lives.
+    """Return the number of independent rows with the same information: Kish's effective size, with overlapping labels.
 
     (sum w)^2 / sum_ij w_i w_j r_ij, with r_ij = shared bars / sqrt(life_i * life_j): the correlation of two labels'
     returns where bars are independent. Rows that never overlap give Kish's (sum w)^2 / sum w^2 (*Survey Sampling*,
     1965); rows of one weight that each begin a bar later and live L bars give about n / L, their summed uniqueness.
 
-    rows : barrier, entry_bar, exit_bar.  weights : float64[n], 0 or more; default: each clear row counts once.
+    rows : barrier, entry_bar, exit_bar
+    weights : float64[n], 0 or more; default: each clear row counts once
     """
-    clear, first, last = _lives(rows)
+    clear, first, last = _label_spans(rows)
     w = np.ones(len(clear)) if weights is None else np.asarray(weights, np.float64)[clear]
     if not w.sum() > 0:
         return 0.0
@@ -122,16 +130,16 @@ def effective_rows(rows: pd.DataFrame, weights: np.ndarray | None = None) -> flo
     return float(w.sum() ** 2 / np.square(np.cumsum(change[:-1])).sum())
 
 
-def _lives(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int64: positions of the clear rows, and the first and last bar each lives on."""
+def _label_spans(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return int64: positions of the clear rows, and the first and last bar on which each label lives."""
     clear = np.flatnonzero((rows["barrier"] != "ambiguous").to_numpy())
     return clear, rows["entry_bar"].to_numpy(np.int64)[clear] + 1, rows["exit_bar"].to_numpy(np.int64)[clear]
 
 
-def _returns_lived(
+def _returns_of_label_bars(
     bar_returns: np.ndarray | None, offset: int, first: np.ndarray, last: np.ndarray, bars: int
 ) -> np.ndarray:
-    """float64[bars] from bar `offset` on: the return of each bar some label lives on, 0 elsewhere."""
+    """Return float64[bars] from bar `offset` on: the return of each bar of a label, 0 elsewhere."""
     if bar_returns is None or len(bar_returns) < offset + bars:
         raise SettingsError(
             "Weights by return need the bars' returns",
@@ -140,8 +148,8 @@ def _returns_lived(
             wanted=f"{offset + bars} bars or more",
             next_step="give the log return of each base bar, or use WeightSpec(returns=False)",
         )
-    lived = concurrency(first, last, bars) > 0
-    value = np.where(lived, np.asarray(bar_returns, np.float64)[offset : offset + bars], 0.0)
+    covered = concurrency(first, last, bars) > 0
+    value = np.where(covered, np.asarray(bar_returns, np.float64)[offset : offset + bars], 0.0)
     if not np.isfinite(value).all():
         raise SettingsError(
             "A bar on which a label lives has no return",
@@ -154,7 +162,7 @@ def _returns_lived(
 
 @njit(cache=True)
 def _sums(start: np.ndarray, end: np.ndarray, value: np.ndarray) -> np.ndarray:
-    """float64 per label: the sum of `value` over its life, in the order of the bars."""
+    """Return float64 per label: the sum of `value` over its lifetime, in the order of the bars."""
     total = np.zeros(len(start))
     for i in range(len(start)):
         for t in range(start[i], end[i] + 1):

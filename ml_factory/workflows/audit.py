@@ -16,8 +16,8 @@ from ml_factory.datasets.store import Store
 from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation import data_plots
 from ml_factory.leakage.artifact_comparison import Tamper
-from ml_factory.leakage.certificate import place_of, trainings_of
-from ml_factory.leakage.fitted import leaks_of_fitted
+from ml_factory.leakage.certificate import certificate_path, trainings_path
+from ml_factory.leakage.fitted import check_fitted
 from ml_factory.leakage.pipeline_under_test import Fitted, Split
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.proof import Proof
@@ -102,10 +102,10 @@ def audit_data(
     cuts_made = [(pd.Timestamp(moment), why) for moment, why in shown.cuts]
     close = bars["close"]
     return AuditResult(
-        symbol=symbol, form=shown.words(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
+        symbol=symbol, form=shown.describe(), passed=not leaks, horizons=list(horizons), cuts=len(cuts_made),
         disturbances=list(shown.disturbances), compared=dict(shown.compared), leaks=leak_table(leaks),
         sentences=[leak.sentence() for leak in leaks], reused=proved.proof is None,
-        certificates=[place_of(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
+        certificates=[certificate_path(store.folder.parent, store.fingerprint, horizon) for horizon in horizons],
         seconds=time.perf_counter() - started, draw=lambda: data_plots.cuts_on_price(close, cuts_made),
     )  # fmt: skip
 
@@ -161,7 +161,7 @@ def _training_progress(store: Store, data: Dataset, models: Sequence[str]) -> Pr
     code = {"trainings": source_hashes(closure(["workflows/audit.py"])), "proof": source_hash(("leakage",))}
     decided = {"code": code, "rows": TRAINING_ROWS, "machine": environment()}
     decided |= {"runs": [_small_run(data, model).run_id for model in models]}
-    return ProofProgress(trainings_of(store.folder.parent, store.fingerprint), fingerprint(decided))
+    return ProofProgress(trainings_path(store.folder.parent, store.fingerprint), fingerprint(decided))
 
 
 def _leaks_of_trainings(data: Dataset, models: Sequence[str], proof_progress: ProofProgress | None) -> list[Leak]:
@@ -185,7 +185,7 @@ def leaks_of_training(data: Dataset, model: str = MODELS[0]) -> list[Leak]:
     first, second = int(0.6 * len(some)), int(0.8 * len(some))
     rows = np.arange(len(some))
     split = Split("training", {"train": rows[:first], "validation": rows[first:second], "test": rows[second:]})
-    return list(leaks_of_fitted(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
+    return list(check_fitted(_Training(data, model), values, labels, [split], f"h{data.horizon}"))
 
 
 class _Training:

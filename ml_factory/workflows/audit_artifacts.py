@@ -21,14 +21,14 @@ from ml_factory.datasets.transforms import Sample
 from ml_factory.features import custom
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
+    apply_tamper,
+    compare_frames,
+    compare_positions,
+    compare_states,
     difference,
-    differences_of_frame,
-    differences_of_positions,
-    differences_of_state,
-    passed_through,
     unequal_rows,
 )
-from ml_factory.leakage.fitted import leaks_of_splits
+from ml_factory.leakage.fitted import check_splits
 from ml_factory.leakage.pipeline_under_test import Split
 from ml_factory.leakage.tables import ROWS, Leak
 from ml_factory.progress import phase
@@ -65,10 +65,10 @@ class Findings:
 
 def check_bars_used(workspace: Workspace, store: Store, bars: pd.DataFrame, tamper: Tamper | None, findings: Findings):
     """Compare the bars that the pipeline reads with a second reading, the rows of the raw file, and the stored hash."""
-    given = passed_through(tamper, "bars", bars.copy() if tamper else bars)
+    given = apply_tamper(tamper, "bars", bars.copy() if tamper else bars)
     settings, symbol = settings_of(store), store.facts["symbol"]
     again, _ = load_bars(workspace, symbol, settings.bars)
-    leaks = differences_of_frame("bars", given, again, "the raw file's checked bars")
+    leaks = compare_frames("bars", given, again, "the raw file's checked bars")
     if not leaks and PrefixHasher(again).total_hash != store.facts["raw"]["bars"]:
         leaks = [difference("bars", ROWS, len(again), again.index[0], "the bars that the data set was made of")]
     if replace(settings.bars, strict=False, minutes=None) == BarSpec():
@@ -87,7 +87,7 @@ def _differences_from_raw_file(table: pd.DataFrame, bars: pd.DataFrame) -> list[
     raw = raw[~raw.index.duplicated(keep="last")].reindex(bars.index)
     if raw["close"].isna().any():  # end-stamped bars cannot be joined by start time
         return []
-    return differences_of_frame("bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute")
+    return compare_frames("bars", bars[names], raw.astype(np.float64), "the raw file's rows of the same minute")
 
 
 # ---- features, labels, splits ----------------------------------------------------------------------------------------
@@ -105,19 +105,17 @@ def check_rows_stored(
     index = pd.DatetimeIndex(known_at.astype("M8[ns]"), tz="UTC", name="known_at")
     wanted = pd.DataFrame(values, index=index, columns=names, copy=False)
     stored = store.load_features()
-    given = passed_through(tamper, "features", stored.copy() if tamper else stored)
-    own = [custom.of(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
+    given = apply_tamper(tamper, "features", stored.copy() if tamper else stored)
+    own = [custom.registered(name).name for name in settings.features.custom] if len(store.parts) > 1 else []
     reference = "the features rebuilt from the bars"
-    findings.take(
-        "stored features", wanted.size, differences_of_frame("features", given, wanted, reference, rounded=own)
-    )
+    findings.take("stored features", wanted.size, compare_frames("features", given, wanted, reference, rounded=own))
     for horizon in horizons:
         made = labels[f"h{horizon}"].drop(columns="close")
         made = made[made["entry_bar"] >= store.facts["first"]]
         stored = store.load_labels(horizon)
-        given = passed_through(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
+        given = apply_tamper(tamper, "labels", _marked(stored.copy(), horizon) if tamper else stored)
         reference = "the labels rebuilt from the bars"
-        leaks = differences_of_frame(f"labels h{horizon}", given, made, reference, extra=True)
+        leaks = compare_frames(f"labels h{horizon}", given, made, reference, extra=True)
         findings.take(f"stored labels h{horizon}", len(made), leaks)
         check_splits_stored(store, horizon, tamper, findings)
 
@@ -130,14 +128,14 @@ def _marked(labels: pd.DataFrame, horizon: int) -> pd.DataFrame:
 def check_splits_stored(store: Store, horizon: int, tamper: Tamper | None, findings: Findings) -> None:
     """Compare stored splits with the rule of purge and embargo, and with a new split of the stored labels."""
     settings, labels, splits = settings_of(store), store.load_labels(horizon), store.load_splits(horizon)
-    given = passed_through(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
+    given = apply_tamper(tamper, "splits", {name: rows.copy() for name, rows in splits.items()})
     part = f"splits h{horizon}"
-    leaks = differences_of_positions(part, given, holdout(labels, settings.splits), "the rule of the split")
+    leaks = compare_positions(part, given, holdout(labels, settings.splits), "the rule of the split")
     if isinstance(given, Mapping) and set(given) == set(SPLITS) and all(map(len, given.values())):
         rows = {name: np.asarray(positions) for name, positions in given.items()}
         if all(one.min() >= 0 and one.max() < len(labels) for one in rows.values()):
             split = Split("stored", rows, settings.splits.embargo_bars)
-            leaks = [*leaks_of_splits(labels, [split], f"h{horizon}"), *leaks]
+            leaks = [*check_splits(labels, [split], f"h{horizon}"), *leaks]
     findings.take(part, len(labels), leaks)
 
 
@@ -155,7 +153,7 @@ def check_scaler_stored(
     train, facts = store.load_splits(horizon)["train"], store.load_rows()
     rows = store.known_at.get_indexer(labels.index)[train]
     values, names, stored = store.values, tuple(store.feature_names), store.load_scaler(horizon)
-    given = passed_through(tamper, "scaler", stored)
+    given = apply_tamper(tamper, "scaler", stored)
     close = facts["close"].to_numpy()
     given = given.to_dict() if hasattr(given, "to_dict") else given
     if columns and len(steps) == 1 and steps[0] in SCALERS and len(names) > columns:
@@ -168,7 +166,7 @@ def check_scaler_stored(
     with phase(f"refitting scaler {horizon}", len(rows)):
         wanted = fit_steps(steps, Sample(values, names, rows, close, labels.iloc[train]))
     reference = "the steps refitted on the training rows"
-    leaks = differences_of_state(f"scaler h{horizon}", "scaler", given, wanted, reference)
+    leaks = compare_states(f"scaler h{horizon}", "scaler", given, wanted, reference)
     findings.take(f"scaler h{horizon}", len(rows), leaks)
 
 
@@ -182,17 +180,17 @@ def check_dataset(data: Dataset, store: Store, findings: Findings, tamper: Tampe
     """Compare what `load_dataset` returns with the stored files, and its derived arrays with its fields."""
     if tamper:
         data = replace(data, features=data.features.copy(), labels=data.labels.copy(), splits=dict(data.splits))
-    given = passed_through(tamper, "dataset", data)
+    given = apply_tamper(tamper, "dataset", data)
     wanted, part = dataset_from_files(store, data.horizon), f"dataset h{data.horizon}"
     if not isinstance(given, Dataset):
         return findings.take(
             part, 1, [difference(part, "(type)", 1, "the first", f"a Dataset: {type(given).__name__}")]
         )
-    frame = partial(differences_of_frame, reference="the stored one")
+    frame = partial(compare_frames, reference="the stored one")
     leaks = frame(f"{part}, features", given.features, wanted.features)
     leaks += frame(f"{part}, labels", given.labels, wanted.labels)
-    leaks += differences_of_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
-    leaks += differences_of_state(part, "scaler", given.scaler, wanted.scaler, "the stored one")
+    leaks += compare_positions(f"{part}, splits", given.splits, wanted.splits, "the stored ones")
+    leaks += compare_states(part, "scaler", given.scaler, wanted.scaler, "the stored one")
     for name in ("symbol", "horizon", "fingerprint", "settings"):
         if to_json_value(getattr(given, name)) != to_json_value(getattr(wanted, name)):
             leaks.append(difference(part, name, 1, "the first", "the stored one"))

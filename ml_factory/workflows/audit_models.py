@@ -6,7 +6,7 @@ import pandas as pd
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
-from ml_factory.leakage.artifact_comparison import Tamper, difference, differences_of_state, passed_through
+from ml_factory.leakage.artifact_comparison import Tamper, apply_tamper, compare_states, difference
 from ml_factory.leakage.tables import ROWS, Leak
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
@@ -32,8 +32,8 @@ def check_finished(workspace: Workspace, data: Dataset, tamper: Tamper | None, f
             continue  # torn files and files without a checksum are rebuilt before use
         part = f"predictions of {facts['run_id']}"
         state, frame = artifact.load_state(), read_frame(path)
-        leaks = differences_of_state(part, "scaler", state["scaler"], data.scaler, "the stored one")
-        given = passed_through(tamper, "predictions", frame.copy())
+        leaks = compare_states(part, "scaler", state["scaler"], data.scaler, "the stored one")
+        given = apply_tamper(tamper, "predictions", frame.copy())
         with phase(f"re-predicting {facts['model']}", len(frame)):
             rows, found = _differences_from_bundle(data, artifact, Bundle.from_state(state), given, part)
         findings.take(part, rows, leaks + found)

@@ -21,16 +21,16 @@ from ml_factory.evaluation.baselines import ClockBaseline, session_clock
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
+    apply_tamper,
+    compare_frames,
+    compare_positions,
+    compare_states,
     difference,
-    differences_of_frame,
-    differences_of_positions,
-    differences_of_state,
-    passed_through,
     unequal_rows,
 )
-from ml_factory.leakage.fitted import rows_that_break_the_rule
+from ml_factory.leakage.fitted import purge_violations
 from ml_factory.leakage.pipeline_under_test import Split
-from ml_factory.leakage.reference_baselines import among_classes, last_move_shares, mean_log_loss, prior_shares
+from ml_factory.leakage.reference_baselines import last_move_shares, mean_log_loss, prior_shares, restrict_to_classes
 from ml_factory.leakage.tables import Leak
 from ml_factory.run_folder import open_checkpoints, open_run
 from ml_factory.settings import RunSpec, run_spec
@@ -193,7 +193,7 @@ def check_fold(data: Dataset, model: str, tamper: Tamper | None, findings: Findi
     """Check that a fold separates training from test rows, and that nothing fitted in it depends on its test rows."""
     plan = fold_plan(data, data.development(), SchemeSpec(folds=FOLDS), 1, False)
     clean = fold_record(data, plan, model)
-    given = passed_through(tamper, "fold", dict(clean))
+    given = apply_tamper(tamper, "fold", dict(clean))
     test = np.asarray(plan.rows[plan.folds[AUDITED_FOLD][1]])
     labels_blind = fold_record(with_disturbed_labels(data, test), plan, model)
     features_blind = fold_record(with_disturbed_features(data, test), plan, model)
@@ -201,10 +201,10 @@ def check_fold(data: Dataset, model: str, tamper: Tamper | None, findings: Findi
     rows = {name: np.asarray(given[name], np.int64) for name in ("train", "validation", "test")}
     leaks += _purge_violations(data, rows, plan.embargo)
     wanted = {name: labels_blind[name] for name in rows}
-    leaks += differences_of_positions(part, rows, wanted, "the purged fold")
+    leaks += compare_positions(part, rows, wanted, "the purged fold")
     wanted_steps = _steps_on(data, clean["train"])
-    leaks += differences_of_state(part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows")
-    leaks += differences_of_state(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
+    leaks += compare_states(part, "scaler", given["scaler"], wanted_steps, "the steps refitted on its train rows")
+    leaks += compare_states(part, "scaler", clean["scaler"], features_blind["scaler"], BLIND)
     scaled = transform(wanted_steps, data.x_NF, data.close)
     for name, of in (("inputs_train", clean["train"]), ("inputs_test", clean["test"])):
         leaks += _unequal(part, name, given[name], scaled[data.row[of]], "the rows scaled by the refitted steps")
@@ -222,7 +222,7 @@ def _purge_violations(data: Dataset, rows: Mapping[str, np.ndarray], embargo: in
                              ({"train": rows["train"], "validation": rows["validation"]}, 0)):  # fmt: skip
         if not all(map(len, roles.values())) or max(map(np.max, roles.values())) >= len(data.labels):
             continue
-        for who, wrong in rows_that_break_the_rule(data.labels, Split("fold", roles, kept_away)):
+        for who, wrong in purge_violations(data.labels, Split("fold", roles, kept_away)):
             first = data.labels.index[wrong.min()]
             found.append(difference("fold", who, len(wrong), first, "the rule of purge and embargo"))
     return found
@@ -258,15 +258,15 @@ def _trained(data: Dataset, model: str) -> _Outcome:
 def check_predictions(data: Dataset, model: str, tamper: Tamper | None, findings: Findings) -> None:
     """Check that model, forecasts of test rows and baselines of the verdict do not change with the test labels."""
     clean, blind = _trained(data, model), _trained(with_disturbed_labels(data, data.splits["test"]), model)
-    given = passed_through(tamper, "predictions", clean.predictions.copy())
+    given = apply_tamper(tamper, "predictions", clean.predictions.copy())
     part = "predictions"
-    leaks = differences_of_state(part, "the model's state", clean.state, blind.state, BLIND)
+    leaks = compare_states(part, "the model's state", clean.state, blind.state, BLIND)
     forecast = blind.predictions[PROBABILITIES]
-    found = differences_of_frame(part, given, forecast, BLIND, extra=True)
+    found = compare_frames(part, given, forecast, BLIND, extra=True)
     if not found:
         at = data.labels.index.get_indexer(given.index)
         about = pd.DataFrame({"split": data.split_of()[at], "label": data.y[at]}, index=given.index)
-        found = differences_of_frame(part, given, about, "the data set", extra=True)
+        found = compare_frames(part, given, about, "the data set", extra=True)
     leaks += found or _leaks_of_verdict(data, model, given, clean.metrics)
     findings.take(part, len(forecast), one_per_column(leaks))
 
@@ -309,7 +309,7 @@ def reference_baselines(data: Dataset, train_rows: np.ndarray, rows: np.ndarray)
         "clock": clock.predict(clock_now),
         "clock_volatility": clock.predict(clock_now, data.volatility[rows]),
     }
-    return {name: among_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
+    return {name: restrict_to_classes(p_N3, tuple(data.classes.values())) for name, p_N3 in found.items()}
 
 
 def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) -> None:
@@ -319,7 +319,7 @@ def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) ->
     used = {
         name: pd.DataFrame(p, index=index, columns=PROBABILITIES) for name, p in baselines(data, train, rows).items()
     }
-    given = passed_through(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
+    given = apply_tamper(tamper, "baseline", {name: frame.copy() for name, frame in used.items()})
     blind = baselines(with_disturbed_labels(data, np.setdiff1d(np.arange(len(data.labels)), train)), train, rows)
     again, leaks = reference_baselines(data, train, rows), []
     for name, frame in used.items():

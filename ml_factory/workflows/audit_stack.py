@@ -8,7 +8,7 @@ import pandas as pd
 
 from ml_factory.data.io import write_bars
 from ml_factory.evaluation.metrics import PROBABILITIES
-from ml_factory.leakage.artifact_comparison import difference, differences_of_frame, differences_of_state
+from ml_factory.leakage.artifact_comparison import compare_frames, compare_states, difference
 from ml_factory.leakage.tables import ROWS, Leak
 from ml_factory.run_folder import open_run
 from ml_factory.settings import run_spec
@@ -33,8 +33,8 @@ CUTS = (1, 777, 2_345)  # minutes before the end at which the file is shortened,
 def check_stack(data: Dataset, findings: Findings) -> None:
     """Check that weights, calibration and forecasts of a stack do not change with the test labels."""
     clean, blind = _stacked(data), _stacked(with_disturbed_labels(data, data.splits["test"]))
-    leaks = differences_of_state("stack", "its weights and calibration", clean[0], blind[0], BLIND)
-    leaks += differences_of_frame("stack", clean[1], blind[1], BLIND)
+    leaks = compare_states("stack", "its weights and calibration", clean[0], blind[0], BLIND)
+    leaks += compare_frames("stack", clean[1], blind[1], BLIND)
     findings.take("stack", len(clean[1]), one_per_column(leaks))
 
 
@@ -83,4 +83,4 @@ def _differences(short: pd.DataFrame, whole: pd.DataFrame) -> list[Leak]:
         return [difference("predict", ROWS, 1, "the first", "any row: the bars are too few")]
     # Matrix products round by their number of rows, so the last bits are not compared.
     reference = "the prediction with later bars"
-    return differences_of_frame("predict", short, whole, reference, rounded=PROBABILITIES)
+    return compare_frames("predict", short, whole, reference, rounded=PROBABILITIES)

@@ -66,7 +66,7 @@ def checkpointed_search(
         stored = read_json(results_path)
         record, count = stored["record"], len(stored["record"]["trials"])
         done(count)
-        found = search_barriers(*frames, train, spec, judged=evaluated, record=record)
+        found = search_barriers(*frames, train, spec, evaluated=evaluated, record=record)
         return SearchOutcome(found, record, count, stored["elsewhere"])
     machine = machine_with(("optuna",), 1)
     checkpoint = UnitCheckpoints(checkpoints, machine, lambda record: format_trial(len(record["trials"]), spec))
@@ -74,7 +74,7 @@ def checkpointed_search(
         before = (checkpoint.load() or {"state": None})["state"]
         recorder = _TrialRecorder(checkpoint, before, done)
         try:
-            found = search_barriers(*frames, train, spec, judged=evaluated, record=before, save=recorder.save)
+            found = search_barriers(*frames, train, spec, evaluated=evaluated, record=before, save=recorder.save)
         finally:
             recorder.flush()  # also after a failure: an impossible balance is not searched twice
             if recorder.record is not None and len(recorder.record["trials"]) == spec.trials:

@@ -24,7 +24,7 @@ from ml_factory.storage.atomic_files import write_bytes_atomic
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
-from ml_factory.targets.splits import label_times, no_training_row, purge
+from ml_factory.targets.splits import label_times, no_training_row_error, purge
 from ml_factory.workflows.barrier_trials import Frames, checkpointed_search, format_trial, frames_for
 from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec
@@ -204,7 +204,9 @@ def single_fold_plan(
     usable = pd.Series(plan.usable, plan.labels.index).reindex(relabelled.labels.index).to_numpy()
     train = purge(*label_times(relabelled.labels), train, test, plan.embargo)
     if not len(train):
-        raise no_training_row(number, len(relabelled.labels), f"barriers searched for, embargo of {plan.embargo} rows")
+        raise no_training_row_error(
+            number, len(relabelled.labels), f"barriers searched for, embargo of {plan.embargo} rows"
+        )
     block = np.full(len(relabelled.labels), -1)
     block[test] = number
     return FoldPlan(

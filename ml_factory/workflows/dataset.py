@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
-from ml_factory.datasets.covariates import covariates_for, named
-from ml_factory.datasets.preprocessing import Fitted, changing_columns, evenly_scaled, fit_steps, transform
+from ml_factory.datasets.covariates import covariates_for, resolve_covariates
+from ml_factory.datasets.preprocessing import Fitted, column_changing_steps, fit_steps, is_linear, transform
 from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
 from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import SettingsError
@@ -42,7 +42,7 @@ from ml_factory.models.registry import spec_of
 from ml_factory.models.tabular_data import BinnedData
 from ml_factory.settings import QuickLimits
 from ml_factory.targets.label_table import usable_rows
-from ml_factory.targets.labels import classes_of, expected_classes, kind_asked
+from ml_factory.targets.labels import classes_of, expected_classes, label_kind
 from ml_factory.targets.weights import WeightSpec, effective_rows, training_weights
 
 SPLITS = ("train", "validation", "test")
@@ -88,7 +88,7 @@ class Dataset:
     @cached_property
     def kind(self) -> str:
         """Kind of labels, one of `targets.labels.KINDS`."""
-        return kind_asked(self.settings)
+        return label_kind(self.settings)
 
     @cached_property
     def classes(self) -> dict[str, int]:
@@ -176,7 +176,7 @@ def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
     Raises SettingsError where the model or the data has none of these.
     """
     features = FeatureSpec(**data.settings["data"]["features"])
-    settings = _with_offset(data, named(settings, data.horizon, features))
+    settings = _with_offset(data, resolve_covariates(settings, data.horizon, features))
     if not settings.get("frames"):
         settings.pop("frames", None)
         return settings
@@ -201,7 +201,7 @@ def _with_offset(data: Dataset, settings: dict) -> dict:
     if offset == "none" or "offset_column" in settings:
         return settings
     steps = data.settings["data"]["preprocess"]
-    if CLOCK_COLUMN not in columns or changing_columns(steps) or not evenly_scaled(steps):
+    if CLOCK_COLUMN not in columns or column_changing_steps(steps) or not is_linear(steps):
         if given:
             raise SettingsError(
                 "This data set has no clock column for the offset", where="offset", got=given,
@@ -223,7 +223,7 @@ def _check_frames(name: str, steps: Sequence[str | Mapping]) -> None:
             "Only networks read frames at their own strides", where="frames", got=name, wanted="a network",
             next_step="leave it out: a booster reads the coarse columns of each row as they are",
         )  # fmt: skip
-    if changing := changing_columns(steps):
+    if changing := column_changing_steps(steps):
         raise SettingsError(
             "Frames are read off the columns, which the data set's preprocessing changes", where="frames",
             got=", ".join(changing), wanted="a scaler alone",

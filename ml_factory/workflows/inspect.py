@@ -15,7 +15,7 @@ from ml_factory.evaluation import data_plots
 from ml_factory.features import custom
 from ml_factory.features.build import FAMILIES
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.certificate import Certificate, required
+from ml_factory.leakage.certificate import Certificate, require_certificate
 from ml_factory.settings import certified_code
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows.append import STREAM_BARS
@@ -94,7 +94,7 @@ def try_feature(workspace: Workspace | str | Path, symbol: str, name: str) -> pd
     """
     store = current_store(workspace, symbol)
     bars, market = _bars_of(workspace, store)
-    base, made = base_bars(bars, market, settings_of(store).features.base), custom.of(name)
+    base, made = base_bars(bars, market, settings_of(store).features.base), custom.registered(name)
     custom.prove(made, custom.tail(base, PROOF_BARS))
     index = pd.DatetimeIndex(base.known_at.astype("datetime64[ns]"), tz="UTC", name="known_at")
     return pd.Series(custom.compute(made, base), index=index, name=name)
@@ -124,13 +124,15 @@ def certificate(workspace: Workspace | str | Path, symbol: str, horizon: int) ->
     """Return the certificate that nothing looks ahead. Raises NotPreparedError without one, naming the command."""
     store = current_store(workspace, symbol)
     code = certified_code()
-    return required(store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code)
+    return require_certificate(
+        store.folder.parent, store.facts["symbol"], horizon, subject=store.fingerprint, code=code
+    )
 
 
 def draw_cuts(workspace: Workspace | str | Path, symbol: str, horizon: int):
     """Plot the moments after which the newest proof disturbed the future, on the price."""
     proof, close = certificate(workspace, symbol, horizon), current_store(workspace, symbol).load_rows()["close"]
-    title = f"{symbol}: where the proof cut ({proof.words()})"
+    title = f"{symbol}: where the proof cut ({proof.describe()})"
     return data_plots.cuts_on_price(close, [(pd.Timestamp(moment), why) for moment, why in proof.cuts], title=title)
 
 

@@ -28,7 +28,7 @@ from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
 from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
-from ml_factory.targets.labels import LabelSpec, classes_asked
+from ml_factory.targets.labels import LabelSpec, class_labels
 from ml_factory.targets.primary_rule import primary_side
 from ml_factory.workflows.dataset import (
     Dataset,
@@ -350,7 +350,7 @@ def _stacked_predictions(state: Mapping, predictions: Mapping[str, pd.DataFrame]
     index = common_index(predictions)
     parts = {name: frame.loc[index, PROBABILITIES].to_numpy() for name, frame in predictions.items()}
     p_N3 = Calibration.of_state(state).apply(Stack.from_dict(state["stack"]).predict_proba(parts))
-    return pd.DataFrame(restrict_classes(p_N3, classes_asked(state["spec"])), index=index, columns=PROBABILITIES)
+    return pd.DataFrame(restrict_classes(p_N3, class_labels(state["spec"])), index=index, columns=PROBABILITIES)
 
 
 def common_index(frames: Mapping[str, pd.DataFrame]) -> pd.DatetimeIndex:

@@ -348,10 +348,10 @@ def _write_horizon(
     sample = Sample(rows.values, tuple(rows.names), train_rows, close, labels.iloc[splits["train"]])
     with phase(f"scaler {horizon}", len(train_rows)):
         before = rows.appended_to
-        scaler, ranks = fit_or_update_steps(sample, settings.preprocess, before and before.load_ranks(horizon))
+        scaler, ranks = fit_or_update_steps(sample, settings.preprocess, before and before.load_quantile_state(horizon))
         store.write_scaler(horizon, scaler)
         if ranks is not None:
-            store.write_ranks(horizon, ranks)
+            store.write_quantile_state(horizon, ranks)
     clear = labels["barrier"] != "ambiguous"
     classes = classes_of(settings.labels.kind)
     balance = {name: int(((labels["label"] == label) & clear).sum()) for name, label in classes.items()}

@@ -17,19 +17,19 @@ from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage.certificate import (
     Certificate,
+    best_coverage,
+    certificate_path,
     issue,
-    newest_standing,
-    place_of,
+    progress_path,
     read_certificate,
-    required,
-    unfinished_of,
+    require_certificate,
     write_certificate,
 )
-from ml_factory.leakage.custom_feature_check import leaks_of_sampled_days
-from ml_factory.leakage.fitted import leaks_of_splits
+from ml_factory.leakage.custom_feature_check import check_sampled_days
+from ml_factory.leakage.fitted import check_splits
 from ml_factory.leakage.pipeline_under_test import Split, StandardPipeline
 from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_on_prefixes
-from ml_factory.leakage.progress_file import ProofProgress, horizons_tried
+from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
 from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
@@ -71,12 +71,12 @@ def prove_store(
     write : False: neither certificates nor progress are written; with `fresh` nothing of them is read either.
     """
     settings, processed, bars = settings_of(store), store.folder.parent, prefixes.bars
-    unfinished, horizons = unfinished_of(processed, store.fingerprint), horizons_to_prove(store, horizons)
+    unfinished, horizons = progress_path(processed, store.fingerprint), horizons_to_prove(store, horizons)
     pipeline = pipeline_of(store.facts["symbol"], settings, horizons, folds=FOLDS if spec.form == "full" else 0)
     bound = {"code": certified_code(), "settings": fingerprint(settings.to_dict())}
-    newest_for = partial(newest_standing, processed, prefixes, form="full" if fresh else spec.form, **bound)
+    newest_for = partial(best_coverage, processed, prefixes, form="full" if fresh else spec.form, **bound)
     before = {horizon: newest_for(horizon) for horizon in horizons}
-    existing = {h: read_certificate(place_of(processed, store.fingerprint, h)) for h in horizons}
+    existing = {h: read_certificate(certificate_path(processed, store.fingerprint, h)) for h in horizons}
     if not fresh and not also and all(one.rows == len(bars) for one in before.values()) and all(existing.values()):
         return ProofOutcome(None, existing)
     since = 0 if fresh else min(one.rows for one in before.values())
@@ -93,9 +93,9 @@ def prove_store(
             pipeline, bars, spec, facts=facts, since=since, progress=progress,
             history=min(one.history for one in before.values()),
             whole=None if since else lambda: stored_tables(store, pipeline, bars, facts),
-            seen=seen, tried=proof_progress,
+            prefix_builds=seen, progress_file=proof_progress,
         )  # fmt: skip
-    rows, found = leaks_of_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
+    rows, found = check_sampled_days(bars, facts, settings.features, quick=spec.form == "quick", seed=spec.seed)
     own = {"features, rows of sampled days": rows} if rows else {}
     leaks = (*proof.leaks, *_leaks_of_stored_splits(store, horizons, settings), *found, *also)
     proof = replace(proof, leaks=one_per_column(leaks), compared={**proof.compared, **own, **(compared or {})})
@@ -113,7 +113,7 @@ def prove_store(
 
 def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
     """Return the horizons of an interrupted proof where it includes these, else these horizons."""
-    unfinished = horizons_tried(unfinished_of(store.folder.parent, store.fingerprint))
+    unfinished = saved_horizons(progress_path(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
 
 
@@ -166,7 +166,7 @@ def _leaks_of_stored_splits(store: Store, horizons: Sequence[int], settings: Dat
     found = []
     for horizon in horizons:
         split = Split("stored", store.load_splits(horizon), settings.splits.embargo_bars)
-        found += leaks_of_splits(store.load_labels(horizon), [split], f"h{horizon}")
+        found += check_splits(store.load_labels(horizon), [split], f"h{horizon}")
     return found
 
 
@@ -176,13 +176,13 @@ def check_certified(processed: Path, symbol: str, horizon: int, subject: str, un
     Raises NotPreparedError, naming the command.
     """
     if not uncertified:
-        required(processed, symbol, horizon, subject=subject, code=certified_code())
+        require_certificate(processed, symbol, horizon, subject=subject, code=certified_code())
 
 
 def certificate_words(store: Store, horizon: int) -> str:
     """Describe the certificate of a data set for a report."""
-    found = read_certificate(place_of(store.folder.parent, store.fingerprint, horizon))
-    return found.words() if found else "none: uncertified"
+    found = read_certificate(certificate_path(store.folder.parent, store.fingerprint, horizon))
+    return found.describe() if found else "none: uncertified"
 
 
 def leak_table(leaks: Sequence[Leak]) -> pd.DataFrame:

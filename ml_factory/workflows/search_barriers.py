@@ -37,7 +37,7 @@ from ml_factory.storage.locks import file_lock
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.barrier_search_spec import SearchedLabels, SearchSpec
 from ml_factory.targets.fixed_horizon import forward_return
-from ml_factory.targets.label_table import marked
+from ml_factory.targets.label_table import mark_inferred
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.tracking.restore import try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot
@@ -96,7 +96,7 @@ def search_rows(
     Base bars before `first` have no features. The labels here end at the vertical barrier, which proves the fewest
     labels at the end of the bars, so the split is the earliest that any trial's labels can have.
     """
-    labels = marked(forward_return(base, spec.labels, market), base, market)
+    labels = mark_inferred(forward_return(base, spec.labels, market), base, market)
     labels = labels[labels["entry_bar"] >= first]
     parts = holdout(labels, splits)
     return labels.index[parts["train"]], labels.index[parts["validation"][0] :]

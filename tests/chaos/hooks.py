@@ -171,7 +171,7 @@ def _work(hooks: Hooks) -> None:
     wrap_method(Order, "positions", before(hooks, "step"))
     for kind in BlockTrainer.__subclasses__():
         wrap_method(kind, "grow", before(hooks, "block"))
-    wrap_method(barrier_search._View, "judge", before(hooks, "trial"))
+    wrap_method(barrier_search._View, "evaluate", before(hooks, "trial"))
     for name in ("write_features", "write_labels", "write_splits", "write_scaler"):
         wrap_method(StoreWriter, name, before(hooks, "part"))
     for event, module, name in (

@@ -190,12 +190,12 @@ def test_any_chunks_and_restored_states_give_the_bits_of_the_whole_file(kind):
 
 def test_minutes_inside_a_bar_are_those_it_was_made_of():
     bars, place = gappy("us_equity"), with_bar_size(market("us_equity"), "volume", 2_500.0)
-    base, fine = base_and_minute_bars(bars, place, "volume")
-    first, stop = np.searchsorted(fine.start, base.start), np.searchsorted(fine.start, base.known_at)
+    base, minute_bars = base_and_minute_bars(bars, place, "volume")
+    first, stop = np.searchsorted(minute_bars.start, base.start), np.searchsorted(minute_bars.start, base.known_at)
     for k in range(0, len(base), 7):
         inside = slice(first[k], stop[k])
-        assert fine.volume[inside].sum() == base.volume[k]
-        assert (fine.high[inside].max(), fine.low[inside].min()) == (base.high[k], base.low[k])
+        assert minute_bars.volume[inside].sum() == base.volume[k]
+        assert (minute_bars.high[inside].max(), minute_bars.low[inside].min()) == (base.high[k], base.low[k])
     assert base_and_minute_bars(bars, place, 1)[1] is None
     assert len(base_and_minute_bars(bars, place, 5)[0]) == len(base_frame(bars, place, 5))
 

@@ -14,7 +14,7 @@ from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.leakage.cut_points import choose_cuts
-from ml_factory.leakage.perturbations import TRUNCATE, WAYS, disturb
+from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE, perturb
 from ml_factory.leakage.tables import Table
 from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_name, symbols_in
 
@@ -150,10 +150,10 @@ def test_a_market_of_longer_bars_makes_frames_of_its_multiples():
 # ---- what the proof disturbs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [TRUNCATE, *WAYS])
+@pytest.mark.parametrize("way", [TRUNCATE, *PERTURBATIONS])
 def test_a_disturbed_feed_of_longer_bars_is_a_lawful_one(way):
     five, first = check(joined(MINUTES, 5))[0], 800
-    other = disturb(five, first, way, bar_minutes=5)
+    other = perturb(five, first, way, bar_minutes=5)
     pd.testing.assert_frame_equal(other.iloc[:first], five.iloc[:first], check_freq=False)
     checked, report = check_bars(other.reset_index(), BarSpec(minutes=5), symbol="MES")
     assert report.minutes == 5 and len(checked) == len(other)

@@ -93,8 +93,8 @@ def check_labels_and_windows(bars: pd.DataFrame, market: MarketSpec, at: pd.Time
     row = int(np.searchsorted(stamps, at.value))
     assert stamps[row] - stamps[row - 1] == MINUTE_NS
     assert (np.diff(sessions_of(stamps[row - 1 : row + 1], market.calendar).id) == 0).all()
-    base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
-    labels = triple_barrier(base, fine, LabelSpec(horizon=horizon), market)
+    base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
+    labels = triple_barrier(base, minute_bars, LabelSpec(horizon=horizon), market)
     crossing = (base.start[labels["entry_bar"]] < at.value) & (base.start[labels["exit_bar"]] >= at.value)
     assert not crossing.any()
     near = labels[labels.index.isin(at - pd.to_timedelta(np.arange(1, horizon) * 5, unit="min"))]

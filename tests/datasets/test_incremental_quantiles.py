@@ -47,11 +47,13 @@ def test_rows_that_come_a_few_at_a_time(step, most_alone, monkeypatch):
     x, passes, alone = columns(), [], []
     monkeypatch.setattr(
         incremental_quantiles,
-        "_begun",
-        lambda *a, real=incremental_quantiles._begun: passes.append(len(a[1])) or real(*a),
+        "_initialise",
+        lambda *a, real=incremental_quantiles._initialise: passes.append(len(a[1])) or real(*a),
     )
     monkeypatch.setattr(
-        incremental_quantiles, "_around", lambda *a, real=incremental_quantiles._around: alone.append(1) or real(*a)
+        incremental_quantiles,
+        "_bracket_column",
+        lambda *a, real=incremental_quantiles._bracket_column: alone.append(1) or real(*a),
     )
     kept, stop = None, 8_000
     for _ in range(60):
@@ -69,8 +71,8 @@ def test_what_is_kept_is_little_and_columns_that_left_their_brackets_are_sorted_
     x, rows, sorted_alone = columns(), np.arange(8_000), []
     monkeypatch.setattr(
         incremental_quantiles,
-        "_around",
-        lambda *a, real=incremental_quantiles._around: sorted_alone.append(1) or real(*a),
+        "_bracket_column",
+        lambda *a, real=incremental_quantiles._bracket_column: sorted_alone.append(1) or real(*a),
     )
     _, kept = update_quantiles(x, rows, SHARES)
     assert max(map(len, kept.values)) <= 3 * (2 * max(20, 8_000 // 200) + 2)

@@ -167,7 +167,7 @@ def test_a_bracket_that_misses_is_mended(monkeypatch):
 def test_a_bracket_that_holds_too_much_is_mended():
     """The ranks lie inside it, but most of the rows between those that are sampled do too, the largest first."""
     rows, rng = 98_000, np.random.default_rng(0)
-    sampled = exact.evenly(rows, rows // 4)
+    sampled = exact.even_positions(rows, rows // 4)
     rest = rng.permutation(np.setdiff1d(np.arange(rows), sampled))
     x = np.full((rows, 2), 10, np.float32)
     x[sampled], x[rest[:30_000]] = rng.standard_normal((len(sampled), 2)), -10

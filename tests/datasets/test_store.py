@@ -141,7 +141,7 @@ def test_new_rows_are_a_new_part(processed, base, matrix, monkeypatch, tmp_path)
 
 def test_a_part_is_hashed_once_in_a_process_whichever_data_set_asks(matrix, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    memmap._known.clear()
+    memmap._hash_cache.clear()
     hashed = []
     monkeypatch.setattr(memmap, "content_hash", lambda array, real=memmap.content_hash: hashed.append(1) or real(array))
     store = grow(tmp_path / "grown", matrix, (700, 900, 1100))
@@ -166,7 +166,7 @@ def test_from_a_mount_a_part_is_copied_once_and_verified_there(processed, matrix
     for _ in range(2):
         np.testing.assert_array_equal(store.load_features(), matrix.values)
     assert len(copied) == 2  # the features and the facts of their rows
-    copy = memmap.local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
+    copy = memmap.verified_local(copied[-1], store.files[store.parts[0]["features"]]["hash"])
     damage_byte(copy)
     np.testing.assert_array_equal(store.load_features(), matrix.values)  # a copy that went bad is made anew
     assert len(copied) == 3
@@ -205,7 +205,7 @@ def test_a_part_of_the_features(processed, base, matrix):
     assert len(store.load_features(start=last)) == len(base) - 40
     with pytest.raises(SettingsError, match="did you mean 'rsi_14'"):
         store.load_features(["rsi14"])
-    with pytest.raises(SettingsError, match="no moment in time"):
+    with pytest.raises(SettingsError, match="Not a moment in time"):
         store.load_features(start="soon")
 
 

@@ -148,7 +148,7 @@ def test_misuse_says_what_was_got():
         TwoStateHmm.fit(bare)
     with pytest.raises(SettingsError, match="closes"):
         TwoStateHmm.fit(given).transform(given.x_NF)
-    with pytest.raises(SettingsError, match="Too few training rows"):
+    with pytest.raises(SettingsError, match="Too few consecutive training rows"):
         FractionalDifference.fit(given, window=2001)
     with pytest.raises(SettingsError, match="share"):
         Pca.fit(given, share=1.5)

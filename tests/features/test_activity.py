@@ -57,7 +57,7 @@ def test_any_chunks_give_the_rows_of_the_whole_file_also_after_it(bars, kind):
     assert all(one.exact for one in rows)
     half = len(bars) * 3 // 4
     before = build_features(bars.iloc[:half], market, spec)
-    after = FeatureStream.after(bars.iloc[:half], before, market, spec).push(bars.iloc[half:])
+    after = FeatureStream.from_matrix(bars.iloc[:half], before, market, spec).push(bars.iloc[half:])
     for name in ("known_at", "session", "segment", "close", "values"):
         wanted = getattr(whole, name)
         assert np.concatenate([getattr(one, name) for one in rows]).tobytes() == wanted.tobytes(), name

@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.streaming_check import pushes
+from ml_factory.leakage.streaming_check import push_positions
 
 SPEC = FeatureSpec()  # frames of 5, 15, 30 and 60 minutes, every family
 
@@ -68,7 +68,7 @@ def test_a_feed_of_5_minute_bars_gives_the_rows_of_the_whole():
     late = FeatureStream(place, SPEC)
     rows = [late.push(five.iloc[:-1]), late.push(five.iloc[-1:])]
     assert len(rows[1]) == 1 and rows[1].known_at[0] == end.value
-    assert (np.diff(pushes(five, place, 5, 10_000, 0)) == 1).all()  # the proof's feed: one bar a push
+    assert (np.diff(push_positions(five, place, 5, 10_000, 0)) == 1).all()  # the proof's feed: one bar a push
 
 
 def test_a_market_of_other_bars_refuses_the_state_and_the_frames():

@@ -46,7 +46,7 @@ def with_series_methods(bars):
 def test_columns_have_the_methods_of_a_series_and_stay_arrays():
     """The methods of pandas, the bits of arrays: existing features keep theirs."""
     feature(with_series_methods, memory=30)
-    seen = custom._read_only(bars := custom.made_up_bars(300))
+    seen = custom._read_only(bars := custom.random_bars(300))
     close = pd.Series(bars.close)
     pd.testing.assert_series_equal(seen.close.rolling(5).mean(), close.rolling(5).mean(), check_exact=True)
     pd.testing.assert_series_equal(seen.close.groupby(seen.session).cummax(), close.groupby(bars.session).cummax())
@@ -129,7 +129,7 @@ def test_a_feature_that_remembers_more_than_it_says_is_refused():
     def since_the_start(bars):
         return np.cumsum(np.append(0.0, np.diff(np.log(bars.close))))
 
-    with pytest.raises(LookAheadError, match=r"remembers more bars.*last 64 bars"):
+    with pytest.raises(LookAheadError, match=r"needs more bars.*last 64 bars"):
         feature(since_the_start, memory=64)
 
 
@@ -159,8 +159,8 @@ def test_another_function_of_the_same_name_is_another_feature():
     feature(rolling_mean_gap, memory=30)
     signed = FeatureSpec(custom=("rolling_mean_gap",)).custom
     feature(rolling_mean_gap, memory=60)
-    with pytest.raises(SettingsError, match=r"not the one the data was prepared with.*prepare anew"):
-        custom.of(signed[0])
+    with pytest.raises(SettingsError, match=r"not the one the data was prepared with.*prepare again"):
+        custom.registered(signed[0])
 
 
 def test_what_a_function_reads_from_outside_is_part_of_it():
@@ -171,19 +171,19 @@ def test_what_a_function_reads_from_outside_is_part_of_it():
         return momentum
 
     feature(momentum_of(2), memory=8)
-    signed = custom.signed("momentum")
+    signed = custom.with_signature("momentum")
     feature(momentum_of(2), memory=8)
-    assert custom.signed("momentum") == signed
+    assert custom.with_signature("momentum") == signed
     feature(momentum_of(3), memory=8)
-    assert custom.signed("momentum") != signed
+    assert custom.with_signature("momentum") != signed
 
 
 def test_a_global_setting_is_part_of_a_feature(monkeypatch):
     feature(scaled, memory=2)
-    signed = custom.signed("scaled")
+    signed = custom.with_signature("scaled")
     monkeypatch.setattr(sys.modules[__name__], "SCALE", 3.0)
     feature(scaled, memory=2)
-    assert custom.signed("scaled") != signed
+    assert custom.with_signature("scaled") != signed
 
 
 SCALE = 2.0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ml_factory.features import isolation
-from ml_factory.features.isolation import twin
+from ml_factory.features.isolation import clone_isolated
 
 SEEN: list[int] = []
 LIMITS = {"least": 3}
@@ -74,11 +74,11 @@ def by_wrapper():
     "function", [by_default, by_global, by_name, by_attribute, by_helper, by_closure(), by_wrapper()]
 )
 def test_a_twin_has_met_nothing_and_tells_nothing(function):
-    before = twin(function)
+    before = clone_isolated(function)
     answers = [function(x) for x in (5, 6, 7)]
     assert answers[1:] == [answers[0] + 1, answers[0] + 2]  # it does remember
     for _ in range(2):
-        fresh = twin(before)
+        fresh = clone_isolated(before)
         assert [fresh(x) for x in (5, 6, 7)] == answers
     assert function(8) == answers[0] + 3
 
@@ -89,7 +89,7 @@ def test_what_it_is_set_to_stays():
     def weighted(x, least=LIMITS["least"]):
         return max(x @ weights, least, LIMITS["least"])
 
-    same = twin(weighted)
+    same = clone_isolated(weighted)
     assert same(np.ones(3)) == weighted(np.ones(3)) == 3 and same.__name__ == "weighted"
     weights[:] = 9
     assert weighted(np.ones(3)) == 27 and same(np.ones(3)) == 3
@@ -101,5 +101,7 @@ def test_what_cannot_be_copied_is_shared():
     def locked():
         return lock
 
-    assert twin(locked)() is lock
-    assert twin(isolation.twin) is isolation.twin and twin(np.mean) is np.mean  # libraries keep what they keep
+    assert clone_isolated(locked)() is lock
+    assert (
+        clone_isolated(isolation.clone_isolated) is isolation.clone_isolated and clone_isolated(np.mean) is np.mean
+    )  # libraries keep what they keep

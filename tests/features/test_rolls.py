@@ -184,7 +184,9 @@ def test_windows_span_holes_and_days_where_asked_and_never_a_rolls_step(contract
     assert np.array_equal(fed, across.segment[: len(fed)]) and len(fed) >= len(across) - 1
     half = len(bars) // 2
     before = build_features(bars.iloc[:half], MARKET, replace(SPEC, spans=True))
-    after = FeatureStream.after(bars.iloc[:half], before, MARKET, replace(SPEC, spans=True)).push(bars.iloc[half:])
+    after = FeatureStream.from_matrix(bars.iloc[:half], before, MARKET, replace(SPEC, spans=True)).push(
+        bars.iloc[half:]
+    )
     assert np.array_equal(after.segment, across.segment[len(before) :][: len(after)])
 
 

@@ -118,7 +118,7 @@ def test_a_stream_goes_on_after_a_whole_file(real_bars, symbol, base):
     spec = FeatureSpec(base, (15, 60))
     for cut in (30_003, 40_000):  # 30,003 bars leave every frame in the middle of a bucket
         before = build_features(bars.iloc[:cut], market, spec)
-        stream = FeatureStream.after(bars.iloc[:cut], before, market, spec)
+        stream = FeatureStream.from_matrix(bars.iloc[:cut], before, market, spec)
         rows, _ = feed(stream, bars.iloc[cut:], (1, 60, 9000), restore=3)
         whole = build_features(bars, market, spec)
         values = np.concatenate([before.values, *(one.values for one in rows)])

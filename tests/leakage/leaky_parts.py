@@ -132,10 +132,10 @@ class AcrossTheNight(Relabelled):
 class FileBarriers(Learning):
     def labels(self, bars, facts):
         market = MarketSpec.from_dict(facts)
-        base, fine = (base_frame(bars, market, minutes) for minutes in (5, 1))
+        base, minute_bars = (base_frame(bars, market, minutes) for minutes in (5, 1))
         wild = float(np.std(np.diff(np.log(base.close))) * 1_000)
         spec = replace(self.label_specs[0], k_up=0.5 + wild, k_down=0.5 + wild)
-        return {"h10": triple_barrier(base, fine, spec, market)}
+        return {"h10": triple_barrier(base, minute_bars, spec, market)}
 
 
 @leak("concurrency with labels that come later", "labels h10", "uniqueness")

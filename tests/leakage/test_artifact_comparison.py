@@ -6,10 +6,10 @@ import pytest
 
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.leakage.artifact_comparison import (
-    differences_of_frame,
-    differences_of_positions,
-    differences_of_state,
-    passed_through,
+    apply_tamper,
+    compare_frames,
+    compare_positions,
+    compare_states,
 )
 from ml_factory.leakage.cut_points import choose_cuts
 from tests.leakage.catalogue import bars_with_events
@@ -27,8 +27,8 @@ def test_differences_of_frame_of_the_same_values_is_empty(frame):
     """Copies, other memory orders, a wider type with the same values and another unit of time are no difference."""
     text = frame.assign(side=pd.Categorical(["u", "l", "u", "v", "v", "u"]))
     same = [frame.copy(), frame.astype(np.float64), frame.set_axis(INDEX.as_unit("us")), frame.iloc[:, [0, 1]]]
-    assert [differences_of_frame("p", one, frame, "it") for one in same] == [[]] * len(same)
-    assert differences_of_frame("p", text.copy(), text, "it") == []
+    assert [compare_frames("p", one, frame, "it") for one in same] == [[]] * len(same)
+    assert compare_frames("p", text.copy(), text, "it") == []
 
 
 @pytest.mark.parametrize(
@@ -44,37 +44,37 @@ def test_differences_of_frame_of_the_same_values_is_empty(frame):
     ],
 )
 def test_differences_of_frame_of_changed_values_names_column_rows_and_first_time(frame, change, column, rows, first):
-    found = differences_of_frame("features", change(frame), frame, "the stored ones")[0]
+    found = compare_frames("features", change(frame), frame, "the stored ones")[0]
     assert (found.column, found.rows, pd.Timestamp(found.first_row)) == (column, rows, INDEX[first])
     assert found.sentence().startswith(f"features: {column} differs from the stored ones in {rows} place")
 
 
 def test_differences_of_frame_of_no_frame_is_named(frame):
-    assert "list" in differences_of_frame("features", [1], frame, "it")[0].sentence()
+    assert "list" in compare_frames("features", [1], frame, "it")[0].sentence()
 
 
 def test_differences_of_positions_names_the_part(frame):
     splits = {"train": np.arange(4), "test": np.arange(5, 9)}
-    assert differences_of_positions("s", {"train": [0, 1, 2, 3], "test": np.arange(5, 9)}, splits, "the rule") == []
-    (more,) = differences_of_positions("s", {**splits, "train": np.arange(6)}, splits, "the rule")
+    assert compare_positions("s", {"train": [0, 1, 2, 3], "test": np.arange(5, 9)}, splits, "the rule") == []
+    (more,) = compare_positions("s", {**splits, "train": np.arange(6)}, splits, "the rule")
     assert (more.column, more.rows) == ("train", 2)
-    (mixed,) = differences_of_positions("s", {**splits, "test": np.array([6, 5, 7, 8])}, splits, "the rule")
+    (mixed,) = compare_positions("s", {**splits, "test": np.array([6, 5, 7, 8])}, splits, "the rule")
     assert mixed.column == "test"
-    assert differences_of_positions("s", {"train": splits["train"]}, splits, "the rule")
+    assert compare_positions("s", {"train": splits["train"]}, splits, "the rule")
 
 
 def test_differences_of_state_counts_the_numbers_that_differ():
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     fitted = RobustScaler.fit(x)
-    assert differences_of_state("s", "scaler", fitted, RobustScaler.fit(x.copy()), "it") == []
-    (found,) = differences_of_state("s", "scaler", RobustScaler.fit(x * [1, 1, 2, 1]), fitted, "it")
+    assert compare_states("s", "scaler", fitted, RobustScaler.fit(x.copy()), "it") == []
+    (found,) = compare_states("s", "scaler", RobustScaler.fit(x * [1, 1, 2, 1]), fitted, "it")
     assert (found.column, found.rows) == ("scaler['center']", 1)
 
 
 def test_passed_through_takes_the_value_in_place_where_none_is_given_back():
     value = {"a": 1}
-    assert passed_through(lambda stage, value: value.update(a=2), "fold", value) == {"a": 2}
-    assert passed_through(None, "fold", value) is value
+    assert apply_tamper(lambda stage, value: value.update(a=2), "fold", value) == {"a": 2}
+    assert apply_tamper(None, "fold", value) is value
 
 
 def test_choose_cuts_spreads_random_ones_over_the_hours_of_the_week():

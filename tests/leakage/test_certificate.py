@@ -12,7 +12,7 @@ from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage import certificate as kept
-from ml_factory.leakage.certificate import NOTHING, issue, required, standing, write_certificate
+from ml_factory.leakage.certificate import NO_COVERAGE, coverage_of, issue, require_certificate, write_certificate
 from ml_factory.leakage.cut_points import Cut
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.tables import Leak
@@ -36,7 +36,7 @@ def proof(*leaks: Leak, form: str = "quick", cuts: int = 10) -> Proof:
     return Proof(form, made, ("mirror",), {"features": 5}, leaks, 30, 500, 1.5)
 
 
-def certificate(bars, *leaks, form="quick", before=NOTHING, **other):
+def certificate(bars, *leaks, form="quick", before=NO_COVERAGE, **other):
     return issue(proof(*leaks), PrefixHasher(bars), form=form, before=before, **BOUND | other)
 
 
@@ -62,27 +62,29 @@ def test_any_bit_of_the_prefix_changes_its_hash(column, bars):
 
 def test_appended_bars_leave_what_stood_before_them_proved(bars):
     first = certificate(bars.iloc[:5_000], form="full")
-    found = standing(first, PrefixHasher(bars))
+    found = coverage_of(first, PrefixHasher(bars))
     assert (found.rows, found.history) == (5_000, 500)
     whole = certificate(bars, before=found)
     assert [(one.rows, one.form) for one in whole.stretches] == [(5_000, "full"), (len(bars), "quick")]
-    assert whole.form == "quick" and "full to" in whole.words() and "quick to" in whole.words()
-    assert standing(whole, PrefixHasher(bars)).rows == len(bars)
-    assert standing(whole, PrefixHasher(bars), "full").rows == 5_000  # the full form takes only what was fully proved
+    assert whole.form == "quick" and "full to" in whole.describe() and "quick to" in whole.describe()
+    assert coverage_of(whole, PrefixHasher(bars)).rows == len(bars)
+    assert (
+        coverage_of(whole, PrefixHasher(bars), "full").rows == 5_000
+    )  # the full form takes only what was fully proved
 
 
 def test_revised_bars_keep_the_blocks_before_them(bars):
     stood = certificate(bars)
     revised = bars.copy()
     revised.iloc[4_500, 3] += 1.0
-    assert standing(stood, PrefixHasher(revised)).rows == 4_000
+    assert coverage_of(stood, PrefixHasher(revised)).rows == 4_000
     revised.iloc[10, 3] += 1.0
-    assert standing(stood, PrefixHasher(revised)) == NOTHING
-    assert standing(stood, PrefixHasher(bars.iloc[:3_500])).rows == 3_000
+    assert coverage_of(stood, PrefixHasher(revised)) == NO_COVERAGE
+    assert coverage_of(stood, PrefixHasher(bars.iloc[:3_500])).rows == 3_000
 
 
 def test_what_found_a_leak_proves_nothing(bars):
-    assert standing(certificate(bars, LEAK), PrefixHasher(bars)) == NOTHING
+    assert coverage_of(certificate(bars, LEAK), PrefixHasher(bars)) == NO_COVERAGE
 
 
 def test_a_certificate_is_read_back_as_it_was(bars, tmp_path):
@@ -92,7 +94,7 @@ def test_a_certificate_is_read_back_as_it_was(bars, tmp_path):
 
 def need(tmp_path, **other):
     asked = {"symbol": "DEMO", "horizon": 20, "subject": BOUND["subject"], "code": "c"} | other
-    return required(tmp_path, asked.pop("symbol"), asked.pop("horizon"), **asked)
+    return require_certificate(tmp_path, asked.pop("symbol"), asked.pop("horizon"), **asked)
 
 
 def test_a_certificate_lets_its_own_data_through(bars, tmp_path):
@@ -140,12 +142,12 @@ def test_the_best_standing_of_all_certificates_is_found(bars, tmp_path):
     write_certificate(tmp_path, certificate(bars.iloc[:6_000], subject="b" * 64))
     write_certificate(tmp_path, certificate(bars, subject="d" * 64, code="other"))
     asked = {"code": "c", "settings": "s", "form": "quick"}
-    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 20, **asked).rows == 6_000
-    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 20, **asked | {"settings": "t"}) == NOTHING
-    assert kept.newest_standing(tmp_path, PrefixHasher(bars), 5, **asked) == NOTHING
+    assert kept.best_coverage(tmp_path, PrefixHasher(bars), 20, **asked).rows == 6_000
+    assert kept.best_coverage(tmp_path, PrefixHasher(bars), 20, **asked | {"settings": "t"}) == NO_COVERAGE
+    assert kept.best_coverage(tmp_path, PrefixHasher(bars), 5, **asked) == NO_COVERAGE
 
 
 def test_words_name_the_form(bars):
-    assert certificate(bars).words() == "quick, 10 cuts"
-    assert certificate(bars, LEAK).words() == "FAILED: 1 leaks, the first in features, rsi_14"
+    assert certificate(bars).describe() == "quick, 10 cuts"
+    assert certificate(bars, LEAK).describe() == "FAILED: 1 leaks, the first in features, rsi_14"
     assert replace(certificate(bars), leaks=()).passed

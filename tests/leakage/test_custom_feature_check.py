@@ -8,7 +8,7 @@ from ml_factory.data.sessions import DAY_NS, market_for
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.leakage.custom_feature_check import leaks_of_sampled_days, sampled_days
+from ml_factory.leakage.custom_feature_check import check_sampled_days, sampled_days
 
 FEBRUARY_20 = pd.Timestamp("2024-02-20", tz="UTC").value // DAY_NS
 
@@ -44,7 +44,7 @@ def found_of(monkeypatch, bars, function, quick):
         blind.setattr(custom, "prove", lambda *given: None)
         custom.feature(function, memory=24)
     spec = FeatureSpec(custom=(function.__name__,))
-    return leaks_of_sampled_days(bars, market_for("DEMO", bars).to_dict(), spec, quick=quick)
+    return check_sampled_days(bars, market_for("DEMO", bars).to_dict(), spec, quick=quick)
 
 
 def test_leaks_of_sampled_days_of_a_peek_in_one_hour_of_the_week_is_named_in_the_quick_form(bars, monkeypatch):
@@ -60,7 +60,7 @@ def test_leaks_of_sampled_days_of_a_peek_in_one_minute_of_the_month_is_named_in_
 def test_leaks_of_sampled_days_of_a_feature_that_looks_back_finds_nothing(bars, monkeypatch):
     rows, leaks = found_of(monkeypatch, bars, looks_back, True)
     assert leaks == [] and rows > 1_000
-    assert leaks_of_sampled_days(bars, {}, FeatureSpec(), quick=False) == (0, [])
+    assert check_sampled_days(bars, {}, FeatureSpec(), quick=False) == (0, [])
 
 
 def test_leaks_of_sampled_days_of_a_feature_that_fails_is_a_leak(bars, monkeypatch):

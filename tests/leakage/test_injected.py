@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ml_factory.data.validation import check_bars
-from ml_factory.leakage.fitted import ROW_WAYS
+from ml_factory.leakage.fitted import ROW_PERTURBATIONS
 from ml_factory.leakage.perturbations import TRUNCATE
 from ml_factory.leakage.prefix_builds import build_on_prefixes
 from ml_factory.leakage.proof import prove
@@ -94,7 +94,7 @@ def test_the_full_form_fits_every_split_of_every_scheme(bars):
     assert schemes == {"holdout", "purged", "expanding", "rolling", "combinatorial"} and len(splits) == 13
     assert proof.compared["fitted h10"] == 13 * FULL.fit_rows
     # Each once as it is and once a way to change the other rows; the holdout also beside its validation rows.
-    assert len(fitted) == 13 * (1 + len(ROW_WAYS)) + len(ROW_WAYS)
+    assert len(fitted) == 13 * (1 + len(ROW_PERTURBATIONS)) + len(ROW_PERTURBATIONS)
     few = pipeline.splits(labels.iloc[: 17 * 4 * 3 - 1])  # with less than four embargoes a fold, none is cut
     assert [split.name for split in few] == ["holdout"]
 
@@ -151,5 +151,5 @@ def test_what_was_remembered_shows_only_while_the_future_is_unseen(bars):
     pipeline.features(bars, pipeline.facts(bars))
     late = prove(pipeline, bars, spec)
     assert "next_move_remembered" not in {one.column for one in late.leaks if one.disturbance == TRUNCATE}
-    assert_caught(leak, prove(pipeline, bars, spec, seen=seen))
+    assert_caught(leak, prove(pipeline, bars, spec, prefix_builds=seen))
     assert seen and all(sight.tables for sight in seen)

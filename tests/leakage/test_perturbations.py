@@ -7,7 +7,7 @@ import pytest
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import check_bars
 from ml_factory.leakage.cut_points import choose_cuts
-from ml_factory.leakage.perturbations import KEEP_THEIR_TIMES, TRUNCATE, WAYS, disturb
+from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb
 from ml_factory.leakage.tables import COLUMNS, ROWS, Table, differences
 from tests.leakage.leaks import bars_with_events
 
@@ -19,27 +19,27 @@ def bars() -> pd.DataFrame:
     return bars_with_events()
 
 
-@pytest.mark.parametrize("way", [*WAYS, TRUNCATE])
+@pytest.mark.parametrize("way", [*PERTURBATIONS, TRUNCATE])
 @pytest.mark.parametrize("first", [FIRST, 30_001])
 def test_the_past_keeps_every_bit_and_the_future_changes(way, first, bars):
-    other = disturb(bars, first, way)
+    other = perturb(bars, first, way)
     assert other.index[:first].equals(bars.index[:first])
     assert other[bars.columns].iloc[:first].to_numpy().tobytes() == bars.iloc[:first].to_numpy().tobytes()
     if way == TRUNCATE:
         assert len(other) == first
         return
     assert not other[bars.columns].iloc[first:].equals(bars.iloc[first:])
-    if way in KEEP_THEIR_TIMES:
+    if way in SAME_TIMES:
         assert other.index.equals(bars.index)
     # Lawful: the contract of bars takes it as it is.
     checked, _ = check_bars(other.reset_index(), symbol="DEMO")
     assert checked.index.equals(other.index) and (other.index.asi8 % MINUTE_NS == 0).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", PERTURBATIONS)
 def test_without_volume_and_with_contracts_too(way, bars):
     contracts = bars.drop(columns="volume").assign(contract=np.arange(len(bars), dtype=np.int32) // 10_000)
-    other = disturb(contracts, FIRST, way)
+    other = perturb(contracts, FIRST, way)
     assert other["contract"].iloc[:FIRST].equals(contracts["contract"].iloc[:FIRST])
     assert other.index.is_monotonic_increasing and other.index.is_unique
     assert ("volume" in other) == (way == "volume")
@@ -48,19 +48,19 @@ def test_without_volume_and_with_contracts_too(way, bars):
 
 
 def test_deleting_and_inserting_does_both(bars):
-    other = disturb(bars, FIRST, "delete and insert")
+    other = perturb(bars, FIRST, "delete and insert")
     assert len(bars.index[FIRST:].difference(other.index)) > 1_000
     assert len(other.index[FIRST:].difference(bars.index)) > 100
 
 
 def test_disturbances_are_the_same_each_time_and_differ_by_seed(bars):
-    one, again, other = (disturb(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
+    one, again, other = (perturb(bars, FIRST, "shuffle", seed) for seed in (1, 1, 2))
     assert one.equals(again) and not one.equals(other)
 
 
 def test_the_last_bar_can_be_cut_too(bars):
-    for way in WAYS:
-        assert len(disturb(bars, len(bars) - 1, way)) >= len(bars) - 1
+    for way in PERTURBATIONS:
+        assert len(perturb(bars, len(bars) - 1, way)) >= len(bars) - 1
 
 
 def test_cuts_are_at_the_moments_they_name(bars):

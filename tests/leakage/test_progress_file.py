@@ -7,7 +7,7 @@ import pytest
 
 from ml_factory.leakage import proof as proving
 from ml_factory.leakage.prefix_builds import PrefixBuild
-from ml_factory.leakage.progress_file import ProofProgress, horizons_tried
+from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.tables import RAISED
@@ -53,13 +53,13 @@ def whole(bars):
 def test_what_was_tried_is_not_tried_again(bars, tmp_path, monkeypatch, whole, kept):
     Dying.left = kept
     with pytest.raises(Killed):
-        prove(clean_pipeline(), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
-    steps = json.loads((tmp_path / "kept.json").read_text())["told"]["did"]
+        prove(clean_pipeline(), bars, SPEC, progress_file=Dying(tmp_path / "kept.json", "this"))
+    steps = json.loads((tmp_path / "kept.json").read_text())["record"]["did"]
     assert len(steps) == kept
     built, fitted = [], []
-    monkeypatch.setattr(proving, "disturb", lambda *a, real=proving.disturb: built.append(a[1]) or real(*a))
+    monkeypatch.setattr(proving, "perturb", lambda *a, real=proving.perturb: built.append(a[1]) or real(*a))
     monkeypatch.setattr(Learning, "fit", lambda *a, real=Learning.fit: fitted.append(a) or real(*a))
-    again = prove(clean_pipeline(), bars, SPEC, tried=ProofProgress(tmp_path / "kept.json", "this"))
+    again = prove(clean_pipeline(), bars, SPEC, progress_file=ProofProgress(tmp_path / "kept.json", "this"))
     assert outcome(again) == whole
     done = {"facts": 0, "window 0": 2, "window 1": 2, "window 2": 2, "whole file 0": 1, "whole file 1": 1}
     facts = 4 * ("facts" not in steps)
@@ -75,9 +75,11 @@ def test_a_leak_that_was_found_is_not_forgotten(bars, tmp_path):
     assert wanted["leaks"]
     Dying.left = 4
     with pytest.raises(Killed):
-        prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=Dying(tmp_path / "kept.json", "this"))
+        prove(leak.spoil(clean_pipeline()), bars, SPEC, progress_file=Dying(tmp_path / "kept.json", "this"))
     assert (
-        outcome(prove(leak.spoil(clean_pipeline()), bars, SPEC, tried=ProofProgress(tmp_path / "kept.json", "this")))
+        outcome(
+            prove(leak.spoil(clean_pipeline()), bars, SPEC, progress_file=ProofProgress(tmp_path / "kept.json", "this"))
+        )
         == wanted
     )
 
@@ -87,8 +89,8 @@ def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tm
     kept = ProofProgress(tmp_path / "kept.json", "this", (5, 20))
     Dying.left = 3
     with pytest.raises(Killed):
-        prove(clean_pipeline(), bars, SPEC, tried=Dying(kept.path, "this", (5, 20)))
-    assert kept.load() and horizons_tried(kept.path) == (5, 20)
+        prove(clean_pipeline(), bars, SPEC, progress_file=Dying(kept.path, "this", (5, 20)))
+    assert kept.load() and saved_horizons(kept.path) == (5, 20)
     text = kept.path.read_text()
     if harm == "torn":
         kept.path.write_text(text[:-30])
@@ -99,9 +101,9 @@ def test_what_is_kept_of_another_proof_or_not_whole_is_not_gone_on_from(bars, tm
     else:
         kept = ProofProgress(kept.path, "that")
     assert (kept.load() is None) == (harm != "other cuts")
-    assert outcome(prove(clean_pipeline(), bars, SPEC, tried=kept)) == whole
+    assert outcome(prove(clean_pipeline(), bars, SPEC, progress_file=kept)) == whole
     kept.forget()
-    assert kept.load() is None and horizons_tried(kept.path) == ()
+    assert kept.load() is None and saved_horizons(kept.path) == ()
 
 
 def test_a_leak_of_fits_is_found_once_however_often_the_proof_dies(bars, tmp_path):
@@ -122,7 +124,7 @@ def test_a_leak_of_fits_is_found_once_however_often_the_proof_dies(bars, tmp_pat
         for _ in range(20):
             Dying.left = 1
             try:
-                found = prove(pipeline, bars, spec, tried=Dying(kept, "this"))
+                found = prove(pipeline, bars, spec, progress_file=Dying(kept, "this"))
             except Killed:
                 continue
             break
@@ -137,17 +139,17 @@ def test_what_could_be_built_before_and_no_more_is_a_failure(bars, tmp_path, mon
     steps = ["facts", "window 0", "feed", "labels", "rule h10", "parts h10"]
     Dying.left = steps.index("labels" if step == "labels" else "parts h10") + 1
     with pytest.raises(Killed):
-        prove(pipeline, bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+        prove(pipeline, bars, spec, progress_file=Dying(tmp_path / "kept.json", "this"))
 
     def lacks_memory(self, *asked):
         raise MemoryError("no room")
 
-    def try_fitted(attempt, *asked, real=proving._Attempt.try_fitted):
+    def check_fitted_objects(attempt, *asked, real=proving._ProofRun.check_fitted_objects):
         monkeypatch.setattr(type(pipeline), step, lacks_memory)  # what stands before the fits needs it too
         real(attempt, *asked)
 
-    monkeypatch.setattr(proving._Attempt, "try_fitted", try_fitted)
-    found = prove(pipeline, bars, spec, tried=ProofProgress(tmp_path / "kept.json", "this"))
+    monkeypatch.setattr(proving._ProofRun, "check_fitted_objects", check_fitted_objects)
+    found = prove(pipeline, bars, spec, progress_file=ProofProgress(tmp_path / "kept.json", "this"))
     assert any("MemoryError" in leak.column for leak in found.leaks), found.leaks
 
 
@@ -156,7 +158,9 @@ def test_what_goes_on_finds_is_kept_beside_what_was_found_before(bars, tmp_path)
     spec = replace(SPEC, cuts=1, whole_cuts=0, feed_rows=0)
     Dying.left = 2
     with pytest.raises(Killed):
-        prove(clean_pipeline(), bars, spec, tried=Dying(tmp_path / "kept.json", "this"))
+        prove(clean_pipeline(), bars, spec, progress_file=Dying(tmp_path / "kept.json", "this"))
     sight = PrefixBuild(2_000, None, "it has met these bars")
-    found = prove(clean_pipeline(), bars, spec, seen=[sight], tried=ProofProgress(tmp_path / "kept.json", "this"))
+    found = prove(
+        clean_pipeline(), bars, spec, prefix_builds=[sight], progress_file=ProofProgress(tmp_path / "kept.json", "this")
+    )
     assert [leak.column for leak in found.leaks] == [f"{RAISED} it has met these bars"]

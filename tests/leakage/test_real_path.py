@@ -128,8 +128,8 @@ def proven_a_bar_early(patch):
 
 def over_the_night(patch):
     """Lives go on into the next session, and say they were proven at this one's end."""
-    honest, ends = labels.rows_with_bars_left, label_table._proven_at
-    patch.setattr(labels, "rows_with_bars_left", lambda base, session_end, asked: honest(base, "span", asked))
+    honest, ends = labels.rows_with_future_bars, label_table._proven_at
+    patch.setattr(labels, "rows_with_future_bars", lambda base, session_end, asked: honest(base, "span", asked))
 
     def spoilt(base, rows, *given):
         found, last = ends(base, rows, *given), np.flatnonzero(np.diff(base.segment))

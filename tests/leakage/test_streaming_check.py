@@ -10,7 +10,7 @@ from ml_factory.features.engine import Family
 from ml_factory.features.rolling import HISTORY
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.streaming_check import pushes, table_of_feed
+from ml_factory.leakage.streaming_check import push_positions, table_from_stream
 from tests.leakage.leaks import Learning, bars_with_events, clean_pipeline
 
 ONLY_FEED = ProofSpec(cuts=1, whole_cuts=0, ways=("rescale",), ways_a_cut=1, fit_rows=0)
@@ -63,20 +63,20 @@ def test_a_kernel_that_peeks_inside_its_block_is_caught(bars, monkeypatch):
 
 def test_rows_that_are_fed_singly_are_as_many_as_asked_and_all_over_the_file(bars):
     market = MarketSpec("DEMO", "cme", 0.25, True)
-    every = pushes(bars, market, 5, 10**9, 0)
+    every = push_positions(bars, market, 5, 10**9, 0)
     assert np.diff(every).max() <= 5 and every[0] == 0 and every[-1] == len(bars)
-    some = pushes(bars, market, 5, QUICK.feed_rows, 0)
+    some = push_positions(bars, market, 5, QUICK.feed_rows, 0)
     single = np.diff(some) <= 5
     assert QUICK.feed_rows - 20 <= single.sum() <= QUICK.feed_rows
     places = some[:-1][single] / len(bars)
     assert places.min() < 0.1 and places.max() > 0.9
-    assert np.array_equal(some, pushes(bars, market, 5, QUICK.feed_rows, 0))
+    assert np.array_equal(some, push_positions(bars, market, 5, QUICK.feed_rows, 0))
 
 
 def test_the_feed_gives_each_row_once(bars):
     market = MarketSpec("DEMO", "cme", 0.25, True)
     spec = FeatureSpec(frames=(60,), families=("calendar",))
-    table = table_of_feed(bars, market, spec, 500)
+    table = table_from_stream(bars, market, spec, 500)
     matrix = build.build_features(bars, market, spec)
     np.testing.assert_array_equal(table.at, matrix.known_at)
     np.testing.assert_array_equal(table.matrix, matrix.values)

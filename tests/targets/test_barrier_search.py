@@ -101,11 +101,11 @@ def test_the_best_keeps_the_balance_and_is_as_good_as_a_fine_grid():
 def test_nothing_from_the_first_judging_row_on_is_seen(found):
     cut = int(np.searchsorted(BARS.index.as_unit("ns").asi8, TEST[0].value - 60_000_000_000))
     for bars in (BARS.iloc[:cut], absurd(BARS, cut, np.random.default_rng(0))):
-        base, fine = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
-        assert search_barriers(base, fine, MES, TRAIN, SPEC, judged=TEST) == found
+        base, minute_bars = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
+        assert search_barriers(base, minute_bars, MES, TRAIN, SPEC, evaluated=TEST) == found
     before = BARS.copy()
     before.iloc[cut - 400 : cut, :] *= 1.0005  # training bars do count
-    other = search_barriers(base_frame(before, MES, 5), base_frame(before, MES, 1), MES, TRAIN, SPEC, judged=TEST)
+    other = search_barriers(base_frame(before, MES, 5), base_frame(before, MES, 1), MES, TRAIN, SPEC, evaluated=TEST)
     assert other.seen_rows.fingerprint != found.seen_rows.fingerprint
     assert other.seen_rows.moments == found.seen_rows.moments
     until = pd.Timestamp(found.seen_rows.until).value
@@ -114,7 +114,7 @@ def test_nothing_from_the_first_judging_row_on_is_seen(found):
 
 
 def test_without_judging_rows_the_last_training_row_is_the_end():
-    alone = search(judged=None)
+    alone = search(evaluated=None)
     assert alone.seen_rows.until == alone.seen_rows.last == TRAIN[-1].isoformat()
     cut = int(np.searchsorted(BARS.index.as_unit("ns").asi8, TRAIN[-1].value))
     bars = BARS.iloc[:cut]
@@ -172,8 +172,8 @@ def test_what_cannot_be_searched_is_refused(monkeypatch, found):
     search(replace(SPEC, trials=2), save=records.append)
     with pytest.raises(SettingsError, match="another search"):
         search(replace(SPEC, trials=3, seed=1), record=records[-1])
-    with pytest.raises(SettingsError, match="1 of them judge"):
-        search(judged=TRAIN[-1:])
+    with pytest.raises(SettingsError, match="1 of them evaluated"):
+        search(evaluated=TRAIN[-1:])
     with pytest.raises(SettingsError, match="without a bar"):
         search_barriers(BASE, FINE, MES, TRAIN + pd.Timedelta("1s"), SPEC)
     with pytest.raises(SettingsError, match="0 rows"):

@@ -34,10 +34,10 @@ def momentum_sides(base: Frame) -> pd.Series:
 
 
 ASKED = {
-    "forward_return": lambda base, fine, spec: forward_return(base, spec, MES),
-    "direction": lambda base, fine, spec: direction(base, spec, MES),
-    "trend_scanning": lambda base, fine, spec: trend_scanning(base, spec, MES, shortest=3),
-    "meta_labels": lambda base, fine, spec: meta_labels(base, fine, momentum_sides(base), spec, MES),
+    "forward_return": lambda base, minute_bars, spec: forward_return(base, spec, MES),
+    "direction": lambda base, minute_bars, spec: direction(base, spec, MES),
+    "trend_scanning": lambda base, minute_bars, spec: trend_scanning(base, spec, MES, shortest=3),
+    "meta_labels": lambda base, minute_bars, spec: meta_labels(base, minute_bars, momentum_sides(base), spec, MES),
 }
 
 
@@ -164,12 +164,12 @@ def test_a_trend_is_proven_when_the_longest_is_known():
 @pytest.mark.parametrize(("up", "down"), [(0.5, 0.5), (1.2, 0.4)])
 def test_meta_labels_are_bets_on_the_barriers_of_their_side(up, down):
     bars = gappy(4, 0.25)
-    base, fine = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
+    base, minute_bars = base_frame(bars, MES, 5), base_frame(bars, MES, 1)
     spec = replace(SPEC, k_up=up, k_down=down)
     side = momentum_sides(base)
-    found = meta_labels(base, fine, side, spec, MES)
-    long = triple_barrier(base, fine, spec, MES)
-    short = triple_barrier(base, fine, replace(spec, k_up=down, k_down=up), MES)
+    found = meta_labels(base, minute_bars, side, spec, MES)
+    long = triple_barrier(base, minute_bars, spec, MES)
+    short = triple_barrier(base, minute_bars, replace(spec, k_up=down, k_down=up), MES)
     for sign, plain in ((1, long), (-1, short)):
         bets = found[found["side"] == sign]
         same = plain.loc[bets.index]

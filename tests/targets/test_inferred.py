@@ -26,8 +26,8 @@ def labels_of(bars: pd.DataFrame, symbol: str = "FOO", **given) -> pd.DataFrame:
 def bars() -> pd.DataFrame:
     """26 sessions of a market whose first two trade on half the tick of the others."""
     made = synthetic_bars(26, "null", 3)
-    fine = np.arange(len(made)) < 2_000
-    made.loc[fine, ["open", "high", "low", "close"]] *= 0.5
+    minute_bars = np.arange(len(made)) < 2_000
+    made.loc[minute_bars, ["open", "high", "low", "close"]] *= 0.5
     return made
 
 
@@ -42,11 +42,11 @@ def test_rows_of_the_first_twenty_sessions_are_marked_where_facts_are_inferred(b
 
 def test_no_part_of_the_split_holds_a_marked_row(bars):
     labels = labels_of(bars)
-    marked, parts = np.flatnonzero(labels["inferred"] == 1), holdout(labels, SplitSpec())
-    assert len(marked) > 2_000 and not any(np.isin(rows, marked).any() for rows in parts.values())
+    inferred, parts = np.flatnonzero(labels["inferred"] == 1), holdout(labels, SplitSpec())
+    assert len(inferred) > 2_000 and not any(np.isin(rows, inferred).any() for rows in parts.values())
     alone = labels[labels["inferred"] == 0].drop(columns="inferred")
     for name, rows in holdout(alone, SplitSpec()).items():  # the split of a file that begins after them
-        np.testing.assert_array_equal(parts[name], rows + len(marked))
+        np.testing.assert_array_equal(parts[name], rows + len(inferred))
 
 
 def test_rows_known_by_a_cut_after_them_are_the_same_whatever_follows(bars):

@@ -62,13 +62,15 @@ def twin_exit(path, up, down):
     return None
 
 
-def twin(base: Frame, fine: Frame | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray) -> list[dict]:
+def twin(
+    base: Frame, minute_bars: Frame | None, spec: LabelSpec, market: MarketSpec, close_at: np.ndarray
+) -> list[dict]:
     """The rows of `triple_barrier`. Every label walks ALL its minutes, not only those of the touching bar."""
     n, sigmas, rows = len(base), twin_sigma(base, spec.sigma_span), []
     spans, segment = spec.session_end == "span", base.segment
     if spans:  # one number a contract
         segment = np.zeros(n) if base.chain is None else np.unique(base.chain, return_inverse=True)[1]
-    finest = base if fine is None else fine
+    finest = base if minute_bars is None else minute_bars
     minutes = [[] for _ in range(n)]
     for f in range(len(finest)):  # each belongs to the bar that began last, where that was not over yet
         begin = int(finest.start[f])
@@ -187,8 +189,8 @@ def test_minutes_settle_what_a_bar_leaves_open():
         "ambiguous": [(100, 100.5, 99.5, 100), (100, 101.5, 98.5, 99), (99, 99, 98.5, 99)],
     }
     for barrier, minutes in inside.items():
-        fine = frame(minutes, minutes=1, start=30 * 5 * MINUTE)
-        row = triple_barrier(base, fine, HAND, TICKED, session_close=np.full(len(base), FAR)).iloc[-1]
+        minute_bars = frame(minutes, minutes=1, start=30 * 5 * MINUTE)
+        row = triple_barrier(base, minute_bars, HAND, TICKED, session_close=np.full(len(base), FAR)).iloc[-1]
         assert (row["barrier"], row["label_end"].value) == (barrier, 31 * 5 * MINUTE)
         left_at = {"lower": 0.99, "upper": 1.0125, "ambiguous": math.nan}[barrier]
         assert row["ret"] == pytest.approx(math.log(left_at), nan_ok=True)
@@ -215,8 +217,8 @@ def test_the_first_minute_of_a_new_contract_is_not_of_the_old_ones_bar(shown):
     bars = bars.assign(contract=["A"] * (5 * 30 + 2) + ["B"] * 3, chain=1.0)
     base = base_frame(bars, TICKED, 5)
     assert ((base.known_at[-2:] - base.start[-2:]) // MINUTE).tolist() == [3, 3]  # they share a minute
-    fine = base_frame(bars if shown else bars.drop(minutes[151]), TICKED, 1)
-    row = triple_barrier(base, fine, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
+    minute_bars = base_frame(bars if shown else bars.drop(minutes[151]), TICKED, 1)
+    row = triple_barrier(base, minute_bars, replace(HAND, session_end="span"), TICKED).loc[minutes[150]]
     assert (row["barrier"], row["exit_bar"], row["label_end"]) == ("upper", 30, minutes[153])
     assert row["ret"] == pytest.approx(math.log(1.01)) and row["mae"] == pytest.approx(math.log(0.9975))
 
@@ -262,13 +264,13 @@ def test_labels_span_sessions_and_holes_where_asked_and_never_a_rolls_step(adjus
         at = bars.index[[int(0.4 * len(bars)), int(0.7 * len(bars))]]  # in mid-session
         at = at.floor("5min") + pd.Timedelta(minutes=minute)
         bars = rolls(bars, at, adjusted)
-        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end="span")
-        found, close = triple_barrier(base, fine, spec, market), close_of(base, market)
-        assert_equal_to_twin(found, twin(base, fine, spec, market, close))
+        found, close = triple_barrier(base, minute_bars, spec, market), close_of(base, market)
+        assert_equal_to_twin(found, twin(base, minute_bars, spec, market, close))
         stays = replace(spec, session_end="session")
-        inside = triple_barrier(base, fine, stays, market)
-        assert_equal_to_twin(inside, twin(base, fine, stays, market, close))
+        inside = triple_barrier(base, minute_bars, stays, market)
+        assert_equal_to_twin(inside, twin(base, minute_bars, stays, market, close))
 
         def crossed(labels, marks):
             return marks[labels["exit_bar"]] != marks[labels["entry_bar"]]
@@ -294,10 +296,10 @@ def test_equal_to_the_twin_on_wild_synthetic_bars(tick, session_end):
     for seed, horizon in ((1, 3), (2, 24)):
         market = MarketSpec("MES", "cme", tick, False)
         bars = gappy(seed, tick)
-        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
         spec = LabelSpec(horizon=horizon, k_up=0.5, k_down=0.7, sigma_span=30, session_end=session_end)
-        found = triple_barrier(base, fine, spec, market)
-        assert_equal_to_twin(found, twin(base, fine, spec, market, close_of(base, market)))
+        found = triple_barrier(base, minute_bars, spec, market)
+        assert_equal_to_twin(found, twin(base, minute_bars, spec, market, close_of(base, market)))
         clear = found.dropna(subset="ret")
         assert clear["ret"].between(clear["mae"] - 1e-15, clear["mfe"] + 1e-15).all()
         coarse = triple_barrier(base, None, spec, market)
@@ -319,11 +321,11 @@ def after_the_early_close() -> pd.DataFrame:
 @pytest.mark.parametrize("minutes", [30, 60])
 def test_an_early_close_inside_a_bucket(minutes):
     bars, market, spec = after_the_early_close(), MarketSpec("MES", "cme", 0.25, False), LabelSpec(6, sigma_span=30)
-    base, fine = base_frame(bars, market, minutes), base_frame(bars, market, 1)
+    base, minute_bars = base_frame(bars, market, minutes), base_frame(bars, market, 1)
     shared = np.flatnonzero(base.start == pd.Timestamp("2024-12-24 18:15", tz="UTC").value) - 1
     assert len(shared) == 1  # the close cuts one bucket in two
-    whole = triple_barrier(base, fine, spec, market)
-    assert_equal_to_twin(whole, twin(base, fine, spec, market, close_of(base, market)))
+    whole = triple_barrier(base, minute_bars, spec, market)
+    assert_equal_to_twin(whole, twin(base, minute_bars, spec, market, close_of(base, market)))
     for known in base.known_at[shared[0] - 3 : shared[0] + 10]:
         cut = int(np.searchsorted(bars.index.as_unit("ns").asi8, known))
         assert_same_bits(whole, labels_of(bars.iloc[:cut], market, spec, minutes), int(known))
@@ -334,18 +336,18 @@ def test_equal_to_the_twin_on_a_hundred_thousand_real_bars(shared_data):
     raw = pd.read_parquet(shared_data / "bars" / "BTCUSD_1m.parquet").set_index("timestamp").iloc[:100_000]
     for market, minutes, horizon in ((BITCOIN, 1, 20), (replace(BITCOIN, tick=0.01), 5, 20)):
         base = base_frame(raw, market, minutes)
-        fine = base_frame(raw, market, 1) if minutes > 1 else None
+        minute_bars = base_frame(raw, market, 1) if minutes > 1 else None
         spec = LabelSpec(horizon=horizon)
-        rows = twin(base, fine, spec, market, close_of(base, market))
-        assert_equal_to_twin(triple_barrier(base, fine, spec, market), rows)
+        rows = twin(base, minute_bars, spec, market, close_of(base, market))
+        assert_equal_to_twin(triple_barrier(base, minute_bars, spec, market), rows)
 
 
 # ---- nothing to come changes what is proven --------------------------------------------------------------------
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(SESSION_ENDS), fine=st.booleans())
-def test_proven_labels_do_not_see_what_follows(data, horizon, end, fine):
+@given(data=st.data(), horizon=st.integers(1, 40), end=st.sampled_from(SESSION_ENDS), minute_bars=st.booleans())
+def test_proven_labels_do_not_see_what_follows(data, horizon, end, minute_bars):
     seed = data.draw(st.integers(0, 3))
     market = MarketSpec("MES", "cme", 0.25, False)
     bars = gappy(seed, 0.25, days=3)
@@ -355,7 +357,7 @@ def test_proven_labels_do_not_see_what_follows(data, horizon, end, fine):
 
     def judge(some):
         some = rolls(some, at)
-        minutes = base_frame(some, market, 1) if fine else None
+        minutes = base_frame(some, market, 1) if minute_bars else None
         return triple_barrier(base_frame(some, market, 5), minutes, spec, market)
 
     whole, known = judge(bars), bars.index.as_unit("ns").asi8[cut - 1] + MINUTE
@@ -430,10 +432,10 @@ def test_driftless_walks_do_not_lean():
     rng, horizons = np.random.default_rng(42), (5, 20, 60)
     leans, shares = {h: [] for h in horizons}, {h: [] for h in horizons}
     for _ in range(20):
-        base, fine = walks(100, 3_000, 5, 3, rng)
+        base, minute_bars = walks(100, 3_000, 5, 3, rng)
         for horizon in horizons:
             spec = LabelSpec(horizon=horizon, session_end="drop")
-            labels = triple_barrier(base, fine, spec, BITCOIN, session_close=np.full(len(base), FAR))
+            labels = triple_barrier(base, minute_bars, spec, BITCOIN, session_close=np.full(len(base), FAR))
             each = base.segment[labels["entry_bar"]]
             rows, net = np.bincount(each, minlength=100), np.bincount(each, labels["label"], minlength=100)
             leans[horizon] += (net / rows).tolist()
@@ -449,9 +451,9 @@ def test_the_neutral_share_of_real_markets_is_usable(shared_data):
     for symbol, calendar, tick in (("NQ", "cme", 0.25), ("ES", "cme", 0.25), ("BTCUSD", "24h", None)):
         bars = pd.read_parquet(shared_data / "bars" / f"{symbol}_1m.parquet").set_index("timestamp")
         market = MarketSpec(symbol, calendar, tick, False)
-        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
         for horizon in (5, 20, 60):
-            labels = triple_barrier(base, fine, LabelSpec(horizon=horizon), market)
+            labels = triple_barrier(base, minute_bars, LabelSpec(horizon=horizon), market)
             assert 0.10 < (labels["label"] == 0).mean() < 0.50, (symbol, horizon)
 
 

@@ -17,7 +17,7 @@ from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
 from ml_factory.leakage import pipeline_under_test
-from ml_factory.leakage.certificate import place_of, read_certificate
+from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import QUICK, ProofSpec
 from ml_factory.leakage.tables import Leak
@@ -38,7 +38,7 @@ def no_small_runs(monkeypatch):
 
 def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5):
     store = Store.current(workspace.processed(symbol))
-    return read_certificate(place_of(workspace.processed(symbol), store.fingerprint, horizon))
+    return read_certificate(certificate_path(workspace.processed(symbol), store.fingerprint, horizon))
 
 
 @pytest.mark.soak
@@ -51,7 +51,7 @@ def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
 
 def test_training_refuses_data_without_a_certificate_unless_told(prepared):
     store = Store.current(prepared.processed("DEMO"))
-    place_of(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
+    certificate_path(prepared.processed("DEMO"), store.fingerprint, 5).unlink()
     asked = {"model_settings": SMALL}
     for step in (pipeline.train, pipeline.cross_validate):
         with pytest.raises(NotPreparedError, match="python -m ml_factory audit --symbol DEMO"):
@@ -111,7 +111,7 @@ def test_appended_bars_need_only_their_part_proved(tmp_path):
     pipeline.prepare(workspace, "MES", (5,))
     found = certificate_of(workspace, "MES")
     assert [one.rows for one in found.stretches] == [kept, len(bars)] and found.passed
-    assert len(found.cuts) == 2 and found.words() == "quick, 12 cuts"
+    assert len(found.cuts) == 2 and found.describe() == "quick, 12 cuts"
     share = 3_000 / len(bars)
     assert found.compared["features, fed bar by bar"] == math.ceil(2_000 * share)
     assert found.compared["fitted h5"] == math.ceil(6_000 * share)

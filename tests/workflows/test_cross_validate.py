@@ -42,16 +42,16 @@ def test_each_fold_asks_what_its_own_training_rows_led_to(prepared, monkeypatch,
     plan, store = plans[0], Store.current(prepared.processed("DEMO"))
     market = MarketSpec.from_dict(store.facts["market"])
     bars = pd.read_parquet(prepared.raw_bars("DEMO")).set_index("timestamp")
-    base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+    base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
     spec, purged = replace(asked, labels=replace(asked.labels, horizon=5)), 0
     first_test = pipeline.load_labels(prepared, "DEMO", 5).index[pipeline.load_splits(prepared, "DEMO", 5)["test"][0]]
     assert len(seen) == len(plan.folds) == len(result.fold_table)
     for number, ((train, test), (own, part)) in enumerate(zip(plan.folds, seen, strict=True)):
         teachers, judges = plan.labels.index[train], plan.labels.index[test]
-        found = search_barriers(base, fine, market, teachers, spec, judged=judges)
+        found = search_barriers(base, minute_bars, market, teachers, spec, evaluated=judges)
         stored = SearchedLabels.from_json((result.path.parent / f"barriers-{number}.json").read_text())
         assert stored == found and found.seen_rows.count == len(train)
-        made = triple_barrier(base, fine, found.labels, market)
+        made = triple_barrier(base, minute_bars, found.labels, market)
         made = made[made.index.isin(plan.labels.index) & (made["label_end"] < first_test)]
         pd.testing.assert_frame_equal(own.labels, made)
         # the rule of the splits, counted row by row
@@ -89,8 +89,8 @@ def test_folds_over_barriers_that_saw_rows_they_judge_are_refused(prepared):
 
 
 def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
-    judged, whole = [], barrier_search._View.judge
-    monkeypatch.setattr(barrier_search._View, "judge", lambda *given: judged.append(1) or whole(*given))
+    judged, whole = [], barrier_search._View.evaluate
+    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: judged.append(1) or whole(*given))
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     forecast, done = cross_validate.forecast_folds, []
 
@@ -116,7 +116,7 @@ def test_a_finished_or_killed_nest_is_found_again(prepared, monkeypatch):
 
 def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None:
     """A nest that dies in the search of this fold, after so many trials."""
-    judged, whole = [], barrier_search._View.judge
+    judged, whole = [], barrier_search._View.evaluate
 
     def judge(*given):
         if len(judged) == fold * SPEC.trials + trials:
@@ -126,7 +126,7 @@ def killed_in_the_search(place, monkeypatch, trials: int, fold: int = 0) -> None
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(barrier_search._View, "judge", judge)
+        patch.setattr(barrier_search._View, "evaluate", judge)
         folds(place)
 
 

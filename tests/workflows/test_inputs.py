@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.datasets.covariates import _REFUSED, clock_ahead, named
+from ml_factory.datasets.covariates import _REFUSED, clock_ahead, resolve_covariates
 from ml_factory.datasets.preprocessing import SCALERS, STEPS
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
@@ -166,7 +166,7 @@ def test_what_is_not_known_ahead_is_refused(prepared):
             resolve_data_settings(data, "tft", {name: given})
     activity = replace(FeatureSpec(), bars="volume")
     with pytest.raises(SettingsError, match="not known ahead"):
-        named({"known": True}, 5, activity)
+        resolve_covariates({"known": True}, 5, activity)
     with pytest.raises(SettingsError, match="Unknown setting"):
         pipeline.train(prepared, "DEMO", 5, "lstm", quick=True, model_settings={"known": True})
 
@@ -176,12 +176,12 @@ def test_data_that_span_sessions_have_no_clock_ahead_and_no_day_of_the_week():
     spanning = replace(FeatureSpec(), spans=True)
     for given in (True, "session_progress", ["week_sine"]):
         with pytest.raises(SettingsError, match=r"next session.*\[known\].*without --span"):
-            named({"known": given}, 5, spanning)
+            resolve_covariates({"known": given}, 5, spanning)
     for given in ("week_sine", ["symbol", "week_cosine"]):
-        with pytest.raises(SettingsError, match=r"not the same in a whole window.*\[static\].*use one of symbol"):
-            named({"static": given}, 5, spanning)
-    assert named({"static": True}, 5, spanning) == {"static": ["symbol"]}
-    assert named({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
+        with pytest.raises(SettingsError, match=r"not constant in a window.*\[static\].*use one of symbol"):
+            resolve_covariates({"static": given}, 5, spanning)
+    assert resolve_covariates({"static": True}, 5, spanning) == {"static": ["symbol"]}
+    assert resolve_covariates({"static": "week_sine"}, 5, FeatureSpec()) == {"static": ["week_sine"]}
 
 
 def test_what_names_no_inputs_is_refused_with_the_names():
@@ -189,11 +189,11 @@ def test_what_names_no_inputs_is_refused_with_the_names():
     for setting, named_so in (("known", "session_progress"), ("static", "symbol")):
         for given in (1, 0, 2, 0.5, {"symbol": 1}):
             with pytest.raises(SettingsError, match=rf"\[{setting}\].*{named_so}.*{setting}=true"):
-                named({setting: given}, 5, FeatureSpec())
+                resolve_covariates({setting: given}, 5, FeatureSpec())
         for nothing in (None, False, "", [], ()):
-            assert named({setting: nothing}, 5, FeatureSpec()) == {}
+            assert resolve_covariates({setting: nothing}, 5, FeatureSpec()) == {}
         for one in (named_so, [named_so], (named_so,)):
-            assert named({setting: one}, 5, FeatureSpec())[setting] == [named_so]
+            assert resolve_covariates({setting: one}, 5, FeatureSpec())[setting] == [named_so]
         for other in ("sesion_progress", ["rsi_14"], [1]):
             with pytest.raises(SettingsError, match=rf"{_REFUSED[setting]}.*\[{setting}\]"):
-                named({setting: other}, 5, FeatureSpec())
+                resolve_covariates({setting: other}, 5, FeatureSpec())

@@ -47,8 +47,8 @@ def test_bets_of_a_column_are_prepared_proved_learnt_and_judged(prepared: Worksp
     assert (labels["side"] == bet).all() and set(labels["label"]) == {0, 1}
     store = Store.current(prepared.processed("DEMO"))
     bars, market = pd.read_parquet(prepared.raw_bars("DEMO")), MarketSpec.from_dict(store.facts["market"])
-    base, fine = base_and_minute_bars(bars.set_index("timestamp"), market, 5)
-    wanted = meta_labels(base, fine, bet, LabelSpec(5), market)
+    base, minute_bars = base_and_minute_bars(bars.set_index("timestamp"), market, 5)
+    wanted = meta_labels(base, minute_bars, bet, LabelSpec(5), market)
     same = ["label", "label_end", "ret", "barrier", "side", "entry_bar"]
     late = wanted.index[100:]  # uniqueness counts earlier bets too, which have no features
     pd.testing.assert_frame_equal(labels.loc[late, same], wanted.loc[late, same], check_freq=False)

@@ -85,9 +85,9 @@ def left_by(result) -> list:
     [
         (train, None, "unfinished at round 15"),
         (cross_validate, (folds, "sample_weights_of", 2), "unfinished at fold 2 of 3"),
-        (nested, (barrier_search._View, "judge", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
+        (nested, (barrier_search._View, "evaluate", 6), "unfinished at fold 1 of 2, trial 2 of 4 in the next"),
         (stack, (folds, "sample_weights_of", 3), "unfinished at linear: all folds; lightgbm: fold 1 of 2"),
-        (search, (barrier_search._View, "judge", 2), "2"),
+        (search, (barrier_search._View, "evaluate", 2), "2"),
     ],
 )
 def test_it_goes_on_in_an_empty_workspace(verb, death, reached, places, tmp_path, monkeypatch):

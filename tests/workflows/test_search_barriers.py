@@ -40,8 +40,8 @@ def search(place: Workspace, spec: SearchSpec = SPEC, **options) -> SearchResult
 @pytest.fixture
 def judged(monkeypatch) -> list:
     """One entry a trial that is really judged."""
-    told, whole = [], barrier_search._View.judge
-    monkeypatch.setattr(barrier_search._View, "judge", lambda *given: told.append(given[2]) or whole(*given))
+    told, whole = [], barrier_search._View.evaluate
+    monkeypatch.setattr(barrier_search._View, "evaluate", lambda *given: told.append(given[2]) or whole(*given))
     return told
 
 
@@ -99,13 +99,13 @@ import os, signal, sys
 from ml_factory import pipeline
 from ml_factory.targets import barrier_search
 from ml_factory.targets.barrier_search_spec import SearchSpec
-whole, count = barrier_search._View.judge, []
+whole, count = barrier_search._View.evaluate, []
 def judge(*given):
     count.append(1)
     if len(count) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return whole(*given)
-barrier_search._View.judge = judge
+barrier_search._View.evaluate = judge
 pipeline.search_barriers(sys.argv[1], "DEMO", 5, SearchSpec(trials=6, neutral=(0.05, 0.6), lean=0.3))
 """
     root = Path(__file__).resolve().parents[2]
@@ -138,8 +138,8 @@ def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared,
 
         judged.clear()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            whole = barrier_search._View.judge
-            patch.setattr(barrier_search._View, "judge", judge)
+            whole = barrier_search._View.evaluate
+            patch.setattr(barrier_search._View, "evaluate", judge)
             search(prepared, fresh=True)
 
     killed(5)
@@ -221,11 +221,11 @@ def test_whatever_is_found_keeps_what_was_seen_before_the_first_validation_row(s
     moved = 0
     for seed, end in enumerate(range(3000, 5000, 170)):
         bars = gappy(seed % 3, 0.25).iloc[:end]
-        base, fine = base_frame(bars, market, 5), base_frame(bars, market, 1)
+        base, minute_bars = base_frame(bars, market, 5), base_frame(bars, market, 1)
         train, judging = search_barriers.search_rows(base, spec, market, splits, first=50)
         for up, down, span in ((0.3, 0.3, 10), (2.0, 2.0, 300), (0.3, 2.0, 300), (2.0, 0.3, 10)):
             tried = spec.labels_of({"k_up": up, "k_down": down, "sigma_span": span})
-            labels = triple_barrier(base, fine, tried, market)
+            labels = triple_barrier(base, minute_bars, tried, market)
             labels = labels[labels["entry_bar"] >= 50]
             first = labels.index[holdout(labels, splits)["validation"][0]]
             assert train[-1] < judging[0] <= first

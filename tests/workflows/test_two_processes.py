@@ -47,7 +47,7 @@ verb, given, named = sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4
 if verb == "train":
     stop_before(train._LogThenCheckpoint, "save", 1)
 elif verb == "search_barriers":
-    stop_before(barrier_search._View, "judge", 1)
+    stop_before(barrier_search._View, "evaluate", 1)
     given = [SearchSpec(**given[0])]
 else:
     stop_before(folds, "sample_weights_of", 3 if verb == "stack" else 1)
