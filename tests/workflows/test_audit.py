@@ -43,7 +43,7 @@ def certificate_of(workspace: Workspace, symbol: str = "DEMO", horizon: int = 5)
 
 @pytest.mark.soak
 def test_prepare_ends_with_the_quick_form_and_training_tells_it(prepared):
-    assert certificate_of(prepared).words() == "quick, 10 cuts"
+    assert certificate_of(prepared).describe() == "quick, 10 cuts"
     assert "quick, 10 cuts" in pipeline.prepare(prepared, "DEMO", (5,)).summary()
     trained = pipeline.train(prepared, "DEMO", 5, "xgboost", model_settings=SMALL, mirror="off")
     assert "quick, 10 cuts" in trained.report_path.read_text()
