@@ -399,7 +399,7 @@ def test_an_absent_client_costs_one_line_for_all_runs(track, monkeypatch, caplog
         tracker = track(mirror="auto")
         assert run_once(tracker) < 1 and tracker.wait_mirror(0)
     assert [record.getMessage() for record in caplog.records] == [
-        "W&B is not installed: runs are recorded locally only (pip install 'ml_factory[track]')"
+        "W&B is not installed: runs are logged locally only (pip install 'ml_factory[track]')"
     ]
     assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
 
