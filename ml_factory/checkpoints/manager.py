@@ -184,7 +184,7 @@ class CheckpointManager:
         return self._phases[name]
 
     def save_checkpoint(self, phase: str, state: dict, force: bool = False, metrics: dict | None = None) -> dict | None:
-        """Save if a save is due, or always with `force`. After SIGTERM or SIGINT the save is made at once,
+        """Save when a save is due, or always with `force`. After SIGTERM or SIGINT the save is made at once,
         and the process ends.
 
         The values are those of this moment: on return the caller may overwrite or free everything.

@@ -40,9 +40,7 @@ class Slots:
     def __init__(self, pool: Pool, lease: WriterId | None = None):
         self.pool, self.lease = pool, lease or WriterId()
         self._verified_hashes: dict[Path, str] = {}  # slot -> hash that this process has verified
-        self._last_sequence: dict[
-            Unit, int
-        ] = {}  # sequence written here last, whether or not its slot can be read just now
+        self._last_sequence: dict[Unit, int] = {}  # last sequence written, also if its slot is unreadable just now
         self._finished_writes: set[Path] = set()  # slots whose last write was refused: it cannot still be under way
 
     # ------------------------------------------------------------------ reading

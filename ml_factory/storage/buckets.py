@@ -20,7 +20,7 @@ from ml_factory.storage.atomic_files import fingerprint, read_json, replace_file
 
 SCHEME = "gs"
 _LEDGER = ".bucket.json"
-# Seconds for one request. The client waits for ever by default, also for a lost response.
+# Seconds for one request. The client has no timeout by default, not even for a lost response.
 REQUEST_SECONDS = 600.0
 _log = logging.getLogger("ml_factory")
 _sync_locks: dict[Path, threading.RLock] = {}  # one pass at a time over each mirror

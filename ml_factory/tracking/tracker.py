@@ -39,7 +39,7 @@ from ml_factory.tracking.wandb_sync import SECONDS_PER_MB, WandbSync, has_ended,
 __all__ = ["Tracker", "mirror_main", "read_log"]
 
 TAKEN_OVER = "taken over"
-FIRST_SECONDS = 10.0  # for a mount to list its segments of this run
+LISTING_SECONDS = 10.0  # for a mount to list its segments of this run
 # Code of the mirror process.
 _MIRROR = f"import sys; from {__name__} import mirror_main; mirror_main(sys.stdin.read())"
 
@@ -81,7 +81,7 @@ class Tracker:
         self._log_uploader = LogUploader(self.local_folder, self.folder)
         local = [attempt.number for attempt, _ in segments(self.local_folder)]
         self._attempt, self._number = Attempt(1 + max(local, default=0), session_id()[:8]), 0
-        uploaded = self._upload(FIRST_SECONDS)  # segments that a killed attempt left on this disk
+        uploaded = self._upload(LISTING_SECONDS)  # segments that a killed attempt left on this disk
         self._attempt = Attempt(
             1 + max([*local, *(attempt_of(name).number for name in uploaded)], default=0), session_id()[:8]
         )
@@ -190,7 +190,7 @@ class Tracker:
         file, self._file = self._file, None
         if file is None:
             return
-        with suppress(OSError):  # a copy that misses a line is told by _publish
+        with suppress(OSError):  # `_upload` reports a copy that misses a line
             flush_to_disk(file.fileno())
         file.close()
         self._number, self._logged = self._number + 1, False

@@ -67,19 +67,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asdict(outcome) | {"plan": plan.words()}
 
     outcomes = spread(lived, list(range(len(plans))), given.jobs)
-    told = facts_of(
+    observed = facts_of(
         plans,
         outcomes,
         given.seed,
         time.perf_counter() - began,
         0 if given.small or given.only or given.sample else LEAST,
     )
-    print(words_of(told))
+    print(words_of(observed))
     if given.json:
-        given.json.write_text(json.dumps(told, indent=1))
-    if not told["failures"] and not given.folder:
+        given.json.write_text(json.dumps(observed, indent=1))
+    if not observed["failures"] and not given.folder:
         shutil.rmtree(folder)
-    return 1 if told["failures"] else 0
+    return 1 if observed["failures"] else 0
 
 
 def line(outcome: Outcome, place: Path) -> str:
@@ -111,12 +111,12 @@ TEMPLATES = {"market": _made(work.market), "prepared": _made(work.prepared), "ba
 
 
 def template_of(unit: str) -> str:
-    """What the workspace of a unit holds before it begins."""
+    """Return the prepared workspace of a unit before it begins."""
     return {"prepare": "market", "stack": "based"}.get(unit, "prepared")
 
 
 def reference(unit: str, templates: dict[str, Path], folder: Path) -> work.Hashes:
-    """The hashes of a life that nobody interrupts."""
+    """Return the hashes of an uninterrupted life."""
     place = folder / f"reference-{unit}"
     place.mkdir(parents=True)
     machine = Disk(place, templates[template_of(unit)], 0)

@@ -1,4 +1,4 @@
-"""A chain of lives: killed, taken up again, killed again, and at last compared with the life that nobody touched."""
+"""A chain of lives: killed, resumed, killed again, and at last compared with an uninterrupted life."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -23,7 +23,7 @@ class Disk:
         return Path(shutil.copytree(template, self.folder / "workspace"))
 
     def secure(self) -> None:
-        """What was written so far will be there after a loss: called once, after the first checkpoint."""
+        """Make the present files survive a loss: called once, after the first checkpoint."""
 
     def lose(self) -> None:
         """A fresh machine: empty caches, and the workspace without some of what was written last."""

@@ -1,4 +1,4 @@
-"""How a process of this campaign dies: SIGKILL, its children first, as a machine that is taken away."""
+"""Death of a process of this campaign: SIGKILL, its children first, as when a machine is preempted."""
 
 import json
 import os

@@ -10,7 +10,7 @@ from ml_factory.checkpoints.slots import Slots
 from ml_factory.storage.atomic_files import Disk
 from tests.chaos.death import die, note
 
-ASKED = "ML_FACTORY_CHAOS_CHUNK"
+CHUNK_VARIABLE = "ML_FACTORY_CHAOS_CHUNK"
 
 
 def half_writes(n: int, diary: Path, end: Callable[[], None]) -> None:
@@ -34,8 +34,8 @@ def half_writes(n: int, diary: Path, end: Callable[[], None]) -> None:
     Disk.write, Slots.write = write, saved
 
 
-def serve(channel: str, parent: str, told: str, niceness: str) -> None:
+def serve(channel: str, parent: str, observed: str, niceness: str) -> None:
     """As `mount_io.serve`, in a process that may die in the middle of a write, and its parent with it."""
-    asked = json.loads(os.environ[ASKED])
-    half_writes(asked["n"], Path(asked["diary"]), lambda: die(int(parent)))
-    remote_slots.serve(channel, parent, told, niceness)
+    calls = json.loads(os.environ[CHUNK_VARIABLE])
+    half_writes(calls["n"], Path(calls["diary"]), lambda: die(int(parent)))
+    remote_slots.serve(channel, parent, observed, niceness)

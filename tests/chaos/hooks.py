@@ -1,12 +1,12 @@
-"""Where a process may be killed: named points of the library, wrapped from outside in the process that is to die.
+"""Kill points: named functions of the library, wrapped from outside in the process that is to die.
 
-The library knows nothing of this. A wrapper tells of an event; the n-th event of one name since the first checkpoint
-is the last thing the process does. Events and what was loaded are lines of a file that outlives the process.
+The library knows nothing of this. A wrapper reports an event; the n-th event of one name since the first checkpoint is
+the last thing the process does. Events and loaded checkpoints are lines of a file that survives the process.
 
     step block fold trial part judge stack   the work of the units between two saves
     save saved load                          a save begins, a save was handed over, a checkpoint was read
     chunk                                    in the middle of a write of a slot, in the process that writes it
-    file placed                              a file is about to be put in its place, and was
+    file placed                              before and after a file is renamed into place
 """
 
 import functools
@@ -71,7 +71,7 @@ def install(hooks: Hooks) -> None:
     _kept_otherwise(hooks)
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
-        os.environ[half_writes.ASKED] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
+        os.environ[half_writes.CHUNK_VARIABLE] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
         replace_constant("ml_factory.checkpoints.remote_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
             replace_constant("ml_factory.checkpoints.manager", "_INLINE_BYTES", 0)
@@ -99,7 +99,7 @@ def wrap_method(cls: type, name: str, around: Around) -> None:
 
 
 def before(hooks: Hooks, name: str) -> Around:
-    """A wrapper that tells of the event, then does the work."""
+    """Wrap a function: report the event, then run the function."""
 
     def around(function):
         def wrapped(*args, **kwargs):
@@ -112,7 +112,7 @@ def before(hooks: Hooks, name: str) -> Around:
 
 
 def step_of(state: dict) -> str:
-    """How far a checkpoint's state is, in the words of the unit it belongs to."""
+    """Return the progress in a checkpoint's state, as its unit formats it."""
     for name, words in (("trials", "trial"), ("p", "fold"), ("step", "step"), ("rounds", "round")):
         if name in state:
             value = state[name]
@@ -190,7 +190,9 @@ def _work(hooks: Hooks) -> None:
 
 
 def _kept_otherwise(hooks: Hooks) -> None:
-    """Checkpoints that are none: a committed part of prepared data, and a finished model that is to be judged."""
+    """Report progress outside checkpoints: a committed part of prepared data, and a finished model before its
+    evaluation.
+    """
     from ml_factory.datasets.store_writer import StoreWriter
 
     def commits(commit):
@@ -211,7 +213,7 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
         return wrapped
 
-    def judges(judge):
+    def evaluates(judge):
         def wrapped(workspace, data, artifact):
             if not hooks.count["saved"]:
                 hooks.loaded(artifact.name, "finished model")
@@ -223,4 +225,4 @@ def _kept_otherwise(hooks: Hooks) -> None:
 
     wrap_method(StoreWriter, "commit", commits)
     StoreWriter.find = finds(StoreWriter.find)
-    wrap_everywhere("ml_factory.workflows.predict", "evaluate_artifact", judges)
+    wrap_everywhere("ml_factory.workflows.predict", "evaluate_artifact", evaluates)

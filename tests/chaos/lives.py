@@ -18,9 +18,12 @@ from tests.chaos.work import UNITS, Hashes
 
 @dataclass(frozen=True)
 class Ended:
-    """How a life ended. killed : whether by its hook.  hashes : of the finished unit.
+    """Outcome of a life.
 
-    loaded : checkpoints it went on from, in order.  text : what it printed, with the traceback of a failure.
+    killed : True when its hook killed it.
+    hashes : of the finished unit.
+    loaded : checkpoints it resumed from, in order.
+    text : its output, with the traceback of a failure.
     """
 
     killed: bool
@@ -39,11 +42,11 @@ def live(
         _child(machine, unit, kill, broken, diary, out)
     _, status = os.waitpid(pid, 0)
     lines = [json.loads(line) for line in diary.read_text().splitlines()] if diary.exists() else []
-    said = {what: [line for line in lines if line["what"] == what] for what in ("killed", "loaded", "hashes")}
+    output = {what: [line for line in lines if line["what"] == what] for what in ("killed", "loaded", "hashes")}
     text = out.read_text(errors="replace")
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and said["killed"]:
-        return Ended(True, None, said["loaded"], text)
-    return Ended(False, said["hashes"][0]["value"] if said["hashes"] else None, said["loaded"], text)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and output["killed"]:
+        return Ended(True, None, output["loaded"], text)
+    return Ended(False, output["hashes"][0]["value"] if output["hashes"] else None, output["loaded"], text)
 
 
 def _child(machine: Disk, unit: str, kill: Kill | None, broken, diary: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which kills, where: drawn from a printed seed, so that any of them can be lived through again."""
+"""Kill plans, drawn from a printed seed, so that any of them can be repeated."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
-"""What is broken on purpose: a resumed life that is inexact in one small thing. Each must show as a mismatch.
+"""Deliberate faults: a resumed life that deviates in one small thing. Each must show as a mismatch.
 
-All of them leave a life alone that starts from nothing, so that the first life and the reference are sound.
+None of them changes a life that starts from scratch, so that the first life and the reference are sound.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from tests.chaos.work import UNITS
 
 
 class Resumed:
-    """Whether this process goes on from a checkpoint; `change` may alter what it finds there."""
+    """True in a process that resumed from a checkpoint; `change` may alter the loaded state."""
 
     def __init__(self, change: Callable[[dict], None] = lambda state: None):
         from ml_factory.checkpoints.manager import PhaseCheckpoints
@@ -77,7 +77,7 @@ def best_weights() -> None:
 
 
 def loss_scale() -> None:
-    """The loss is scaled anew, too much: the first step is left out, as GradScaler's first ones often are."""
+    """Reset the loss scale to too large a value: the first step is skipped, as GradScaler's first ones often are."""
     Resumed(lambda state: state["scale"]["scale"].fill_(2.0**40))
 
 

@@ -48,17 +48,17 @@ def facts_of(plans: Sequence[Plan], outcomes: Sequence[dict], seed: int, seconds
     }
 
 
-def words_of(told: dict) -> str:
+def words_of(observed: dict) -> str:
     """The same as lines."""
     lines = [f"{'place':<20}{'kills':>6}{'disk lost':>11}{'mismatches':>12}  resumed from"]
-    for name, row in sorted(told["places"].items()):
+    for name, row in sorted(observed["places"].items()):
         steps = sorted({step.split(" -> ")[1] for step in row["resumed"]})
         shown = "; ".join(steps)
         shown = shown if len(shown) <= 110 else f"{shown[:107]}..."
         lines.append(f"{name:<20}{row['kills']:>6}{row['disk_lost']:>11}{row['mismatches']:>12}  {shown}")
-    total = told["total"]
+    total = observed["total"]
     lines.append(f"{'all':<20}{total['kills']:>6}{total['disk_lost']:>11}{total['mismatches']:>12}")
-    for name, seen in told["sabotage"].items():
+    for name, seen in observed["sabotage"].items():
         lines.append(f"sabotage {name}: {'seen as a mismatch' if seen else 'NOT SEEN'}")
-    lines += [f"FAILURE {failure}" for failure in told["failures"]]
-    return "\n".join([*lines, f"{told['seconds']:.0f} s"])
+    lines += [f"FAILURE {failure}" for failure in observed["failures"]]
+    return "\n".join([*lines, f"{observed['seconds']:.0f} s"])

@@ -34,7 +34,7 @@ Hashes = dict[str, str]
 
 
 def settings_of(model: str) -> dict:
-    """Small ones, with sampling, dropout and no patience: what makes an inexact resume show."""
+    """Return small settings with sampling, dropout and no patience, which make a deviating resume visible."""
     trees = {name: value for name, value in TREES.items() if name != "depth" or model != "linear"}
     return (NETWORK if spec_of(model).windowed else trees) | OWN.get(model, {})
 
@@ -61,12 +61,12 @@ def prepare(root: Path) -> Hashes:
     result = pipeline.prepare(root, SYMBOL, HORIZONS)
     store = Store(result.folder, result.fingerprint, json.loads((result.folder / "manifest.json").read_bytes()))
     proofs = sorted((result.folder.parent / "certificates" / result.folder.name).glob("h*.json"))
-    told = {
+    observed = {
         "files": store.files,
         "facts": store.facts,
         "proofs": [path.read_text() for path in proofs],
     }
-    return {name: _digest(value) for name, value in told.items()} | {"balance": _table(result.label_balance)}
+    return {name: _digest(value) for name, value in observed.items()} | {"balance": _table(result.label_balance)}
 
 
 def train(model: str, **more) -> Callable[[Path], Hashes]:
@@ -119,7 +119,7 @@ UNITS: Mapping[str, Callable[[Path], Hashes]] = {
 
 
 def _logged(result) -> list:
-    """What the run's record says, step by step."""
+    """Return the run's log, step by step."""
     from ml_factory.tracking.tracker import read_log
 
     log = read_log(result.report_path.parent / "log")

@@ -1,4 +1,4 @@
-"""The last save of a session: how long it is given, and what is said of it."""
+"""The last save of a session: its time limit, and the message about it."""
 
 import errno
 import threading
@@ -29,17 +29,17 @@ class SlowDisk(Disk):
 
 
 def test_the_reserve_is_for_a_save_that_is_on_the_mount_and_later_units_know_what_it_took(tmp_path):
-    asked, disk = [], SlowDisk()
-    settings = {"disk": disk, "local": tmp_path / "here", "ending": lambda seconds: asked.append(seconds) or False}
+    calls, disk = [], SlowDisk()
+    settings = {"disk": disk, "local": tmp_path / "here", "ending": lambda seconds: calls.append(seconds) or False}
     disk.seconds = 0.4
     with CheckpointManager(tmp_path / "there", run="r", **settings) as manager:
         save(manager, 1)
         assert manager.wait(60) and 0 < manager.durations.written < manager.durations.copied
         manager.phase("p").due()
-        assert asked[-1] == manager.durations.copied > 0.4
+        assert calls[-1] == manager.durations.copied > 0.4
     with CheckpointManager(tmp_path / "there", run="another", **settings) as manager:
         manager.phase("p").due()
-        assert asked[-1] > 0.4
+        assert calls[-1] > 0.4
 
 
 def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tmp_path, monkeypatch):
@@ -54,10 +54,10 @@ def test_what_waited_for_a_mount_that_was_away_tells_nothing_of_the_next_save(tm
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "output"),
     [(None, "saved and stopped here"), ("mount", "this machine's disk alone"), ("disk", "the last save was refused")],
 )
-def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, said):
+def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, output):
     disk, over = SlowDisk(), []
     local = tmp_path / "here" if fault == "mount" else None
     settings = {"disk": disk, "local": local, "ending": lambda seconds: bool(over)}
@@ -66,7 +66,7 @@ def test_the_end_of_a_session_says_how_far_the_last_save_came(tmp_path, fault, s
         assert manager.wait(60)
         disk.away = fault is not None
         over.append(True)
-        with pytest.raises(SessionOver, match=said):
+        with pytest.raises(SessionOver, match=output):
             save(manager, 2)
         disk.away, over[:] = False, []
     with CheckpointManager(tmp_path / "there", run="r", local=local) as manager:
@@ -78,7 +78,7 @@ def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tm
     """The writer reads the copy in memory: were that given up, the save would be torn."""
     places = {"local": tmp_path / "here"} if away else {}
     manager = CheckpointManager(tmp_path / "there", run="r", **places)
-    asked, kept, writing, write = [], [], threading.Event(), manager.home.write
+    calls, kept, writing, write = [], [], threading.Event(), manager.home.write
 
     def slowly(*given):
         writing.set()
@@ -88,11 +88,11 @@ def test_a_second_ctrl_c_gives_the_mount_a_moment_and_the_local_disk_its_time(tm
 
     monkeypatch.setattr(manager.home, "write", slowly)
     if away:
-        monkeypatch.setattr(manager.uploader, "wait", asked.append)
+        monkeypatch.setattr(manager.uploader, "wait", calls.append)
     with pytest.raises(KeyboardInterrupt), manager:
         save(manager, 1)
         assert writing.wait(60)
         raise KeyboardInterrupt
-    assert kept == [True] and asked == ([1.0] if away else [])
+    assert kept == [True] and calls == ([1.0] if away else [])
     with CheckpointManager(tmp_path / "there", run="r", **places) as manager:
         assert manager.load_latest_checkpoint("p")["state"] == {"value": 1}

@@ -18,10 +18,11 @@ UNIT = Unit("run", "train_lstm")
 
 
 class Machine:
-    """One machine's clocks, name and way to the shared folder.
+    """One machine's clocks, name and access to the shared folder.
 
-    now : of its clock on the wall.  waited : seconds slept, which its other clock tells.  kept : whether the first is
-    kept right.
+    now : wall-clock time.
+    waited : seconds slept, the monotonic clock.
+    clock_synchronized : the wall clock is kept by NTP.
     """
 
     def __init__(self, monkeypatch, folder, name: str, now: float = 1000.0):
@@ -79,7 +80,7 @@ def test_a_living_session_elsewhere_is_left_alone(machines):
 @pytest.mark.parametrize("whose", ["one", "two"])
 @pytest.mark.parametrize("skew", [-7200, -200, -170, 170, 200, 7200])
 def test_a_living_session_is_left_alone_whatever_the_clocks_say(machines, skew, whose):
-    """It renews once a minute of its own; one clock of the two is wrong, and nobody keeps it."""
+    """The session renews once a minute of its own; one clock of the two is wrong and not synchronized."""
     one, two = machines
     one.now, one.clock_synchronized, two.clock_synchronized = one.now + skew, whose != "one", whose != "two"
     held = one.lease_holder()
@@ -143,8 +144,8 @@ def test_the_kernel_is_asked_who_keeps_the_clock(monkeypatch):
         def __init__(self, state, status, name):
             self.state, self.status = state, status
 
-        def adjtimex(self, told):
-            leases._TIMEX.pack_into(told, 0, 0, 0, 0, 16_000, 16_000, self.status)
+        def adjtimex(self, observed):
+            leases._TIMEX.pack_into(observed, 0, 0, 0, 0, 16_000, 16_000, self.status)
             return self.state
 
     for state, status, kept in ((0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (-1, 0, False)):
@@ -177,13 +178,13 @@ def test_a_clock_that_is_ahead_makes_nobody_wait_for_longer_than_the_silence(mac
 
 
 class Words:
-    """What a tier is told; its first answer waits for `go`."""
+    """A tier that records what is written; its first answer waits for `go`."""
 
     def __init__(self):
-        self.words, self.go, self._asked = [], threading.Event(), False
+        self.words, self.go, self._called = [], threading.Event(), False
 
     def read_lease(self, unit):
-        first, self._asked = not self._asked, True
+        first, self._called = not self._called, True
         if first:
             self.go.wait()
         return {}
@@ -191,8 +192,8 @@ class Words:
     def list_unverified(self, unit):
         return []
 
-    def renew(self, unit, told):
-        self.words.append(told)
+    def renew(self, unit, observed):
+        self.words.append(observed)
 
 
 def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
@@ -201,7 +202,7 @@ def test_a_heartbeat_that_is_late_says_nothing_after_the_work_was_let_go():
     holder.held = True
     beat = threading.Thread(target=holder.renew)
     beat.start()
-    while not here._asked:
+    while not here._called:
         time.sleep(0.001)
     lets_go = threading.Thread(target=holder.renew, args=(True,))
     lets_go.start()

@@ -59,7 +59,7 @@ def newest(manager, phase="p"):
 
 
 def slot_of(manager, which=-1):
-    """Path of one of the checkpoints, the newest unless said otherwise."""
+    """Return the path of one of the checkpoints, by default the newest."""
     return atomic_files.Path(manager.list_checkpoints("p")[which]["path"])
 
 
@@ -287,19 +287,19 @@ def test_a_manifest_that_is_missing_or_stale_is_written_anew_from_the_container(
         save(manager, value)
     info = manager.list_checkpoints("p")[-2]
     file = atomic_files.Path(info["path"]).with_suffix(".json")
-    told = json.loads(file.read_text())
-    assert {name: told[name] for name in ("sequence", "bytes", "hash", "status")} == {
+    observed = json.loads(file.read_text())
+    assert {name: observed[name] for name in ("sequence", "bytes", "hash", "status")} == {
         "sequence": 4, "bytes": info["bytes"], "hash": info["hash"], "status": "held",
     }  # fmt: skip
     {
         "delete": file.unlink,
         "torn": lambda: file.write_text('{"sequence": 4'),
-        "older": lambda: file.write_text(json.dumps({**told, "sequence": 1, "hash": "0" * 64})),
+        "older": lambda: file.write_text(json.dumps({**observed, "sequence": 1, "hash": "0" * 64})),
         "list": lambda: file.write_text("[]"),
     }[damage]()
     assert newest(manager) == 4 and len(manager.list_checkpoints("p")) == 3
     assert save(manager, 9)["sequence"] == 6 and newest(manager) == 9
-    assert json.loads(file.read_text()) == told
+    assert json.loads(file.read_text()) == observed
 
 
 def test_time_stamps_decide_nothing(manager, tmp_path):

@@ -66,10 +66,10 @@ def test_what_was_begun_comes_first_and_costs_what_is_left_of_it():
 
 def test_the_last_unit_is_begun_in_part_only_when_something_of_it_can_be_saved():
     save = Cost(10.0)
-    room = Budget(seconds=200 + reserved_seconds(10.0))
-    rows = plan([WorkUnit("a", line(0, 1), 150), WorkUnit("b", line(5, 1), 300)], room, save)
+    budget = Budget(seconds=200 + reserved_seconds(10.0))
+    rows = plan([WorkUnit("a", line(0, 1), 150), WorkUnit("b", line(5, 1), 300)], budget, save)
     assert [row.fits for row in rows] == ["whole", "in part"]
-    rows = plan([WorkUnit("a", line(0, 1), 190), WorkUnit("b", line(5, 1), 300)], room, save)
+    rows = plan([WorkUnit("a", line(0, 1), 190), WorkUnit("b", line(5, 1), 300)], budget, save)
     assert [row.fits for row in rows] == ["whole", "later"]
 
 
@@ -78,8 +78,8 @@ def test_lack_of_memory_or_disk_holds_up_only_the_unit_that_lacks_it():
         WorkUnit("greedy", line(1, 0, memory=9e9), 1), WorkUnit("fat", line(2, 0, disk=8e8), 1),
         WorkUnit("plain", line(3, 0, memory=1e9, disk=3e8), 1), WorkUnit("plain too", line(4, 0, disk=3e8), 1),
     ]  # fmt: skip
-    room = Budget(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
-    fits = {row.unit.name: row.fits for row in plan(units, room, Cost(1, disk_bytes=1e8))}
+    budget = Budget(seconds=1000, memory_bytes=4e9, disk_bytes=7e8)
+    fits = {row.unit.name: row.fits for row in plan(units, budget, Cost(1, disk_bytes=1e8))}
     assert fits == {"greedy": "memory", "fat": "disk", "plain": "whole", "plain too": "whole"}
 
 
@@ -88,8 +88,10 @@ def test_simulated_runtimes_lose_no_save_they_knew_of_and_little_work(announced)
     given = SimpleNamespace(blocking=1.0, local=4.0, save=20.0)
     rng = np.random.default_rng(11)
     if announced:
-        told = share(rng.uniform(3600, 43200, 12), lambda clock, _: SaveTimer(clock=clock, mean_life=7200), True, given)
-        assert told["unfinished_saves"] == 0 and told["useful"] > 0.97
+        observed = share(
+            rng.uniform(3600, 43200, 12), lambda clock, _: SaveTimer(clock=clock, mean_life=7200), True, given
+        )
+        assert observed["unfinished_saves"] == 0 and observed["useful"] > 0.97
         return
     lives = rng.exponential(1800, 40)
     known = learned(lives)
@@ -116,8 +118,8 @@ def test_slots_that_are_there_already_are_not_charged_and_a_device_that_is_too_s
     def unit(name, pool, device):
         return WorkUnit(name, CostModel(Cost(1, 0, 1e8, pool, device), Cost(0.0)), 1)
 
-    room = Budget(seconds=1000, disk_bytes=3e8, device_bytes=1e9, pool_bytes=4e8)
-    rows = {row.unit.name: row for row in plan([unit("a", 5e8, 1e9), unit("b", 5e8, 2e9)], room)}
+    budget = Budget(seconds=1000, disk_bytes=3e8, device_bytes=1e9, pool_bytes=4e8)
+    rows = {row.unit.name: row for row in plan([unit("a", 5e8, 1e9), unit("b", 5e8, 2e9)], budget)}
     assert (rows["a"].fits, rows["a"].takes_bytes, rows["b"].fits) == ("whole", 2e8, "device memory")
 
 

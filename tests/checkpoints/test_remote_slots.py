@@ -1,7 +1,7 @@
-"""A mount that hangs, dies or lies costs the training nothing: a child process does its file operations.
+"""A mount that hangs, dies or loses writes costs the training nothing: a child process does its file operations.
 
-A mount that hangs is a folder with a named pipe in it: to open one blocks until somebody writes to it, as a call into
-a dead mount does. `tests/faults` has real mounts.
+A mount that hangs is a folder with a named pipe in it: opening one blocks until another process writes to it, as a call
+into a dead mount does. `tests/faults` has real mounts.
 """
 
 import os
@@ -218,13 +218,13 @@ def test_a_child_that_dies_is_told_and_replaced(drive):
     hang(drive)
     caught = []
 
-    def ask():
+    def query():
         try:
             slots.list_unverified(UNIT)
         except WorkspaceError as error:
             caught.append(str(error))
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=query)
     thread.start()
     while slots._process is None:
         time.sleep(0.01)
@@ -327,18 +327,18 @@ def test_a_safe_stop_tells_how_far_each_checkpoint_has_come_and_safe_only_then(d
     with manager_of(drive, deadline=2) as manager:
         save(manager, 1)
         manager.safe_stop(LONG, flush=lambda: None)
-        said = capsys.readouterr().out.splitlines()
-        assert said[-2].startswith("  p #1 copied to the mount, upload unconfirmed") and said[-1].startswith("Safe")
+        output = capsys.readouterr().out.splitlines()
+        assert output[-2].startswith("  p #1 copied to the mount, upload unconfirmed") and output[-1].startswith("Safe")
         hang(drive)
         save(manager, 2)
         manager.safe_stop(3)
-        said = capsys.readouterr().out.splitlines()
-        assert said[0] == "Stopping safely: waiting up to 3 s for the checkpoints"
-        assert said[1].startswith("  p #2 saved locally") and said[-1].startswith("Not confirmed")
-        assert not any(line.startswith("Safe") for line in said)
-        told = []
-        manager_module.safe_stop(0.1, on_status=told.append)
-        assert told[-1].startswith("Not confirmed") and not capsys.readouterr().out
+        output = capsys.readouterr().out.splitlines()
+        assert output[0] == "Stopping safely: waiting up to 3 s for the checkpoints"
+        assert output[1].startswith("  p #2 saved locally") and output[-1].startswith("Not confirmed")
+        assert not any(line.startswith("Safe") for line in output)
+        observed = []
+        manager_module.safe_stop(0.1, on_status=observed.append)
+        assert observed[-1].startswith("Not confirmed") and not capsys.readouterr().out
 
 
 def test_work_that_was_taken_over_is_told_when_it_is_heard_of_not_at_the_next_step(drive, caplog):
@@ -362,16 +362,16 @@ def test_what_is_listed_is_read_through_only_where_it_is_asked_for(drive, monkey
         for value in range(5):
             save(manager, value)
         assert manager.wait(LONG)
-        asked = []
+        calls = []
         whole = RemoteSlots.verify
-        monkeypatch.setattr(RemoteSlots, "verify", lambda mount, path: asked.append(path) or whole(mount, path))
-        assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not asked
+        monkeypatch.setattr(RemoteSlots, "verify", lambda mount, path: calls.append(path) or whole(mount, path))
+        assert [one["sequence"] for one in manager.list_checkpoints()] == [3, 4, 5] and not calls
     forget_local(drive)
     with manager_of(drive) as manager:
-        assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not asked
-        assert manager.phase("p").latest_info()["sequence"] == 5 and not asked
+        assert [one["sequence"] for one in manager.list_checkpoints(verify=False)][-1] == 5 and not calls
+        assert manager.phase("p").latest_info()["sequence"] == 5 and not calls
         there = len(manager.list_checkpoints())
-        assert there == len(asked) >= 1
+        assert there == len(calls) >= 1
         newest = manager.list_checkpoints()[-1]["path"]
         with open(newest, "r+b") as file:
             file.seek(os.path.getsize(newest) - 100)

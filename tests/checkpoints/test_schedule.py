@@ -18,7 +18,7 @@ class Clock:
 
 
 def saves(timer: SaveTimer, clock: Clock, seconds: int) -> list[int]:
-    """When a loop that asks every second saves."""
+    """Return the times at which a loop that checks every second saves."""
     began, moments = clock.now, []
     for second in range(seconds):
         clock.now = began + second
@@ -36,16 +36,16 @@ def test_first_at_once_then_every_two_minutes_then_every_thirty():
 
 def test_it_tells_how_long_until_the_next_save():
     """At every second the answer is the one a loop that asks each second then finds, also where the run grows old."""
-    clock, told = Clock(), {}
+    clock, observed = Clock(), {}
     timer, began = SaveTimer(1800, 120, clock=clock), clock.now
     for second in range(5300):
         clock.now = began + second
         if timer.due():
             assert timer.due_in() == 0
-            assert {at + left for at, left in told.items()} <= {second}
-            told = {}
+            assert {at + left for at, left in observed.items()} <= {second}
+            observed = {}
             timer.record_save()
-        told[second] = timer.due_in()
+        observed[second] = timer.due_in()
 
 
 @pytest.mark.parametrize(("cost", "life"), [(10.0, 1800.0), (2.0, 28800.0)])

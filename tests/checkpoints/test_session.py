@@ -80,9 +80,9 @@ def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected
         here = session.Session(tmp_path / str(hours))
         here.record_alive()
         here._writer._thread.join()
-        told = written(tmp_path / str(hours))[0]
+        observed = written(tmp_path / str(hours))[0]
         assert here.mean_life == 2 * 3600
-        assert told["limit"] == (left and pytest.approx(told["seen"] + left, abs=60))
+        assert observed["limit"] == (left and pytest.approx(observed["seen"] + left, abs=60))
 
 
 def written(folder) -> list[dict]:
@@ -103,10 +103,10 @@ def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch
 
 def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
-    hangs, asked = threading.Event(), []
+    hangs, calls = threading.Event(), []
 
-    def write(path, told):
-        asked.append(path.parent.name)
+    def write(path, observed):
+        calls.append(path.parent.name)
         if path.parent.name == "hung":
             hangs.wait()
         raise WorkspaceError("full")
@@ -117,14 +117,14 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
             assert manager.wait(60)
-        assert manager.status()[0].where == COPIED and asked == ["hung"]
+        assert manager.status()[0].where == COPIED and calls == ["hung"]
     with CheckpointManager(tmp_path / "b", on_saved=full.record_alive, background=False) as manager:
         assert manager.save_checkpoint("p", {"value": 1}, force=True)["sequence"] == 1
     hung._writer._end()
     hangs.set()
     hung._writer._thread.join()
     full._writer._thread.join()
-    assert asked == ["hung", "full"] and not caplog.text
+    assert calls == ["hung", "full"] and not caplog.text
 
 
 def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""Sessions that were taken away tell how long they live; those that ended by themselves only that they lived."""
+"""Session lifetimes: preempted sessions are complete observations, clean exits right-censored ones."""
 
 import json
 
@@ -42,8 +42,8 @@ def test_this_session_writes_itself_down_and_what_is_broken_is_passed_over(tmp_p
     clock = iter([1000.0, 1060.0, 2000.0])
     log = SessionLog(tmp_path, "me", now=lambda: next(clock))
     log.record_alive(hours_left=2)
-    told = json.loads((tmp_path / "000000001000-me.json").read_text())
-    assert told == {"began": 1000.0, "seen": 1060.0, "ended": None, "limit": 1060.0 + 2 * HOUR}
+    observed = json.loads((tmp_path / "000000001000-me.json").read_text())
+    assert observed == {"began": 1000.0, "seen": 1060.0, "ended": None, "limit": 1060.0 + 2 * HOUR}
     log.record_end()
     (tmp_path / "torn.json").write_text('{"began": 1')
     (tmp_path / "odd.json").write_text("[1, 2]")

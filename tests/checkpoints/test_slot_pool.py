@@ -59,10 +59,10 @@ def test_a_glance_at_what_is_there_reads_no_checkpoint_through(tmp_path):
             for value in range(3):
                 manager.save_checkpoint("p", state(value, size), force=True, metrics={"reached": value, "loss": np.nan})
             disk.count = 0
-            told = manager.phase("p").latest_info()
-            assert told["metrics"]["reached"] == 2 and np.isnan(told["metrics"]["loss"])
+            observed = manager.phase("p").latest_info()
+            assert observed["metrics"]["reached"] == 2 and np.isnan(observed["metrics"]["loss"])
             assert disk.count < size / 10
-            assert manager.list_checkpoints("p")[-1]["hash"] == told["hash"]
+            assert manager.list_checkpoints("p")[-1]["hash"] == observed["hash"]
             assert (disk.count > size) is (local is None)  # what lies here too is read here
         shutil.rmtree(tmp_path / "drive")
 
@@ -97,7 +97,7 @@ class Drive(Disk):
 def test_nine_models_of_five_folds_in_a_quota_with_counted_trash(tmp_path):
     """A megabyte stands for a gigabyte: 45 units of work of 40 to 140 kB, eight saves each, one after the other.
 
-    Keep-last-3 by deletion is run beside it on the same sizes: it dies.
+    Keep-last-3 by deletion is run on the same sizes for comparison: it runs out of space.
     """
     chance, quota = random.Random(4), 1_000_000
     sizes = {name: chance.randrange(40_000, 140_000) for name in MODELS}
@@ -192,7 +192,7 @@ def test_returned_slots_give_their_space_to_a_larger_state(tmp_path):
 
 
 def test_two_machines_that_see_the_same_pool_do_not_take_the_same_slots(tmp_path, monkeypatch):
-    """Each looks at a copy of its own, as two mounts of one Drive do until both have heard of everything."""
+    """Each machine scans a copy of its own, as two mounts of one Drive do until both are up to date."""
     machine = ["one"]
     monkeypatch.setattr(slot_pool, "machine_id", lambda: machine[0])
     here = Slots(Pool(tmp_path / "one"))

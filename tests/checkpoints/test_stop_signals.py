@@ -72,8 +72,8 @@ def test_a_mount_that_hangs_does_not_keep_a_process_from_ending_and_it_says_how_
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.wait(30) == -number
-    told = process.stdout.read()
-    assert "on this machine's disk alone" in told and "saved locally" in told
+    observed = process.stdout.read()
+    assert "on this machine's disk alone" in observed and "saved locally" in observed
 
 
 def test_a_second_signal_acts_at_once():

@@ -38,10 +38,10 @@ def test_a_checkpoint_saved_after_close_is_on_the_disk(tmp_path):
 
 
 def test_what_is_told_after_a_save_may_fail_and_the_save_is_carried_on(tmp_path, caplog):
-    def told():
+    def observed():
         raise OSError("a record that cannot be written")
 
-    with CheckpointManager(tmp_path / "mount", local=tmp_path / "local", on_saved=told) as manager:
+    with CheckpointManager(tmp_path / "mount", local=tmp_path / "local", on_saved=observed) as manager:
         saved = manager.save_checkpoint("p", {"value": 1}, force=True)
         assert manager.wait(60) and saved["status"].startswith("copied")
     assert "a record that cannot be written" in caplog.text

@@ -1,4 +1,4 @@
-"""What has arrived: the only thing that is left of a workspace when its machine is taken away."""
+"""The cloud's files: all that remains of a workspace when its machine is preempted."""
 
 import os
 import zlib
@@ -18,9 +18,9 @@ class Cloud:
                 if file.is_file():
                     self.files[f"/{file.relative_to(folder).as_posix()}"] = file.read_bytes()
 
-    def put(self, path: str, data: bytes | None, beside: bool = False) -> None:
-        """The file arrives, whole; None: it is gone. beside : under a second name, and the old one stays."""
-        if beside and data is not None and path in self.files:
+    def put(self, path: str, data: bytes | None, duplicate: bool = False) -> None:
+        """The file arrives, whole; None: it is gone. duplicate : under a second name, and the old one stays."""
+        if duplicate and data is not None and path in self.files:
             path = second_name(path)
         if data is None:
             self.files.pop(path, None)
@@ -34,9 +34,10 @@ class Cloud:
             there.unlink(missing_ok=True)
             return
         there.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.folder.parent / f"{self.folder.name}.uploading"  # beside the tree, so that a kill leaves no half
-        aside.write_bytes(data)
-        os.replace(aside, there)
+        # outside the tree, so that a kill leaves no partial file in it
+        temporary = self.folder.parent / f"{self.folder.name}.uploading"
+        temporary.write_bytes(data)
+        os.replace(temporary, there)
         os.utime(there, (0, zlib.crc32(there.name.encode()) >> 1))  # a time that says nothing
 
 

@@ -41,7 +41,7 @@ class Watched(Drive):
 
 
 def _process_of(thread: int) -> int:
-    """FUSE tells the thread that asked; one that is gone is told by its own number."""
+    """Return the process of a thread that FUSE names; the thread's own number when the thread is gone."""
     with suppress(OSError):
         for line in Path("/proc", str(thread), "status").read_text().splitlines():
             if line.startswith("Tgid:"):
@@ -137,7 +137,7 @@ class Mounted(mfusepy.Operations):
 
 
 def answer(drive: Watched, request: dict) -> dict:
-    """What a test asked for through the socket."""
+    """Answer a test's request through the socket."""
     do = request.pop("do")
     if do == "rule":
         drive.faults.add(Rule(**request))
@@ -175,10 +175,10 @@ def _talk(drive: Watched, connection: socket.socket) -> None:
     with connection, connection.makefile("rw") as lines:
         for line in lines:
             try:
-                told = answer(drive, json.loads(line))
+                observed = answer(drive, json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
-                told = {"error": repr(error)}
-            lines.write(json.dumps(told) + "\n")
+                observed = {"error": repr(error)}
+            lines.write(json.dumps(observed) + "\n")
             lines.flush()
 
 

@@ -75,7 +75,7 @@ class DriveDisk(Disk):
         self._silent = False
 
     def wake(self) -> None:
-        """What hung is carried out now."""
+        """Carry out the operation that hung."""
         late, self.late = self.late, []
         for call, args, handle in late:
             with suppress(OSError):

@@ -1,11 +1,11 @@
-"""Google Drive's habits with no file system around them: a cache, and a cloud that lags behind.
+"""Google Drive's behaviour without a file system: a cache, and a cloud that lags behind.
 
-What is written goes to the cache and is queued; the cloud receives versions late, in any order, some while they are
-being written. A machine that dies leaves what the cloud had received by then, and nothing else. Deleted files and files
-overwritten by a rename go to the Trash, which counts against the quota; truncation frees its bytes. What else goes
-wrong is said by rules (rules.py).
+Writes go to the cache and are queued; the cloud receives versions late, in any order, some while they are being
+written. A machine that dies leaves what the cloud had received by then, and nothing else. Deleted files and files
+overwritten by a rename go to the Trash, which counts against the quota; truncation frees its bytes. Rules (rules.py)
+define further faults.
 
-The same model stands behind a mount (daemon.py) and behind the seam of the checkpoints' own code (disk.py).
+The same model stands behind a mount (daemon.py) and behind the `Disk` interface of the checkpoints (disk.py).
 """
 
 import errno
@@ -41,11 +41,13 @@ class Handle:
 
 
 class Drive:
-    """What one machine sees of the cloud.
+    """One machine's view of the cloud.
 
-    cloud : what has arrived; a second Drive over the same cloud is a fresh machine.
-    seed : which versions are uploaded when.  uploads : chance that a call is followed by an upload.
-    quota : bytes for files and Trash together, None for plenty.  honest : whether `free` knows of the quota.
+    cloud : the files that have arrived; a second Drive over the same cloud is a fresh machine.
+    seed : draws which versions are uploaded when.
+    uploads : chance that a call is followed by an upload.
+    quota : bytes for files and Trash together, None for plenty.
+    honest : `free` respects the quota.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Drive:
         self.lock = threading.RLock()
 
     def enter(self, op: str, path: str, size: int = 0) -> set[str]:
-        """Every call passes here first: it may hang, be slow, fail or be the last; other faults are told to it."""
+        """Pass every call through the rules: it may hang, be slow, fail or be the last; other faults are returned to
+        it.
+        """
         with self.lock:
             self.calls.append(f"{op} {path}")
             if self.uploads and self.luck.random() < self.uploads:
@@ -101,7 +105,7 @@ class Drive:
         self._arrived[path] = version
         if "torn" in faults and data:
             data = data[: len(data) // 2]
-        self.cloud.put(path, data, beside="duplicate" in faults)
+        self.cloud.put(path, data, duplicate="duplicate" in faults)
 
     def _version(self) -> int:
         self._versions += 1
@@ -139,11 +143,11 @@ class Drive:
         """(whether it is a folder, bytes, time of the last change)."""
         faults = self.enter("stat", path)
         with self.lock:
-            told = float(self.luck.integers(2**31)) if "scramble" in faults else None
+            observed = float(self.luck.integers(2**31)) if "scramble" in faults else None
             if path in self.folders:
-                return True, 0, told or 0.0
+                return True, 0, observed or 0.0
             file = self._file(path)
-            return False, len(file.data), told or file.changed
+            return False, len(file.data), observed or file.changed
 
     def names(self, folder: str) -> list[str]:
         self.enter("names", folder)
@@ -254,11 +258,11 @@ class Drive:
                 handle.wrote, handle.file.writers = True, handle.file.writers + 1
 
     def sync(self, number: int) -> None:
-        """Says that it is done, long before the cloud has it."""
+        """Report success long before the cloud has the file."""
         self.enter("sync", self.handles[number].path)
 
     def close(self, number: int) -> None:
-        """What the caller of close waits for: the new version is queued, not uploaded."""
+        """Queue the new version without waiting for its upload."""
         self.enter("close", self.handles[number].path)
         self._done(self.handles[number])
 

@@ -21,7 +21,9 @@ class _Bomb:
 
 
 def bombs(marker: Path) -> dict[str, bytes]:
-    """name -> content; whoever opens one in the wrong way writes `marker`, or a file outside its folder."""
+    """Return name -> content; a reader that opens one in the wrong way writes `marker`, or a file outside its
+    folder.
+    """
     pickled = {f"pickle {number}": pickle.dumps(_Bomb(marker), protocol=number) for number in (0, 2, 5)}
     archive, slip, tar = io.BytesIO(), io.BytesIO(), io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:  # as torch.save writes
@@ -67,7 +69,7 @@ def damages(data: bytes) -> dict[str, bytes]:
 
 
 def oversized_containers(data: bytes) -> dict[str, bytes]:
-    """A slot whose header tells sizes that no machine has."""
+    """Return slots whose header states sizes that no machine has."""
     huge = (1 << 62).to_bytes(8, "little")
     return {
         "huge payload": data[:16] + huge + data[24:],
@@ -77,7 +79,7 @@ def oversized_containers(data: bytes) -> dict[str, bytes]:
 
 
 def oversized_states(data: bytes) -> dict[str, bytes]:
-    """A safetensors file whose header is, or tells, more than there is."""
+    """Return safetensors files whose header is, or states, more than the file holds."""
     size = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + size])
     name = next(iter(table))
@@ -91,7 +93,7 @@ def oversized_states(data: bytes) -> dict[str, bytes]:
 
 
 def manifests() -> dict[str, bytes]:
-    """What may stand in a slot's manifest in place of what belongs there."""
+    """Return malformed contents of a slot's manifest."""
     texts = {
         "deep": "[" * 100_000,
         "a list": "[1, 2]",

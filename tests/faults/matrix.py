@@ -159,7 +159,7 @@ def check(world: World, fault: Fault, loading: bool) -> None:
 
 
 def operations(action: str) -> int:
-    """How many file operations the action makes when nothing fails."""
+    """Count the file operations of the action when nothing fails."""
     with tempfile.TemporaryDirectory() as folder, quiet():
         chosen = ACTIONS[action]
         world = chosen.world(Path(folder))

@@ -19,11 +19,11 @@ _DEADLINE = 60.0  # seconds until a daemon has mounted, and for an answer; gener
 
 
 class NoMount(Exception):
-    """This machine cannot mount a file system of ours; the text says why."""
+    """This machine cannot mount a file system of ours; the text holds the reason."""
 
 
 def why_not() -> str:
-    """What this machine lacks for a mount; empty when nothing is known to be missing."""
+    """Return what this machine lacks for a mount; empty when nothing is known to be missing."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "no /dev/fuse that can be opened"
     if importlib.util.find_spec("mfusepy") is None:
@@ -36,7 +36,7 @@ def why_not() -> str:
 
 
 class Mount:
-    """A mounted drive. `path` is the mount, absolute; everything else of it lives beside it in `folder`.
+    """A mounted drive. `path` is the mount, absolute; its other files are next to the mount, in `folder`.
 
     settings : as tests.faults.drive.Drive (seed, uploads, quota, honest).
     Raises NoMount when the machine refuses.
@@ -53,9 +53,9 @@ class Mount:
         """Mount what the cloud has: after `kill`, that is a fresh machine."""
         self._control = self.folder / "control"
         self._control.unlink(missing_ok=True)
-        said = self.folder / "daemon.log"
+        output = self.folder / "daemon.log"
         words = [sys.executable, "-m", "tests.faults.daemon", self.path, self.cloud, self._control]
-        with open(said, "ab") as log:
+        with open(output, "ab") as log:
             self.process = subprocess.Popen(
                 [*map(str, words), json.dumps(self.settings)], cwd=ROOT, stdout=log, stderr=log
             )
@@ -63,46 +63,46 @@ class Mount:
         while not self._control.exists():
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
-                text = said.read_text(errors="replace")[-2000:]
+                text = output.read_text(errors="replace")[-2000:]
                 raise (NoMount if "mount failed" in text or "fusermount" in text else RuntimeError)(text)
             time.sleep(0.02)
 
     def fault(self, fault: str, *ops: str, **more) -> None:
         """Add a rule, see tests.faults.rules.Rule."""
         Rule(fault, ops, **more)  # a misspelt one fails here
-        self.ask("rule", fault=fault, ops=ops, **more)
+        self.query("rule", fault=fault, ops=ops, **more)
 
     def heal(self) -> None:
-        self.ask("heal")
+        self.query("heal")
 
     def wait_struck(self, fault: str, times: int = 1) -> None:
         """Until the fault has struck so often."""
-        if not self.ask("wait", fault=fault, times=times, seconds=_DEADLINE)["struck"]:
-            raise TimeoutError(f"{fault} never struck: {self.ask('facts')}")
+        if not self.query("wait", fault=fault, times=times, seconds=_DEADLINE)["struck"]:
+            raise TimeoutError(f"{fault} never struck: {self.query('facts')}")
 
     def upload(self) -> None:
         """Everything that is closed arrives now."""
-        self.ask("upload")
+        self.query("upload")
 
     def facts(self) -> dict:
         """trash, used and peak bytes, calls, how often each fault struck, how many calls hang."""
-        return self.ask("facts")
+        return self.query("facts")
 
-    def asked_by(self, process: int) -> list[str]:
+    def requested_by(self, process: int) -> list[str]:
         """The calls this process made itself, as "op path"."""
         return self.facts()["askers"].get(str(process), [])
 
-    def ask(self, do: str, **words) -> dict:
+    def query(self, do: str, **words) -> dict:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(2 * _DEADLINE)
             connection.connect(str(self._control))
             with connection.makefile("rw") as lines:
                 lines.write(json.dumps({"do": do, **words}) + "\n")
                 lines.flush()
-                told = json.loads(lines.readline())
-        if "error" in told:
-            raise ValueError(told["error"])
-        return told
+                observed = json.loads(lines.readline())
+        if "error" in observed:
+            raise ValueError(observed["error"])
+        return observed
 
     def kill(self) -> None:
         """SIGKILL: every call on the mount answers ENOTCONN from now on, those that hang as well."""

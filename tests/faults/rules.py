@@ -21,11 +21,11 @@ class Rule:
         hang : the call does not return until it is released; then it is carried out
         die : the daemon is gone in the middle of this call
         slow : `rate` bytes/s, for read and write
-        short : read and write do half of what was asked, and say so, as they may
-        drop : write and truncate say all went and keep nothing; upload never happens
-        torn : write says all went and keeps half; upload leaves half in the cloud
-        duplicate : upload leaves the old file and puts the new one beside it, under a name with (1)
-        scramble : stat tells a time drawn by lot
+        short : read and write do half of the request, and return that count, as they may
+        drop : write and truncate report success and store nothing; upload never happens
+        torn : write reports success and stores half; upload leaves half in the cloud
+        duplicate : upload leaves the old file and adds the new one under a name with (1)
+        scramble : stat returns a random time
         copy : rename copies piece by piece and then deletes
     ops : the calls it strikes (make_folder, names, stat, free, open, read, write, truncate, sync, close, remove,
         rename, copy, upload); all but upload when empty.
@@ -46,7 +46,7 @@ class Rule:
         self.ops = tuple(self.ops)
 
     def strikes(self, op: str, path: str) -> bool:
-        """Count this call, and tell whether the fault strikes it."""
+        """Count this call; return True when the fault strikes it."""
         ours = op in self.ops if self.ops else op != "upload"
         if not ours or not fnmatch(path, self.path):
             return False

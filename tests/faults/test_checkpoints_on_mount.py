@@ -23,7 +23,7 @@ ERRORS = ("ENOTCONN", "EIO", "ETIMEDOUT", "ESTALE", "EDQUOT")
 class Training:
     """Steps of the toy training on a mount, with a save after each.
 
-    told : step -> the bytes of its slot, for every save that is on the mount and was read back there.
+    saved_files : step -> the bytes of its slot, for every save that is on the mount and was read back there.
     """
 
     unit = Unit("run", PHASE)
@@ -39,8 +39,8 @@ class Training:
         self.step += 1
         return self.manager.save_checkpoint(PHASE, state_at(self.step), force=True)
 
-    def carried(self) -> bool:
-        """Whether the newest save is on the mount; then it is remembered."""
+    def uploaded(self) -> bool:
+        """Return True when the newest save is on the mount; then record it."""
         if not self.manager.wait():
             return False
         [state] = self.manager.status()
@@ -50,9 +50,9 @@ class Training:
         return True
 
     def caught_up(self, seconds: float = 60) -> bool:
-        """Whether it is there after some tries: a short deadline may pass once more on a busy machine."""
+        """Return True when the save arrives after some tries: a short deadline may pass once more on a busy machine."""
         end = time.monotonic() + seconds
-        while not (there := self.carried()) and time.monotonic() < end:
+        while not (there := self.uploaded()) and time.monotonic() < end:
             time.sleep(0.1)
         return there
 
@@ -92,15 +92,15 @@ def training(mount, tmp_path, caplog):
 def test_a_mount_that_refuses_stops_nothing_and_is_caught_up_with(training, error):
     work = training()
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.fault(error, path="/checkpoints*")
     for _ in range(3):
         work.save()
-        assert not work.carried()
+        assert not work.uploaded()
     assert check_state(work.manager.load_latest_checkpoint(PHASE)["state"]) == work.step
     work.mount.heal()
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.upload()
     assert work.another_machine().step == 5
 
@@ -109,12 +109,12 @@ def test_a_mount_that_refuses_stops_nothing_and_is_caught_up_with(training, erro
 def test_a_write_that_only_says_yes_is_not_believed(training, fault):
     work = training()
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.fault(fault, "write", path="*.ckpt")
     work.save()
-    assert not work.carried()
+    assert not work.uploaded()
     work.mount.heal()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.upload()
     assert work.another_machine().step == 2
 
@@ -124,13 +124,13 @@ def test_death_with_any_mix_of_versions_in_the_cloud(training, seed):
     work = training(seed=seed, uploads=0.08)
     for _ in range(KEEP + 3):
         work.save()
-        assert work.carried()
+        assert work.uploaded()
     work.mount.kill()
     alive = work.alive()
     other = work.another_machine()
     assert other.step >= max(alive, default=0)
     other.save()
-    assert other.carried()
+    assert other.uploaded()
 
 
 def test_uploads_that_never_come_or_come_in_half_or_twice(training):
@@ -138,12 +138,12 @@ def test_uploads_that_never_come_or_come_in_half_or_twice(training):
     for fault in ("drop", "torn", "duplicate"):
         for _ in range(2):
             work.save()
-            assert work.carried()
+            assert work.uploaded()
         work.mount.upload()
         work.mount.fault(fault, "upload", path="*.ckpt", times=2)
         work.mount.fault("scramble", "stat")
         work.save()
-        assert work.carried()
+        assert work.uploaded()
         work.mount.upload()
         alive = max(work.alive())
         other = work.another_machine()
@@ -155,16 +155,16 @@ def test_uploads_that_never_come_or_come_in_half_or_twice(training):
 def test_the_daemon_is_killed_and_the_mount_comes_back_with_less(training):
     work = training()
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.upload()
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.kill()
     work.save()
-    assert not work.carried()
+    assert not work.uploaded()
     work.mount.remount()  # the second save never reached the cloud
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.upload()
     assert work.another_machine().step == 4
 
@@ -183,7 +183,7 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
     assert not work.alive(), "it had arrived: nothing was shown"
     work.mount.heal()
     work.step = 11
-    assert work.carried()
+    assert work.uploaded()
     work.mount.upload()
     assert work.another_machine().step == 11
 
@@ -191,7 +191,7 @@ def test_training_goes_on_while_a_mount_takes_50_kilobytes_a_second(training):
 def test_training_goes_on_while_the_mount_hangs(training):
     work = training(deadline=2)
     work.save()
-    assert work.carried()
+    assert work.uploaded()
     work.mount.fault("hang", path="/checkpoints*")
     work.save()
     work.mount.wait_struck("hang")
@@ -214,7 +214,7 @@ def test_a_full_drive_is_never_filled_by_rotation(training):
     size = 0
     for _ in range(12):
         work.save()
-        assert work.carried()
+        assert work.uploaded()
         size = max(size, len(work.saved_files[work.step]))
     facts = work.mount.facts()
     assert facts["trash"] == 0

@@ -26,7 +26,7 @@ _RELEASE = 300.0  # seconds after which what hangs goes on: who waited for it th
 
 @pytest.fixture
 def drive(mount, tmp_path, monkeypatch):
-    """A drive whose silence is heard of after a few seconds; the cache is the test's own."""
+    """A drive with a deadline of a few seconds; the cache is the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(file_access, "DEADLINE", 4.0)
     monkeypatch.setattr(file_access, "RETRY_DEADLINE", 0.5)
@@ -50,9 +50,9 @@ def workspace(drive, prepared_template) -> Workspace:
 @pytest.mark.soak
 def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, monkeypatch):
     monkeypatch.setattr(file_access, "DEADLINE", 60.0)  # nothing hangs here, however busy the machine
-    root, mine = drive.path / "ml_factory", os.getpid()
+    root, own = drive.path / "ml_factory", os.getpid()
     pipeline.prepare(root, SYMBOL, (HORIZON,))
-    assert not drive.asked_by(mine)
+    assert not drive.requested_by(own)
     for _ in range(2):  # made, and found
         result = pipeline.train(root, SYMBOL, HORIZON, "xgboost", quick=True, model_settings=TREES)
     pipeline.cross_validate(root, SYMBOL, HORIZON, "xgboost", folds=2, quick=True, model_settings=TREES)
@@ -61,9 +61,9 @@ def test_from_bars_to_predictions_this_process_asks_the_mount_nothing(drive, mon
     notebook.finish([Workspace(root).processed(SYMBOL), result.report_path])
     assert not notebook.progress(Workspace(root), SYMBOL)["05_train_ensemble"]
     assert colab_setup._mount_state(drive.path) == "alive"
-    assert not drive.asked_by(mine)
+    assert not drive.requested_by(own)
     (drive.path / "seen").touch()
-    assert drive.asked_by(mine), "nobody is recorded: nothing was shown"
+    assert drive.requested_by(own), "nobody is recorded: nothing was shown"
 
 
 @pytest.mark.soak_except("current.json")
@@ -106,11 +106,11 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
             workspace, SYMBOL, HORIZON, "xgboost", seed=3, quick=True, model_settings=TREES, mirror="off", **more
         )
 
-    told = []
+    observed = []
 
     def hang(block: int, _) -> None:
-        told.append(block)
-        if len(told) == 2:
+        observed.append(block)
+        if len(observed) == 2:
             end = time.monotonic() + 60
             while not Pool(workspace.checkpoints).scan() and time.monotonic() < end:
                 time.sleep(0.05)  # the first checkpoint is on its way there, by another thread
@@ -118,18 +118,18 @@ def test_a_training_outlives_a_mount_that_falls_silent_and_its_model_is_taken_th
 
     with pytest.raises(UnresponsiveMountError, match=r"does not answer.*mount it again"):
         train(callbacks=[hang])
-    assert len(told) == TREES["rounds"] // TREES["block"]
+    assert len(observed) == TREES["rounds"] // TREES["block"]
     assert "xgboost of DEMO is stored on this machine's disk" in caplog.text
-    aside = Registry(workspace.models).local_fallback
-    [kept] = aside.list(SYMBOL)
-    stopped = safe_stop(5, flush=lambda: None, on_status=told.append)
+    temporary = Registry(workspace.models).local_fallback
+    [kept] = temporary.list(SYMBOL)
+    stopped = safe_stop(5, flush=lambda: None, on_status=observed.append)
     assert not stopped.safe and "xgboost of DEMO" in stopped.text and "checkpoint of train_xgboost" in stopped.text
     drive.heal()
-    found = train(on_status=told.append)
-    assert found.reused and found.artifact_hash == kept.hash and "finished before" in told[-1]
-    assert found.artifact.is_relative_to(drive.path) and not aside.list(SYMBOL)
+    found = train(on_status=observed.append)
+    assert found.reused and found.artifact_hash == kept.hash and "finished before" in observed[-1]
+    assert found.artifact.is_relative_to(drive.path) and not temporary.list(SYMBOL)
     assert [one.hash for one in Registry(workspace.models).list(SYMBOL)] == [kept.hash]
-    assert safe_stop(5, flush=lambda: None, on_status=told.append).safe
+    assert safe_stop(5, flush=lambda: None, on_status=observed.append).safe
     pool = Pool(workspace.checkpoints).scan()
     assert pool and all(slot.returned for slot in pool)
     again = train(fresh=True)  # as one that nothing disturbed; its file names another run

@@ -169,19 +169,19 @@ def test_registry(place, caplog):
     old = registry.register("DEMO", "model", "toy", {"weights": np.arange(50.0)}, {"horizon": 5})
     new = registry.register("DEMO", "model", "toy", {"weights": np.arange(51.0)}, {"horizon": 5})
     state, description = new.path / "state.safetensors", new.path / "artifact.json"
-    whole, told = state.read_bytes(), description.read_bytes()
+    whole, observed = state.read_bytes(), description.read_bytes()
     for name, content in {**bombs(place / "marker"), **damages(whole), **oversized_states(whole)}.items():
         state.write_bytes(content)
         assert not new.is_intact(), name
         refused(new.load_state, name)
     state.write_bytes(whole)
-    later = json.dumps({**json.loads(told), "version": 99}).encode()
+    later = json.dumps({**json.loads(observed), "version": 99}).encode()
     strange = {"a later version": later, "version as text": later.replace(b"99", b'"x"'), **manifests()}
-    cuts = {name: content for name, content in damages(told.rstrip()).items() if not name.startswith("flipped")}
+    cuts = {name: content for name, content in damages(observed.rstrip()).items() if not name.startswith("flipped")}
     for name, content in {**bombs(place / "marker"), **cuts, **strange}.items():
         description.write_bytes(content)
         caplog.clear()
         assert registry.find("DEMO", 5, "toy").hash == old.hash, name
         assert "skipped" in caplog.text, name
-    description.write_bytes(json.dumps({**json.loads(told), "hash": "../../../etc/passwd"}).encode())
+    description.write_bytes(json.dumps({**json.loads(observed), "hash": "../../../etc/passwd"}).encode())
     refused(registry.list("DEMO")[-1].load_state, "a hash that is a path")

@@ -100,7 +100,7 @@ def test_trash_counts_and_truncation_does_not(mount):
         file.unlink()
     assert drive.facts()["trash"] == 800_000
     refused(errno.EDQUOT, file.write_bytes, bytes(300_000))
-    drive.ask("empty trash")
+    drive.query("empty trash")
     for _ in range(20):
         file.write_bytes(bytes(200_000))  # cut and written again
         os.truncate(file, 0)
@@ -110,7 +110,7 @@ def test_trash_counts_and_truncation_does_not(mount):
     os.replace(drive.path / "new", file)
     assert drive.facts()["trash"] == 300_000
     assert os.statvfs(drive.path).f_bavail * 4096 == pytest.approx(700_000, abs=5000)
-    drive.ask("set", honest=False)
+    drive.query("set", honest=False)
     assert os.statvfs(drive.path).f_bavail * 4096 > 10**9
 
 

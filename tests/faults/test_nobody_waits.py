@@ -1,4 +1,4 @@
-"""A mount that hangs in every call: what asks it hears so within its deadline, and what a user sees says no more."""
+"""A mount that hangs in every call: each call fails within its deadline, and no user-visible call waits longer."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -48,7 +48,7 @@ def silent(mount, tmp_path, monkeypatch):
 def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
     workspace, artifact, manager = silent
     registry, folder = Registry(workspace.models), workspace.results / "DEMO"
-    for ask in (
+    for query in (
         lambda: registry.list("DEMO"),
         lambda: registry.find("DEMO", 5),
         artifact.is_intact,
@@ -60,15 +60,15 @@ def test_nobody_waits_for_a_mount_that_hangs(silent, capsys):
         lambda: read_log(folder / "run" / "log"),
     ):
         with pytest.raises(UnresponsiveMountError):
-            ask()
+            query()
     assert not registry.is_persisted(registry.register("DEMO", "model", "toy", {"a": 1}))  # kept here
     assert first_missing([1, 2], folder / "run" / "log") == 0
     line = format_run_status(workspace, Run("run-2", folder / "run-2"), SPEC, finished=False)
     assert line.startswith("Status of xgboost on DEMO, horizon 5 unknown: the mount does not answer")
-    told = plan_models(
+    observed = plan_models(
         workspace, SimpleNamespace(symbol="DEMO", horizon=5, fingerprint="data"), [], quick=True, seed=0, settings={}
     ).summary()
-    assert "unknown: which of them are finished" in told and "unknown: free space" in told
+    assert "unknown: which of them are finished" in observed and "unknown: free space" in observed
     assert not doctor.examine(workspace)[-1].good
     assert [one["sequence"] for one in manager.list_checkpoints()] == [1]  # what is here as well
     manager.save_checkpoint("p", {"value": 2}, force=True)

@@ -1,4 +1,4 @@
-"""What compilers made goes to a mount and comes back from it, and no compiler works on the mount itself."""
+"""Compiled programs are uploaded to a mount and downloaded from it, and no compiler works on the mount itself."""
 
 import logging
 import os

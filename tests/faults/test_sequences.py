@@ -150,6 +150,6 @@ def test_what_the_ledger_would_say_if_a_save_were_lost(tmp_path):
         world.drive.files[slot].data[2000] ^= 1
         assert len(world.alive()) == 3
         with pytest.raises((AssertionError, FactoryError)):
-            world.saved_files = {number: told for number, told in world.saved_files.items() if number == 4}
+            world.saved_files = {number: observed for number, observed in world.saved_files.items() if number == 4}
             assert world.alive()
         world.end()

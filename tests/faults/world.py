@@ -1,4 +1,4 @@
-"""A small training on a faulty drive, and a ledger of what it was told is safe."""
+"""A small training on a faulty drive, and a ledger of its acknowledged saves."""
 
 import functools
 import logging
@@ -49,7 +49,7 @@ def check_state(state: dict) -> int:
 class World:
     """One machine after another over one cloud.
 
-    told : sequence -> (the slot's bytes, the step), for every save that was acknowledged as verified.
+    saved_files : sequence -> (the slot's bytes, the step), for every save that was acknowledged as verified.
     """
 
     local: Path  # a real folder, for locks
@@ -106,8 +106,9 @@ class World:
 
 
 class Carried(World):
-    """The same with the drive as a mount: a save lands in a pool on the local disk and is carried over; a machine that
-    finds nothing there fetches from the mount. Acknowledged is what the mount was told to hold."""
+    """The same with the drive as a mount: saves go to a pool on the local disk and are uploaded; a machine that
+    finds nothing there downloads from the mount. A save is acknowledged when the mount is reported to hold it.
+    """
 
     unit = Unit("run", PHASE)
 
@@ -144,8 +145,9 @@ class Carried(World):
 
 
 def check_load(world: World, faulty: bool, load: Callable[[], dict | None] | None = None) -> None:
-    """What a load may answer: the newest, or, while the disk fails, an older one with a reason, or an error; a training
-    that has a checkpoint is never told to begin anew."""
+    """Check a load's answer: the newest, or, while the disk fails, an older one with a reason, or an error; a
+    training that has a checkpoint never starts from scratch.
+    """
     alive = world.alive()
     try:
         found = (load or world.load)()

@@ -106,7 +106,7 @@ for i in range(8):
 # ---------------------------------------------------------------- lineage
 
 
-def told(registry, artifact):
+def observed(registry, artifact):
     return [(one.depth, one.kind, one.name, one.hash[:8], one.available) for one in registry.lineage(artifact)]
 
 
@@ -119,7 +119,7 @@ def test_the_lineage_of_a_stack_of_a_stack(registry):
         "ES", "stack", "stack", {"v": 4}, {}, {"data": "d" * 64, "models": {"lstm": a.hash, "gru": b.hash}}
     )
     below_a = [("run", "", "train-1", None), ("data", "", "dddddddd", None)]
-    assert told(registry, top) == [
+    assert observed(registry, top) == [
         (0, "stack", "stack", top.hash[:8], True),
         (1, "data", "", "dddddddd", None),
         (1, "model", "lstm", a.hash[:8], True),
@@ -136,10 +136,10 @@ def test_a_lineage_says_what_is_gone_or_torn_and_never_goes_round(registry):
     base = registry.register("ES", "model", "lstm", {"v": 1})
     top = registry.register("ES", "stack", "stack", {"v": 2}, {}, {"models": {"lstm": base.hash, "gru": "f" * 64}})
     (base.path / "state.safetensors").write_bytes(b"torn")
-    assert [line[-1] for line in told(registry, top)] == [True, False, False]
+    assert [line[-1] for line in observed(registry, top)] == [True, False, False]
     record = json.loads((base.path / "artifact.json").read_text())
     (base.path / "artifact.json").write_text(json.dumps({**record, "made_from": {"models": {"stack": top.hash}}}))
-    assert [line[0] for line in told(registry, top)] == [0, 1, 2, 1]
+    assert [line[0] for line in observed(registry, top)] == [0, 1, 2, 1]
 
 
 def test_an_artifact_of_the_first_version_has_the_lineage_its_facts_tell(registry):
@@ -171,7 +171,7 @@ def test_a_copy_from_elsewhere_is_taken_in_when_it_is_whole(registry, tmp_path):
 
 
 def test_what_the_disk_did_not_keep_is_not_registered(tmp_path, monkeypatch):
-    """A write that says yes and does nothing: the checkpoints behind the artifact must not be given up for it."""
+    """A write reports success and stores nothing: the checkpoints behind the artifact must not be released for it."""
     registry, dropped = Registry(tmp_path), [2]
     write = registry_module.write_bytes_atomic
 

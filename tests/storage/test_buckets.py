@@ -142,7 +142,7 @@ def test_what_is_written_over_while_it_is_fetched_comes_as_it_is_then(machines, 
 
 
 def test_names_that_lead_out_of_the_workspace_are_not_fetched(machines, tmp_path, monkeypatch):
-    """GCS allows any name; the emulator does not, so its listing is made to tell what the real one might."""
+    """GCS allows any name; the emulator does not, so its listing is patched to return what the real one might."""
     one, two = machines
     write(one, "kept.npy", b"1")
     one.push()

@@ -1,7 +1,7 @@
-"""Files on a mount that hangs: a child asks, and whoever waits hears within the deadline that nothing is known.
+"""Files on a mount that hangs: a child runs the operation, and its caller gets an error within the deadline.
 
-A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a named pipe nobody writes to. Real mounts
-are in `tests/faults`.
+A mount is a folder named by $ML_FACTORY_MOUNTS; a file in it that hangs is a named pipe that no process writes to. Real
+mounts are in `tests/faults`.
 """
 
 import os
@@ -36,17 +36,17 @@ def drive(tmp_path, monkeypatch):
 
 @pytest.fixture
 def untouched(monkeypatch, drive):
-    """Fails whoever asks the operating system in this very process for something on the drive."""
+    """Fail any operating-system call of this very process on a path of the drive."""
 
     def forbid(name):
         whole = getattr(os, name)
 
-        def told(path, *args, **named):
+        def observed(path, *args, **named):
             if isinstance(path, str | os.PathLike) and str(path).startswith(f"{drive}/"):
                 raise AssertionError(f"this process asked {name} of {path}")
             return whole(path, *args, **named)
 
-        monkeypatch.setattr(os, name, told)
+        monkeypatch.setattr(os, name, observed)
 
     for name in ("stat", "lstat", "listdir", "scandir", "open", "mkdir", "unlink", "replace", "readlink", "access"):
         forbid(name)
@@ -63,7 +63,7 @@ def test_every_operation_does_there_what_it_does_here(drive, tmp_path):
         assert (file_access.kind(file), file_access.kind(folder)) == ("file", "folder")
         assert atomic_files.file_hash(file) == atomic_files.hashlib.sha256(data).hexdigest()
         assert file_access.free_bytes(folder / "not" / "yet") > 0 and file_access.writable(folder)
-        atomic_files.replace_file(file, lambda aside: aside.write_bytes(b"new"))
+        atomic_files.replace_file(file, lambda temporary: temporary.write_bytes(b"new"))
         assert file.read_bytes() == b"new" and os.listdir(file.parent) == ["a.bin"]
         file_access.download(file, str(tmp_path / "copy"))
         assert (tmp_path / "copy").read_bytes() == b"new"
@@ -115,31 +115,31 @@ def test_a_registry_that_is_not_heard_of_is_no_empty_one(drive):
     state = artifact.path / "state.safetensors"
     state.unlink()
     os.mkfifo(state)
-    for ask in (artifact.is_intact, artifact.load_state):
+    for query in (artifact.is_intact, artifact.load_state):
         with pytest.raises(UnresponsiveMountError):
-            ask()
+            query()
     (artifact.path / "artifact.json").unlink()
     os.mkfifo(artifact.path / "artifact.json")
-    for ask in (registry.list, registry.find):
+    for query in (registry.list, registry.find):
         with pytest.raises(UnresponsiveMountError, match="no answer for"):
-            ask("DEMO")
+            query("DEMO")
 
 
 def test_threads_ask_one_mount_at_once(drive):
     os.mkfifo(drive / "hangs")
     atomic_files.write_json(drive / "whole.json", [1])
-    heard = []
+    received = []
 
-    def ask():
+    def query():
         with pytest.raises(MountTimeout):
             file_access.read(drive / "hangs")
-        heard.append(True)
+        received.append(True)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=query)
     thread.start()
     assert all(atomic_files.read_json(drive / "whole.json") == [1] for _ in range(20))
     thread.join()
-    assert heard == [True]
+    assert received == [True]
 
 
 ENDS = """

@@ -1,4 +1,4 @@
-"""What counts as a mount, by tables as machines have them."""
+"""Mount detection by tables as real machines have them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where files are, and names that may become folders."""
+"""Folders of a workspace, and names that may become folders."""
 
 from pathlib import Path
 

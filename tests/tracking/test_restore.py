@@ -1,5 +1,6 @@
-"""What W&B keeps and gives back, against a stand-in of its public API; a record told again, read back from the real
-client's own file; and no key in anything that a run leaves."""
+"""Restore from a stand-in of W&B's public API; replay read back from the real client's own file; no key in any file
+of a run.
+"""
 
 import contextlib
 import importlib.util
@@ -84,14 +85,14 @@ def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
     shutil.copytree(prepared_template, tmp_path / "empty")
     given = {"SYMBOL": "DEMO", "HORIZON": "5", "BASE_MODELS": "linear,lightgbm", "FOLDS": "2", "SOURCE": "wandb"}
     given |= {"QUICK": "True", "WORKSPACE": str(tmp_path / "empty")}
-    said = run_notebook(find_notebook("05"), tmp_path / "05.ipynb", given).read_text()
+    output = run_notebook(find_notebook("05"), tmp_path / "05.ipynb", given).read_text()
     for name in ("linear", "lightgbm", "stack"):
-        assert f"Found {name} on DEMO, horizon 5: finished before" in said
+        assert f"Found {name} on DEMO, horizon 5: finished before" in output
     stack = Registry(tmp_path / "empty/models").find("DEMO", 5, "stack", kind="stack")
-    assert stack.path.name == first.artifact.name and KEY not in said
+    assert stack.path.name == first.artifact.name and KEY not in output
 
 
-def kept_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
+def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
     return RunSnapshot(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
 
 
@@ -118,14 +119,14 @@ def test_the_last_checkpoints_of_all_phases_come_back_with_what_finished_parts_l
         with CheckpointManager(tmp_path / "one/c", run="another", background=False) as other:
             other.save_checkpoint("p", {"a": 1}, force=True)
         (tmp_path / "one/part-0.json").write_text('{"a": 1}')
-        keep(kept_of(manager, tmp_path / "one"), tmp_path)
+        keep(snapshot_of(manager, tmp_path / "one"), tmp_path)
     assert [path.name for path in store.iterdir()] == ["checkpoints-r"]
     (version,) = versions(store, "checkpoints-r")
     assert {path.name for path in version.iterdir()} == {
         "r--folds_lstm.ckpt", "r--folds_lstm_2.ckpt", "r-fold0--barriers.ckpt", "part-0.json", "parts.json",
     }  # fmt: skip
     with CheckpointManager(tmp_path / "two/c", run="r", background=False) as manager:
-        assert try_restore(manager, kept_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
+        assert try_restore(manager, snapshot_of(manager, tmp_path / "two"), Registry(tmp_path / "m"), ["model"])
         found = manager.load_latest_checkpoint("folds_lstm")
         assert found["sequence"] == 2 and found["state"]["history"] == [1, 2]
         assert found["state"]["weights"].tolist() == [0, 1, 2, 3, 4]
@@ -142,7 +143,7 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         for phase in ("p", "q"):
             manager.save_checkpoint(phase, {"a": 1}, force=True)
-        keep(kept_of(manager, tmp_path), tmp_path)
+        keep(snapshot_of(manager, tmp_path), tmp_path)
     (version,) = versions(store, "checkpoints-r")
     parts, first = json.loads((version / "parts.json").read_text()), version / "r--q.ckpt"
     if fault == "another run":
@@ -161,7 +162,7 @@ def test_checkpoints_that_are_not_whole_are_refused_and_leave_nothing(tmp_path, 
     (version / "parts.json").write_text(json.dumps(parts))
     with CheckpointManager(tmp_path / "e", run="r", background=False) as manager:
         with pytest.raises(CheckpointError, match=r"another run|missing or was changed|not the checkpoints"):
-            restore_run(manager, kept_of(manager, tmp_path / "f"))
+            restore_run(manager, snapshot_of(manager, tmp_path / "f"))
         assert manager.list_checkpoints() == []
 
 
@@ -171,14 +172,14 @@ def test_few_versions_stay_and_those_that_the_user_named(tmp_path, service):
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         for number in range(6):
             manager.save_checkpoint("p", {"number": number}, force=True)
-            keep(kept_of(manager, tmp_path), tmp_path)
+            keep(snapshot_of(manager, tmp_path), tmp_path)
             if number == 1:
                 about = store / "checkpoints-r/about-v1.json"
                 about.write_text(json.dumps(json.loads(about.read_text()) | {"aliases": ["mine"]}))
         assert [path.name for path in versions(store, "checkpoints-r")] == ["v1", "v3", "v4", "v5"]
-        keep(kept_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
+        keep(snapshot_of(manager, tmp_path), tmp_path)  # an attempt that saved nothing of its own
     with CheckpointManager(tmp_path / "d", run="r", background=False) as manager:
-        assert restore_run(manager, kept_of(manager, tmp_path)) == "checkpoints"
+        assert restore_run(manager, snapshot_of(manager, tmp_path)) == "checkpoints"
         assert manager.load_latest_checkpoint("p")["state"] == {"number": 5}
 
 
@@ -190,17 +191,17 @@ def test_an_attempt_that_runs_sends_its_checkpoints_now_and_then(tmp_path, servi
     for name, seconds in (("FIRST_SECONDS", 0.0), ("CHECKPOINT_SECONDS", between), ("POLL_SECONDS", 0.0)):
         monkeypatch.setattr(wandb_sync, name, seconds)
     (tmp_path / "l").mkdir()
-    asked, allowed = [], []
+    calls, allowed = [], []
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
 
         def over() -> bool:
-            asked.append(1)
-            if len(asked) in (2, 4):
-                manager.save_checkpoint("p", {"asked": len(asked)}, force=True)
-            return len(asked) > 9
+            calls.append(1)
+            if len(calls) in (2, 4):
+                manager.save_checkpoint("p", {"asked": len(calls)}, force=True)
+            return len(calls) > 9
 
         spec = {"run_id": "r", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
-        spec |= {"attempt": [1, "0" * 8], "snapshot": kept_of(manager, tmp_path).to_dict()}
+        spec |= {"attempt": [1, "0" * 8], "snapshot": snapshot_of(manager, tmp_path).to_dict()}
         allow = lambda seconds, reason: allowed.append(seconds)  # noqa: E731
         WandbSync(wandb, spec, lambda **named: wandb.init(), allow).follow(over)
     assert len(versions(store, "checkpoints-r")) == sent  # what is not new is not sent again
@@ -211,23 +212,23 @@ def test_who_was_taken_over_sends_nothing_over_what_the_later_session_sent(tmp_p
     store = service()
     with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
         early.save_checkpoint("p", {"who": "early"}, force=True)
-        keep(kept_of(early, tmp_path), tmp_path)
+        keep(snapshot_of(early, tmp_path), tmp_path)
     shutil.copytree(tmp_path / "early", tmp_path / "late")
     with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("later")) as late:
         assert late.phase("p").load()["state"] == {"who": "early"}
         late.save_checkpoint("p", {"who": "late"}, force=True)
-        keep(kept_of(late, tmp_path), tmp_path)
+        keep(snapshot_of(late, tmp_path), tmp_path)
     with CheckpointManager(tmp_path / "early", run="r", background=False) as early:
         early.save_checkpoint("p", {"who": "does not know"}, force=True)
-        keep(kept_of(early, tmp_path), tmp_path)
+        keep(snapshot_of(early, tmp_path), tmp_path)
     with CheckpointManager(tmp_path / "empty", run="r", background=False) as manager:
-        restore_run(manager, kept_of(manager, tmp_path))
+        restore_run(manager, snapshot_of(manager, tmp_path))
         assert manager.load_latest_checkpoint("p")["state"] == {"who": "late"}
     count = len(versions(store, "checkpoints-r"))
     with CheckpointManager(tmp_path / "late", run="r", background=False, lease=WriterId("third")) as late:
         late.phase("p").load()
         late.save_checkpoint("p", {"who": "knows"}, force=True)
-        keep(kept_of(late, tmp_path), tmp_path, TAKEN_OVER)
+        keep(snapshot_of(late, tmp_path), tmp_path, TAKEN_OVER)
     assert len(versions(store, "checkpoints-r")) == count
 
 
@@ -239,7 +240,7 @@ def test_a_service_that_does_not_give_costs_its_deadline_once_and_one_line(
     monkeypatch.setattr(restore, "ANSWER_SECONDS", 2.0 if "sleep" in answer else 60.0)
     with CheckpointManager(tmp_path / "c", run="r", background=False) as manager:
         assert mirror_mode("auto") == "online"
-        assert try_restore(manager, kept_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
+        assert try_restore(manager, snapshot_of(manager, tmp_path), Registry(tmp_path / "m"), ["model"]) == ""
     assert len(caplog.records) == 1 and "Nothing is restored" in caplog.text and KEY not in caplog.text
     assert mirror_mode("auto") == "offline"  # nobody waits for it again
 
@@ -261,7 +262,7 @@ def test_what_comes_back_damaged_is_refused(tmp_path, service):
 
 
 class Service:
-    """A run at W&B as its own log tells it: a step at or below the last one is dropped, as the real one does."""
+    """A W&B run as its log shows it: a step at or below the last one is dropped, as the real service does."""
 
     class Error(Exception):
         pass
@@ -274,7 +275,7 @@ class Service:
             if not self.rewinds:
                 raise self.Error("rewinding is not part of this plan")
             step = int(resume_from.removeprefix(f"{id}?_step="))
-            self.runs[id] = {one: told for one, told in self.runs[id].items() if one <= step}
+            self.runs[id] = {one: observed for one, observed in self.runs[id].items() if one <= step}
         points = self.runs.setdefault(id, {})
 
         class Run:
@@ -292,7 +293,7 @@ class Service:
 
 @pytest.mark.parametrize(("known", "rewinds"), [(8, True), (8, False), (3, True), (0, True)])
 def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_path, known, rewinds):
-    """An attempt told `known` steps to the service; the next one resumes behind step 4, and says other numbers."""
+    """An attempt logged `known` steps to the service; the next one resumes after step 4, with other values."""
     first = Tracker("run", {}, tmp_path / "w", tmp_path / "l", mirror="off")
     for step in range(8):
         first.log(step, {"loss": step})
@@ -305,16 +306,18 @@ def test_an_older_checkpoint_takes_the_service_back_and_no_point_is_lost(tmp_pat
     spec = {"run_id": "run", "local": str(tmp_path / "l"), "folder": str(tmp_path / "w"), "mode": "online"}
     sync = WandbSync(service, {**spec, "attempt": list(second._attempt), "snapshot": None}, service.begin)
     sync.follow(lambda: True)
-    told = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
-    assert told == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}
-    assert list(told) == sorted(told)
+    observed = service.runs["run" if rewinds else next(one for one in service.runs if one != "run")]
+    assert observed == {**{step: step for step in range(5)}, **{step: step * 10 for step in range(5, 10)}}
+    assert list(observed) == sorted(observed)
 
 
 # ---------------------------------------------------------------- the real client
 
 
-def everything_told(folder, spawn):
-    """What the one .wandb file below the folder says: [step, loss] of each point, and the names of artifacts."""
+def logged_steps(folder, spawn):
+    """Return the content of the one .wandb file below the folder: [step, loss] of each point, and the artifacts'
+    names.
+    """
     lines = [json.loads(line) for line in spawn(READ, folder).stdout.read().splitlines()]
     return [one for one in lines if isinstance(one, list)], [one for one in lines if isinstance(one, str)]
 
@@ -334,9 +337,9 @@ def test_a_record_is_told_again_by_the_command_and_each_point_is_in_the_file(tmp
     monkeypatch.setattr(sys, "argv", ["ml_factory", *words, "--offline", "--json"])
     with contextlib.suppress(SystemExit):
         main()
-    told = json.loads(capsys.readouterr().out)
-    assert told["run"] == "train-x" and told["steps"] == 10 and told["mode"] == "offline"
-    points, _ = everything_told(log, spawn)
+    observed = json.loads(capsys.readouterr().out)
+    assert observed["run"] == "train-x" and observed["steps"] == 10 and observed["mode"] == "offline"
+    points, _ = logged_steps(log, spawn)
     assert points == [[step, 1 / step] for step in range(1, 6)] + [[step, 2 / step] for step in range(6, 11)]
     assert points == read_log(log)[["step", "loss"]].values.tolist()
     with pytest.raises(WorkspaceError, match="no log"):
@@ -366,7 +369,7 @@ def test_no_key_in_anything_that_a_notebook_leaves(prepared, tmp_path, monkeypat
     points, artifacts = [], []
     while not artifacts and time.monotonic() < deadline:
         with contextlib.suppress(ValueError):
-            points, artifacts = everything_told(local, spawn)
+            points, artifacts = logged_steps(local, spawn)
         time.sleep(0.5)
     assert [step for step, _ in points] == wanted and artifacts == [f"model-{log.parent.name}"]
     assert list(prepared.checkpoints.glob("slot-*.ckpt"))

@@ -1,4 +1,4 @@
-"""Every step once and in order, over any number of kills; a mirror nobody notices; no key anywhere."""
+"""Every step once and in order, over any number of kills; a mirror that never delays the run; no key anywhere."""
 
 import json
 import math
@@ -44,7 +44,7 @@ def steps(folder) -> list[int]:
 
 
 def abandon(tracker: Tracker) -> None:
-    """What a kill does to it: the operating system closes its file, nothing else happens."""
+    """Close the tracker's file as a kill does: the operating system closes it, nothing else happens."""
     tracker._file.close()
 
 
@@ -292,7 +292,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "output"),
     [
         ("raise RuntimeError('the service is on fire')", "on fire"),
         ("raise SystemExit(3)", "stopped"),
@@ -300,13 +300,13 @@ time.sleep(60)
         ("time.sleep(1000)", "did not answer"),
     ],
 )
-def test_a_broken_client_is_not_noticed(track, fake_wandb, tmp_path, monkeypatch, caplog, code, said):
+def test_a_broken_client_is_not_noticed(track, fake_wandb, tmp_path, monkeypatch, caplog, code, output):
     monkeypatch.setattr(wandb_process, "INIT_SECONDS", 3.0)
     fake_wandb(code)
     tracker = track(mirror="auto")
     assert run_once(tracker) < 1
     assert not tracker.wait_mirror(30)
-    assert len(caplog.records) == 1 and said in caplog.text
+    assert len(caplog.records) == 1 and output in caplog.text
     assert steps(tmp_path / "w") == [1, 2, 3, 4, 5]
 
 

@@ -115,13 +115,13 @@ def test_a_mount_that_hangs_costs_its_patience_and_one_line(tmp_path, monkeypatc
     tracker.close_segment()
     assert read_log(tmp_path / "w")["step"].tolist() == [1]
     child.send_signal(signal.SIGSTOP)  # what a dead mount does to whoever asks it
-    asked = []
-    monkeypatch.setattr(log_upload, "readable", lambda descriptor, seconds: bool(asked.append(seconds)))
+    calls = []
+    monkeypatch.setattr(log_upload, "readable", lambda descriptor, seconds: bool(calls.append(seconds)))
     for step in (2, 3):
         tracker.log(step, {"loss": 1.0})
         tracker.close_segment()
     assert len(caplog.records) == 1 and "stays on the local disk" in caplog.text
-    assert max(asked) <= log_upload.PATIENCE
+    assert max(calls) <= log_upload.PATIENCE
     monkeypatch.undo()
     child.send_signal(signal.SIGCONT)
     deadline = time.monotonic() + 20

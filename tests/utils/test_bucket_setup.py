@@ -21,13 +21,13 @@ class SafeStopResult(Exception):
 @pytest.fixture
 def colab(monkeypatch):
     """A Colab without a network: what is installed and who signs in is written down; it stops before the bucket."""
-    heard = []
+    received = []
     for name in ("GOOGLE_APPLICATION_CREDENTIALS", "STORAGE_EMULATOR_HOST", "ML_FACTORY_ROOT", "COLAB_TPU_1VM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
-    auth = types.SimpleNamespace(authenticate_user=lambda: heard.append("signed in"))
+    auth = types.SimpleNamespace(authenticate_user=lambda: received.append("signed in"))
     monkeypatch.setitem(sys.modules, "google.colab.auth", auth)
-    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): heard.append((path.name, *extra)) or ())
+    monkeypatch.setattr(runtime, "install_missing", lambda path, extra=(): received.append((path.name, *extra)) or ())
 
     def opened(root):
         raise SafeStopResult(root)
@@ -35,7 +35,7 @@ def colab(monkeypatch):
     monkeypatch.setattr(
         colab_setup.workspaces, "Workspace", type("Workspace", (), {"__new__": lambda cls, root: opened(root)})
     )
-    return heard, auth
+    return received, auth
 
 
 def test_setup_with_a_bucket_on_colab_brings_gcsfs_and_signs_in(colab, monkeypatch):

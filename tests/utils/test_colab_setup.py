@@ -50,7 +50,7 @@ def bare_environment(monkeypatch):
 
 @pytest.fixture
 def colab(tmp_path):
-    """run(code, **environment) -> (facts told, everything printed), on a simulated Colab in an empty folder."""
+    """run(code, **environment) -> (reported facts, all output), on a simulated Colab in an empty folder."""
     (tmp_path / "content").mkdir()
 
     def run(code: str, **environment: str) -> tuple[dict, str]:
@@ -197,12 +197,12 @@ def test_a_mount_that_brings_no_files_is_a_failure(colab):
 
 
 def test_drive_is_never_mounted_from_a_thread(monkeypatch):
-    said = []
+    output = []
     monkeypatch.setattr(colab_setup.importlib, "import_module", lambda name: pytest.fail("mounted"))
-    thread = threading.Thread(target=lambda: said.append(colab_setup.mount_drive("/content/drive")))
+    thread = threading.Thread(target=lambda: output.append(colab_setup.mount_drive("/content/drive")))
     thread.start()
     thread.join()
-    assert "never a thread" in said[0]
+    assert "never a thread" in output[0]
 
 
 def test_a_dead_mount_is_mounted_again_by_force(tmp_path, monkeypatch):

@@ -60,22 +60,22 @@ def test_exception(colab, name):
 
 
 def test_mounting_says_what_colab_says(colab, tmp_path, capsys):
-    point, says = str(tmp_path / "drive"), SURFACE["says"]
-    heard = lambda: capsys.readouterr().out.strip()  # noqa: E731
+    point, states = str(tmp_path / "drive"), SURFACE["says"]
+    received = lambda: capsys.readouterr().out.strip()  # noqa: E731
     colab.drive.flush_and_unmount()
-    assert heard() == says["nothing mounted"]
+    assert received() == states["nothing mounted"]
     colab.drive.mount(point)
-    assert heard() == says["mounted"].format(mountpoint=point)
+    assert received() == states["mounted"].format(mountpoint=point)
     assert (tmp_path / "drive" / "MyDrive").is_dir()
     colab.drive.mount(point)
-    assert heard() == says["already mounted"].format(mountpoint=point)
+    assert received() == states["already mounted"].format(mountpoint=point)
     colab.drive.mount(point, force_remount=True)
-    assert heard() == says["mounted"].format(mountpoint=point)
+    assert received() == states["mounted"].format(mountpoint=point)
     (tmp_path / "drive" / "MyDrive" / "kept.txt").write_text("kept")
     colab.drive.flush_and_unmount()
-    assert heard() == ""
+    assert received() == ""
     colab.drive.mount(point)
-    assert heard() == says["mounted"].format(mountpoint=point)
+    assert received() == states["mounted"].format(mountpoint=point)
     assert (tmp_path / "drive" / "MyDrive" / "kept.txt").read_text() == "kept"
 
 

@@ -1,4 +1,4 @@
-"""What `pip install .` gives: the library and its command, and neither utils nor tests."""
+"""Contents of `pip install .`: the library and its command, and neither utils nor tests."""
 
 import configparser
 import shutil
@@ -48,8 +48,8 @@ def test_the_wheel_has_the_library_alone(wheel):
 
 def test_the_wheel_asks_for_what_requirements_say(wheel):
     metadata = message_from_string(text_of(wheel, ".dist-info/METADATA"))
-    asked = {str(Requirement(line)) for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
-    assert asked == {str(Requirement(line)) for line in runtime.requirement_lines(ROOT / "requirements" / "base.txt")}
+    calls = {str(Requirement(line)) for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
+    assert calls == {str(Requirement(line)) for line in runtime.requirement_lines(ROOT / "requirements" / "base.txt")}
     extras = {name: set() for name in metadata.get_all("Provides-Extra")}
     for line in metadata.get_all("Requires-Dist"):
         for name in extras:

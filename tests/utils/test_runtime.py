@@ -293,8 +293,8 @@ def test_what_torch_was_built_for_is_read_without_importing_it():
     code += "import torch; print(torch.version.cuda or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    told, true = done.stdout.split("\n")[:2]
-    assert told == true
+    observed, true = done.stdout.split("\n")[:2]
+    assert observed == true
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ def kernel(tmp_path):
 
 
 def set_up(client, workspace: Path, *, answer: str | None) -> tuple[str, int]:
-    """What a cell prints that sets up this workspace, and how often it asked; answer None: nobody can be asked."""
+    """Return the output of a cell that sets up this workspace, and the number of prompts; answer None: no user can
+    answer.
+    """
     printed, questions = [], 0
     client.execute(SETUP.format(workspace=str(workspace)), allow_stdin=answer is not None)
     while True:
@@ -39,10 +41,10 @@ def set_up(client, workspace: Path, *, answer: str | None) -> tuple[str, int]:
         if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
             return "".join(printed), questions
         try:
-            asked = client.get_stdin_msg(timeout=0.2 if answer is not None else 0)
+            calls = client.get_stdin_msg(timeout=0.2 if answer is not None else 0)
         except queue.Empty:
             continue
-        assert asked["content"]["password"]  # the key is not shown as it is typed
+        assert calls["content"]["password"]  # the key is not shown as it is typed
         questions += 1
         client.input(answer)
 
