@@ -120,7 +120,7 @@ def stream_state(bars: pd.DataFrame, matrix: FeatureMatrix, market: MarketSpec, 
     """Return the state of the feature stream behind these bars; None with custom features, which a stream may round
     otherwise.
     """
-    return None if spec.custom else FeatureStream.after(bars, matrix, market, spec).get_state()
+    return None if spec.custom else FeatureStream.from_matrix(bars, matrix, market, spec).get_state()
 
 
 def append_rows(before: Store, bars: pd.DataFrame, market: MarketSpec, spec: FeatureSpec) -> tuple[FeatureRows, dict]:
