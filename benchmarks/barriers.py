@@ -28,7 +28,7 @@ from benchmarks.measure import digits, in_turns, rated, tell, times
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, mean_share
-from ml_factory.targets.label_table import lives, rows_with_future_bars
+from ml_factory.targets.label_table import rows_with_future_bars, simulate_exits
 from ml_factory.targets.labels import LabelSpec, barriers_of, triple_barrier
 
 MINUTE = 60_000_000_000
@@ -54,7 +54,7 @@ def ours(frame: Frame, spec: LabelSpec) -> tuple[np.ndarray, ...]:
     up, down = barriers_of(frame, spec, MARKET)
     entry, last = rows_with_future_bars(frame, "session", ~np.isnan(up))
     end = np.minimum(entry + spec.horizon, last)
-    rows = lives(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
+    rows = simulate_exits(frame, None, entry, last, end, up, down, MARKET, spec.horizon)
     shares = mean_share(entry + 1, rows.exit_bar, len(frame))
     return entry, rows.barrier, rows.exit_bar, rows.ret, rows.mae, rows.mfe, shares
 

@@ -73,15 +73,15 @@ def test_cut_and_disturbed_nothing_known_before_changes(bars, kind):
 
 
 def test_a_size_of_the_whole_file_and_a_bar_of_the_whole_session_are_caught(bars, monkeypatch):
-    honest = activity_bars._estimated
+    honest = activity_bars._estimate_size
 
     def of_the_whole_file(market, kind, bars, spec):
         return bars["volume"].sum() / 45 / 50, honest(market, kind, bars, spec)[1]
 
-    monkeypatch.setattr(activity_bars, "_estimated", of_the_whole_file)
+    monkeypatch.setattr(activity_bars, "_estimate_size", of_the_whole_file)
     leaks = prove(pipeline("volume"), bars, SHORT).leaks
     assert any(leak.part == "facts" and leak.column == "bar_size" for leak in leaks)
-    monkeypatch.setattr(activity_bars, "_estimated", honest)
+    monkeypatch.setattr(activity_bars, "_estimate_size", honest)
 
     def knowing(self, bars):  # as many bars in each session, by a total that only its end tells
         frame = plain(self, bars)
