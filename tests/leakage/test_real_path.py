@@ -160,12 +160,12 @@ def shares_of_the_file(patch):
 
 
 def unpurged(patch):
-    patch.setattr(splits, "stays", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
+    patch.setattr(splits, "keep_mask", lambda known_at, label_end, rows, block, embargo: np.ones(len(rows), bool))
 
 
 def without_embargo(patch):
-    honest = splits.stays
-    patch.setattr(splits, "stays", lambda *given: honest(*given[:4], 0))
+    honest = splits.keep_mask
+    patch.setattr(splits, "keep_mask", lambda *given: honest(*given[:4], 0))
 
 
 def scaler_of_all(patch):
@@ -194,7 +194,7 @@ def on_all_rows(step: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 def prices_of_all(patch):
     """Steps that follow the price see it outside the training rows too."""
-    patch.setattr(preprocessing, "_own_path", lambda sample: sample.close)
+    patch.setattr(preprocessing, "_training_prices", lambda sample: sample.close)
 
 
 FITTED = {"part": "fitted h10", "spec": LEARNT}

@@ -118,7 +118,7 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
     monkeypatch.setattr(
         incremental_quantiles,
         "_begun",
-        lambda *a, real=incremental_quantiles._begun: passes.append(len(a[1])) or real(*a),
+        lambda *a, real=incremental_quantiles._initialise: passes.append(len(a[1])) or real(*a),
     )
     # One bar more, labels open at a session's end, and a weekend in which the clocks change.
     stops = [9000, 9001, *BARS.index.searchsorted(["2024-03-08 21:53+00:00", "2024-03-11 03:07+00:00"]), len(BARS)]
