@@ -1,4 +1,4 @@
-"""What bars that were appended cost beside a prepare of them all, in CPU seconds.
+"""Cost of appended bars compared with a prepare of all bars, in CPU seconds.
 
     python -m benchmarks.appending --file ../shared/data/bars/NQ_1m.parquet --symbol NQ
 
@@ -37,21 +37,27 @@ def main() -> None:
     words.add_argument("--symbol", required=True)
     words.add_argument("--horizons", default="20")
     words.add_argument("--new", default="70000,7000,1380,60,1", help="numbers of new bars; 1380 are a day of CME")
-    asked = words.parse_args()
-    horizons = tuple(int(one) for one in asked.horizons.split(","))
+    options = words.parse_args()
+    horizons = tuple(int(one) for one in options.horizons.split(","))
     logging.disable(logging.WARNING)
-    bars = pd.read_parquet(asked.file)
+    bars = pd.read_parquet(options.file)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # no copies of parts beside the user's own
-        for new in map(int, asked.new.split(",")):
+        for new in map(int, options.new.split(",")):
             place = Workspace(Path(folder) / f"{new}")
-            seconds_of(place, asked.symbol, bars.iloc[:20_000], horizons)  # kernels are loaded
-            seconds_of(place, asked.symbol, bars.iloc[:21_000], horizons)
-            full_cpu, full_wall, _ = seconds_of(place, asked.symbol, bars.iloc[: len(bars) - new], horizons)
-            cpu, wall, phases = seconds_of(place, asked.symbol, bars, horizons)
-            told = {"bench": "appending", "bars": len(bars), "new": new, "full_cpu_s": full_cpu, "appended_cpu_s": cpu}
-            told |= {"full_wall_s": full_wall, "appended_wall_s": wall, "ratio": round(full_cpu / cpu, 2)}
-            print(json.dumps(told | {"phases_wall_s": phases}), flush=True)
+            seconds_of(place, options.symbol, bars.iloc[:20_000], horizons)  # kernels are loaded
+            seconds_of(place, options.symbol, bars.iloc[:21_000], horizons)
+            full_cpu, full_wall, _ = seconds_of(place, options.symbol, bars.iloc[: len(bars) - new], horizons)
+            cpu, wall, phases = seconds_of(place, options.symbol, bars, horizons)
+            reported = {
+                "bench": "appending",
+                "bars": len(bars),
+                "new": new,
+                "full_cpu_s": full_cpu,
+                "appended_cpu_s": cpu,
+            }
+            reported |= {"full_wall_s": full_wall, "appended_wall_s": wall, "ratio": round(full_cpu / cpu, 2)}
+            print(json.dumps(reported | {"phases_wall_s": phases}), flush=True)
 
 
 if __name__ == "__main__":

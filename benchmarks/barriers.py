@@ -1,4 +1,4 @@
-"""Triple barrier + MAE/MFE + average uniqueness: rows a second, ours beside NumPy, interleaved in one run.
+"""Triple barrier + MAE/MFE + average uniqueness: rows a second, ours compared with NumPy, interleaved in one run.
 
     python -m benchmarks.barriers [--rows 3500000] [--horizons 20 60 240 2000] [--repeats 3] [--growth]
 
@@ -7,8 +7,8 @@ return, MAE, MFE and uniqueness, and uses one thread:
   ours     barrier_prices, scan, mean_share (compiled, striding over blocks of bars)
   loop     NumPy over all rows at once, bar after bar of the horizon: the form everybody writes, here in blocks of rows
            that stay in the cache, looking only at rows still open once they are few
-  doubling NumPy again, but leaping: extremes of 1, 2, 4... bars for all rows, then a bisection of each life. Nobody we
-           know of writes it; it is here to be honest about what NumPy could do
+  doubling NumPy again, but leaping: extremes of 1, 2, 4... bars for all rows, then a bisection of each life. No user
+           known to us writes it; it shows the limit of NumPy
   table    the whole of `triple_barrier`: ours plus label_end and the table
 Before the clock runs, all forms must agree to the bit on barriers and exits and to 1e-12 on the rest.
 """
@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 from scipy.signal import lfilter
 
-from benchmarks.measure import digits, in_turns, rated, tell, times
+from benchmarks.measure import digits, in_turns, print_json, rated, times
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.targets.barrier_kernels import LOWER, SESSION, UPPER, VERTICAL, mean_share
@@ -110,7 +110,7 @@ def numpy_form(find: Callable) -> Callable:
 
 
 def leave(frame, spec, entry, j, up, down, close, last, best, worst) -> tuple[np.ndarray, ...]:
-    """What the exit bars say: barrier, exit bar, return, MAE, MFE, uniqueness."""
+    """Return the outcomes at the exit bars: barrier, exit bar, return, MAE, MFE, uniqueness."""
     slack = MARKET.tick * 1e-6
     open_, high, low = frame.open[j], frame.high[j], frame.low[j]
     opens_up, opens_down = open_ >= up - slack, open_ <= down + slack
@@ -215,7 +215,7 @@ def measure(frame: Frame, horizon: int, repeats: int, forms: list[str]) -> None:
         line = {"rows": len(frame), "horizon": horizon} | rated(clocks, len(frame))
         if name != "ours" and "ours" in runs:
             line |= times(clocks, runs["ours"])
-        tell(bench="barriers", form=name, **line)
+        print_json(bench="barriers", form=name, **line)
 
 
 def growth(repeats: int) -> None:
@@ -224,13 +224,13 @@ def growth(repeats: int) -> None:
     Each call is the first of its own process: in a repeated one, small arrays would find their pages already mapped.
     """
     counts, cpu = (500_000, 1_750_000, 3_500_000, 7_000_000, 14_000_000), []
-    asked = ["--horizons", "240", "--repeats", "1", "--forms", "table"]
+    options = ["--horizons", "240", "--repeats", "1", "--forms", "table"]
     for rows in counts:
-        once = [sys.executable, "-m", "benchmarks.barriers", "--rows", str(rows), *asked]
+        once = [sys.executable, "-m", "benchmarks.barriers", "--rows", str(rows), *options]
         runs = [subprocess.run(once, capture_output=True, text=True, check=True).stdout for _ in range(repeats)]
         cpu.append(min(json.loads(run)["cpu_s"] for run in runs))
     slope = float(np.polyfit(np.log(counts), np.log(cpu), 1)[0])
-    tell(bench="barriers growth", horizon=240, rows=counts, cpu_s=cpu, slope=digits(slope, 3))
+    print_json(bench="barriers growth", horizon=240, rows=counts, cpu_s=cpu, slope=digits(slope, 3))
 
 
 def main() -> None:
@@ -240,14 +240,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--forms", nargs="+", choices=list(FORMS), default=list(FORMS))
     parser.add_argument("--growth", action="store_true", help="also 0.5 to 14 million rows")
-    asked = parser.parse_args()
-    for horizon in asked.horizons:
-        agree(min(asked.rows, 30_000), horizon)
-    frame = walk(asked.rows)
-    for horizon in asked.horizons:
-        measure(frame, horizon, asked.repeats, asked.forms)
-    if asked.growth:
-        growth(asked.repeats)
+    options = parser.parse_args()
+    for horizon in options.horizons:
+        agree(min(options.rows, 30_000), horizon)
+    frame = walk(options.rows)
+    for horizon in options.horizons:
+        measure(frame, horizon, options.repeats, options.forms)
+    if options.growth:
+        growth(options.repeats)
 
 
 if __name__ == "__main__":

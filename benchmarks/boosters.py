@@ -1,4 +1,4 @@
-"""Boosters in blocks beside straight ones, resumed beside uninterrupted, and prediction beside LightGBM's own.
+"""Boosters trained in blocks against one call, resumed against uninterrupted, and prediction against LightGBM's own.
 
     python -m benchmarks.boosters                 # 60,000 rows x 50 columns, 1,000 rounds: half an hour on one core
     python -m benchmarks.boosters --rounds 200 --rows 20000
@@ -18,7 +18,7 @@ import lightgbm as lgb
 import numpy as np
 import xgboost as xgb
 
-from benchmarks.measure import best, digits, in_turns, tell
+from benchmarks.measure import best, digits, in_turns, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import Tabular
@@ -81,7 +81,7 @@ def taken(turns: Iterator[None]) -> Callable[[], float | None]:
 
 
 def blockwise(name: str, rows: int, columns: int, rounds: int) -> None:
-    """Blocks of ten beside one training of as many rounds."""
+    """Compare blocks of ten with one training of as many rounds."""
     x, y, w = market(rows, columns)
     cut = rows * 5 // 6
     train, valid = to_rows(x[:cut], y[:cut], w[:cut]), to_rows(x[cut:], y[cut:], w[cut:])
@@ -101,7 +101,7 @@ def blockwise(name: str, rows: int, columns: int, rounds: int) -> None:
                 spent[side].append(turn())
     grower.close()
     blocks, straight = sum(spent["blocks"]), sum(spent["straight"])
-    tell(
+    print_json(
         benchmark="boosters.blockwise", model=name, rows=cut, columns=columns, rounds=rounds, cpu_s=digits(blocks),
         straight_cpu_s=digits(straight), ratio=digits(blocks / straight, 3),
         last_turn_ratio=digits(spent["blocks"][-1] / spent["straight"][-1], 3), wanted="at most 1.15",
@@ -135,8 +135,8 @@ def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -
         kept = manager and manager.phase(name)
         held = (x[cut:], y[cut:], w[cut:])
         result = model.fit(x[:cut], y[:cut], w[:cut], validation=held, checkpoints=kept, callbacks=callbacks)
-        told = encode_state(model.get_state()) + model.predict_proba(x).tobytes()
-        return hashlib.sha256(told).hexdigest()[:16], result.resumed_from
+        reported = encode_state(model.get_state()) + model.predict_proba(x).tobytes()
+        return hashlib.sha256(reported).hexdigest()[:16], result.resumed_from
 
     whole, _ = hash_of(None)
     with tempfile.TemporaryDirectory() as folder:
@@ -147,11 +147,13 @@ def resumed(name: str, rows: int, columns: int, rounds: int = 60, at: int = 3) -
             pass
         with CheckpointManager(folder, auto_save_minutes=0) as manager:
             again, since = hash_of(manager)
-    tell(benchmark="boosters.resumed", model=name, whole=whole, resumed=again, from_block=since, equal=whole == again)
+    print_json(
+        benchmark="boosters.resumed", model=name, whole=whole, resumed=again, from_block=since, equal=whole == again
+    )
 
 
 def prediction(rows: int, columns: int, rounds: int = 100, depth: int = 5) -> None:
-    """Our compiled walk beside `lightgbm.Booster.predict`, each on one thread."""
+    """Compare our compiled walk with `lightgbm.Booster.predict`, each on one thread."""
     x, y, w = market(rows, columns)
     model = build_model("lightgbm", rounds=rounds, patience=0, depth=depth, threads=1)
     model.fit(x, y, w)
@@ -161,7 +163,7 @@ def prediction(rows: int, columns: int, rounds: int = 100, depth: int = 5) -> No
     runs = in_turns(sides, 5)
     ours, theirs = best(runs["ours"]).cpu, best(runs["lightgbm"]).cpu
     apart = np.abs(model.predict_proba(x) - own.predict(x)).max()
-    tell(
+    print_json(
         benchmark="boosters.prediction", rows=rows, columns=columns, trees=3 * rounds, depth=depth,
         rows_per_s=round(rows / ours), lightgbm_rows_per_s=round(rows / theirs), times=digits(theirs / ours, 3),
         largest_difference=float(apart), wanted="at least 2",
@@ -180,7 +182,7 @@ def binned_once(name: str, rows: int, columns: int, fits: int = 5, rounds: int =
     shared = BinnedData()
     runs = in_turns({"each": lambda: all_seeds(None), "once": lambda: all_seeds(shared)}, 1)
     each, once = best(runs["each"]).cpu, best(runs["once"]).cpu
-    tell(
+    print_json(
         benchmark="boosters.binned", model=name, rows=rows, columns=columns, fits=fits, rounds=rounds,
         builds=shared.builds, cpu_s=digits(once), each_cpu_s=digits(each), saved=digits(1 - once / each, 3),
     )  # fmt: skip

@@ -5,7 +5,7 @@
 Beside a bare copy of the state in memory, a bare write + fsync, torch.save, safetensors and torch's asynchronous
 distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores, with a save
 under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the blocking part
-beside a bare copy into pinned memory.
+against a bare copy into pinned memory.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from benchmarks.measure import digits, tell
+from benchmarks.measure import digits, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.remote_slots import RemoteSlots
 
@@ -123,14 +123,14 @@ def compare(rounds: Round, repeats: int) -> dict[str, dict[str, dict[str, float]
             if turn:
                 runs[name].append(taken)
             elif name == "ours":
-                tell(bench="checkpoints", what="first save, its pages new", side=name, **_short(taken))
+                print_json(bench="checkpoints", what="first save, its pages new", side=name, **_short(taken))
     found = {}
     for name, taken in runs.items():
         found[name] = {
             kind: {key: of(one[key] for one in taken) for key in taken[0]}
             for kind, of in (("best", min), ("median", statistics.median))
         }
-        tell(
+        print_json(
             bench="checkpoints", side=name, rounds=repeats, **_short(found[name]["best"]),
             median=_short(found[name]["median"]),
         )  # fmt: skip
@@ -138,13 +138,13 @@ def compare(rounds: Round, repeats: int) -> dict[str, dict[str, dict[str, float]
 
 
 def verdict(runs: dict[str, dict[str, dict[str, float]]]) -> float:
-    """The three ratios beside what they may be, of best and of median times; returns the median seconds of blocking."""
+    """Compare the three ratios of best and median times with their limits; return the median seconds of blocking."""
     for name, base, key in (
         ("blocking", "memory copy", "blocking"), ("written", "write + fsync", "written"),
         ("verified", "write + fsync", "written"),
     ):  # fmt: skip
         best, median = (runs["ours"][kind][name] / runs[base][kind][key] for kind in ("best", "median"))
-        tell(
+        print_json(
             bench="checkpoints", ratio=name, times=digits(best, 3), times_median=digits(median, 3),
             limit=LIMITS[name],
         )  # fmt: skip
@@ -176,13 +176,13 @@ def during_training(state: dict, manager: CheckpointManager, windows: int, block
         count, seconds = steps(lambda now, length=seconds: now > length)
         without.append(count / seconds)
     share = statistics.median(one / other for one, other in zip(with_save, without, strict=True))
-    tell(
+    print_json(
         bench="checkpoints", what="steps a second while a save is written", cores=os.cpu_count(),
         with_save=digits(statistics.median(with_save)), without=digits(statistics.median(without)),
         share=digits(share, 3), at_least=0.85, seconds_until_verified=digits(statistics.median(lengths)),
     )  # fmt: skip
     lost = blocking + max(0.0, 1 - share) * statistics.median(lengths)
-    tell(
+    print_json(
         bench="checkpoints", what="overhead of a save every 30 minutes",
         blocking_percent=digits(100 * blocking / CADENCE),
         with_slower_steps_percent=digits(100 * lost / CADENCE), limit_percent=0.05,
@@ -190,9 +190,9 @@ def during_training(state: dict, manager: CheckpointManager, windows: int, block
 
 
 def on_accelerator(megabytes: int, manager: CheckpointManager, repeats: int) -> None:
-    """The blocking part from a CUDA device, beside a bare copy into pinned memory."""
+    """Compare the blocking part from a CUDA device with a bare copy into pinned memory."""
     if not torch.cuda.is_available():
-        tell(bench="checkpoints", what="pinned device-to-host copy", skipped="no CUDA device on this machine")
+        print_json(bench="checkpoints", what="pinned device-to-host copy", skipped="no CUDA device on this machine")
         return
     state = make_state(megabytes, "cuda")
     tensors = flat(state)
@@ -209,7 +209,7 @@ def on_accelerator(megabytes: int, manager: CheckpointManager, repeats: int) -> 
         ours.append(time.perf_counter() - began)
         manager.wait()
     times = statistics.median(ours[1:]) / statistics.median(bare[1:])
-    tell(bench="checkpoints", what="pinned device-to-host copy", times=digits(times, 3), limit=LIMITS["blocking"])
+    print_json(bench="checkpoints", what="pinned device-to-host copy", times=digits(times, 3), limit=LIMITS["blocking"])
 
 
 def _short(taken: dict[str, float]) -> dict[str, float]:
@@ -239,7 +239,7 @@ def main() -> None:
         manager.writer = modest
         found = manager.load_latest_checkpoint("train")["state"]
         same = all(np.array_equal(one, flat(found)[name]) for name, one in flat(state).items())
-        tell(bench="checkpoints", what="loaded as it was saved", same=same)
+        print_json(bench="checkpoints", what="loaded as it was saved", same=same)
         during_training(state, manager, given.repeats, blocking)
         on_accelerator(given.mb, manager, given.repeats)
     if torch.distributed.is_available():

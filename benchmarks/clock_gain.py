@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.measure import digits, setting, tell, timed
+from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory import pipeline
 from ml_factory.evaluation.calibration import calibration_by_class
 from ml_factory.evaluation.intervals import gain_interval
@@ -59,7 +59,7 @@ def prepared(folder: Path, root: Path, name: str) -> tuple[Workspace, Dataset]:
     return workspace, load_dataset(workspace, symbol, HORIZON)
 
 
-def judged(workspace: Workspace, data: Dataset, model: str, split: str, settings: Mapping) -> dict:
+def evaluated(workspace: Workspace, data: Dataset, model: str, split: str, settings: Mapping) -> dict:
     """Metrics of the trained model and the baselines on the clear rows of a split."""
     result = pipeline.train(
         workspace, data.symbol, HORIZON, model, mirror="off", model_settings=settings, uncertified=True
@@ -71,11 +71,11 @@ def judged(workspace: Workspace, data: Dataset, model: str, split: str, settings
     rows, p, y = rows[clear], frame[PROBABILITIES].to_numpy()[clear], data.y[rows[clear]]
     forecasts = baselines(data, data.splits["train"], rows)
     losses = {name: row_log_loss(y, q) for name, q in forecasts.items()}
-    mine = row_log_loss(y, p)
-    gain = gain_interval(losses["clock"] - mine, horizon=HORIZON, times_N=data.labels.index[rows])
-    line = {f"loss_{name}": digits(loss.mean()) for name, loss in losses.items()} | {"loss": digits(mine.mean())}
+    ours = row_log_loss(y, p)
+    gain = gain_interval(losses["clock"] - ours, horizon=HORIZON, times_N=data.labels.index[rows])
+    line = {f"loss_{name}": digits(loss.mean()) for name, loss in losses.items()} | {"loss": digits(ours.mean())}
     line |= {"gain_clock": digits(gain.mean, 3), "low": digits(gain.low, 3), "high": digits(gain.high, 3)}
-    line["gain_clock_volatility"] = digits((losses["clock_volatility"] - mine).mean(), 3)
+    line["gain_clock_volatility"] = digits((losses["clock_volatility"] - ours).mean(), 3)
     for row in calibration_by_class(y, p, horizon=HORIZON).to_dict("records"):
         line |= {f"{row['class']}_{of}": digits(row[of], 3) for of in ("predicted", "observed")}
     line["ece"] = digits(expected_calibration_error(y, p), 3)
@@ -95,9 +95,7 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default=Path("../shared/data/bars"))
     parser.add_argument("--models", nargs="*", default=["xgboost", "lightgbm", "linear", "lstm"])
     parser.add_argument("--files", nargs="*", default=list(FILES), choices=list(FILES))
-    parser.add_argument(
-        "--split", choices=["validation", "test"], default="validation", help="the rows that are judged"
-    )
+    parser.add_argument("--split", choices=["validation", "test"], default="validation", help="the evaluated rows")
     parser.add_argument("--workspace", type=Path, help="folder that keeps what was done; default: a temporary one")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings over the defaults")
     chosen = parser.parse_args()
@@ -106,10 +104,10 @@ def main() -> None:
         for name in chosen.files:
             workspace, data = prepared(chosen.workspace or Path(folder), chosen.data_root, name)
             for model in chosen.models:
-                found, taken = timed(lambda model=model: judged(workspace, data, model, chosen.split, settings))  # noqa: B023
+                found, taken = timed(lambda model=model: evaluated(workspace, data, model, chosen.split, settings))  # noqa: B023
                 line = {"benchmark": "clock_gain", "file": name, "model": model, "split": chosen.split, **found}
                 lines.append(line | {"cpu_s": digits(taken.cpu, 3)})
-                tell(**lines[-1])
+                print_json(**lines[-1])
     print(table(lines))
     for model in chosen.models:
         gains = np.array([line["gain_clock"] for line in lines if line["model"] == model])

@@ -7,10 +7,10 @@
 
 One JSON line a model, market and seed; gains in log loss over the class prior, a test row, in nats. On the planted
 market `share` is the part of the oracle's gain that the model recovers. The oracle knows every setting of the market
-and all bars so far, no label; both gains are expectations under what it says, so luck in the outcomes is not in them.
+and all bars so far, no label; both gains are expectations under what it states, so luck in the outcomes is not in them.
 `ece_true` is the calibration error of the model with temperature and class biases fitted on validation rows, against
 the true probabilities instead of outcomes, `ece_true_raw` without them; `_debiased` less what chance adds to them.
-On the null market no class can be told: `errors` is the gain on what happened, in standard errors.
+On the null market no class can be reported: `errors` is the gain on what happened, in standard errors.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.measure import digits, setting, tell, timed
+from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
 from ml_factory.datasets.rows import rows_with_window
@@ -68,7 +68,7 @@ class Rows:
         return (Windows(self.x_NF, rows, model.lookback) if spec_of(model.name).windowed else self.x_NF[rows]), y
 
     def truth(self, split: str) -> np.ndarray:
-        """What can be known of every `EVERY`-th row of a split, (N, 3); kept, since each model is held to it."""
+        """Return the oracle's probabilities of every `EVERY`-th row of a split, (N, 3); cached for all models."""
         if split not in self.known:
             labels = self.labels.iloc[self.splits[split][::EVERY]]
             at, up, down = labels.index.as_unit("ns").asi8, labels["up"].to_numpy(), labels["down"].to_numpy()
@@ -92,8 +92,8 @@ def rows_of(kind: str, seed: int, days: int) -> Rows:
     return Rows(market, scaler.transform(matrix.values), labels, row, splits)
 
 
-def judged(rows: Rows, model: Estimator, split: str = "test") -> dict[str, float]:
-    """The model, fitted, beside class prior and oracle on the rows of `split`."""
+def evaluated(rows: Rows, model: Estimator, split: str = "test") -> dict[str, float]:
+    """Fit the model and compare it with class prior and oracle on the rows of `split`."""
     result = model.fit(*rows.take(model, "train"), validation=rows.take(model, "validation"))
     x, y = rows.take(model, split)
     p, prior = model.predict_proba(x), prior_probabilities(rows.take(model, "train")[1], None, len(y))
@@ -138,7 +138,7 @@ def code_behind(name: str) -> str:
 
 
 def cells(chosen: argparse.Namespace) -> Iterator[dict]:
-    """What is asked for, in the order of the work: what a line says besides what was found."""
+    """Yield the requested cells in the order of the work: the fields of a line other than the results."""
     given = {"days": chosen.days, "split": chosen.split, "settings": dict(map(setting, chosen.set))}
     for kind in chosen.kinds:
         for seed in chosen.seeds:
@@ -148,7 +148,7 @@ def cells(chosen: argparse.Namespace) -> Iterator[dict]:
 
 
 def finished(path: Path | None, cell: Mapping) -> bool:
-    """Whether a whole line of the file has this cell."""
+    """Return whether a complete line of the file has this cell."""
     text = path.read_text() if path is not None and path.exists() else ""
     lines = text[: text.rfind("\n") + 1].splitlines()  # a line without an end was cut off: it is done again
     return any(cell.items() <= json.loads(line).items() for line in lines)
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--kinds", nargs="*", default=["planted", "null"])
     parser.add_argument("--days", type=int, default=100)
-    parser.add_argument("--split", choices=["validation", "test"], default="test", help="the rows that are judged")
+    parser.add_argument("--split", choices=["validation", "test"], default="test", help="the evaluated rows")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings over the defaults")
     parser.add_argument("--done", type=Path, help="file of finished lines: they are skipped, new ones are added")
@@ -181,9 +181,9 @@ def main() -> None:
             continue
         rows = made(cell["market"], cell["seed"], cell["days"])
         model = build_model(cell["model"], seed=cell["seed"], threads=chosen.threads, **cell["settings"])
-        found, taken = timed(lambda rows=rows, model=model: judged(rows, model, chosen.split))
+        found, taken = timed(lambda rows=rows, model=model: evaluated(rows, model, chosen.split))
         line = cell | found | {"cpu_s": digits(taken.cpu, 3)}
-        tell(**line)
+        print_json(**line)
         keep(chosen.done, line)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.forecaster import NeuralForecaster
-from benchmarks.measure import digits, setting, tell, timed
+from benchmarks.measure import digits, print_json, setting, timed
 from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, TCN
 from ml_factory.models.tft import TFT
@@ -71,7 +71,7 @@ def reproduce(series: Series) -> None:
         # The published ones come from a loader that left out the last incomplete batch of 32.
         same = repeat_last(series, steps, batch=32)
         about = {"bench": "ett", "data": series.path.stem, "model": "repeat", "steps": steps, "published": (mse, mae)}
-        tell(**about, **repeat_last(series, steps), whole_batches=(same["mse"], same["mae"]))
+        print_json(**about, **repeat_last(series, steps), whole_batches=(same["mse"], same["mae"]))
         if (round(same["mse"], 3), round(same["mae"], 3)) != (mse, mae):
             raise SystemExit(f"Not the papers' data or protocol: repeat-last gives {same}, published {mse}, {mae}")
 
@@ -156,10 +156,10 @@ def judge(name: str, series: Series, steps: int, seeds: list[int], **settings) -
     x_NF, rows = series.until(TEST), last_rows(VALIDATION, TEST, recipe.lookback, steps)
     found = [errors(model.predict(x_NF, rows), x_NF, rows) for model, _ in fitted]
     for seed, (_, facts), figures in zip(seeds, fitted, found, strict=True):
-        tell(**about, seed=seed, **figures, **facts)
+        print_json(**about, seed=seed, **figures, **facts)
     mean = {key: digits(np.mean([figures[key] for figures in found])) for key in ("mse", "mae")}
     published = recipe.published if steps == 96 else None
-    tell(**about, seeds=len(seeds), windows=len(rows), **mean, published=published)
+    print_json(**about, seeds=len(seeds), windows=len(rows), **mean, published=published)
 
 
 def main() -> None:
@@ -173,7 +173,7 @@ def main() -> None:
     chosen = parser.parse_args()
     series = Series(chosen.data / "ETTh1.parquet")
     if not series.path.exists():
-        tell(bench="ett", skipped=f"no {series.path}: get ETTh1 and name its folder with --data")
+        print_json(bench="ett", skipped=f"no {series.path}: get ETTh1 and name its folder with --data")
         return
     settings = dict(map(setting, chosen.set))
     if "repeat" in chosen.models:

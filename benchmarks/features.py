@@ -27,7 +27,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.market import MADE_UP, market_bars
-from benchmarks.measure import best, digits, in_turns, seconds, tell, timed, times
+from benchmarks.measure import best, digits, in_turns, print_json, seconds, timed, times
 from ml_factory.data.resample import Frame, base_frame
 from ml_factory.features import rolling
 from ml_factory.features.build import FAMILIES, FeatureSpec, build_features
@@ -81,7 +81,7 @@ def indicators(frame: Frame, repeats: int) -> None:
     for name, clocks in runs.items():
         line = seconds(clocks) | times(clocks, runs["ours, 2 threads"])
         each = {"ns_per_value": digits(1e9 * best(clocks).wall / len(frame) / series, 3)}
-        tell(bench="indicators", side=name, rows=len(frame), indicators=series, **line, **each)
+        print_json(bench="indicators", side=name, rows=len(frame), indicators=series, **line, **each)
 
 
 def _same(listed: list, outs: list[np.ndarray], sixty: object) -> int:
@@ -101,7 +101,9 @@ def _same(listed: list, outs: list[np.ndarray], sixty: object) -> int:
                 seen.add(name)
     assert seen == set(made), f"not on both sides: {sorted(seen ^ set(made))}"
     name = max(worst, key=worst.get)
-    tell(bench="indicators equality", indicators=len(seen), worst={"name": name, "deviations": digits(worst[name], 2)})
+    print_json(
+        bench="indicators equality", indicators=len(seen), worst={"name": name, "deviations": digits(worst[name], 2)}
+    )
     return len(seen)
 
 
@@ -113,7 +115,7 @@ def families(frame: Frame, repeats: int) -> None:
         width = outs[0].shape[1]
         row = 1e9 * best(clocks).cpu / len(frame)
         rates = {"cpu_ns_per_row": digits(row), "cpu_ns_per_value": digits(row / width, 3)}
-        tell(bench="families", family=name, rows=len(frame), columns=width, **seconds(clocks), **rates)
+        print_json(bench="families", family=name, rows=len(frame), columns=width, **seconds(clocks), **rates)
 
 
 def window_lengths(rows: int, repeats: int) -> None:
@@ -139,7 +141,7 @@ def window_lengths(rows: int, repeats: int) -> None:
         function(20)
         runs = in_turns({str(n): partial(many, function, n) for n in LENGTHS}, repeats)
         each = {n: digits(1e9 * best(clocks).cpu / blocks / CHUNK, 3) for n, clocks in runs.items()}
-        tell(
+        print_json(
             bench="windows",
             function=name,
             cpu_ns_per_row=each,
@@ -165,13 +167,13 @@ def compiling(options: str) -> None:
 def compile_times() -> None:
     for family in FAMILIES:
         with tempfile.TemporaryDirectory() as cache:
-            tell(bench="compile", what=f"{family} alone, empty cache", **_first_call(cache, family))
+            print_json(bench="compile", what=f"{family} alone, empty cache", **_first_call(cache, family))
     with tempfile.TemporaryDirectory() as cache:
         for what in ("all families, empty cache", "all families, warm cache"):
-            tell(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, "all"))
+            print_json(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, "all"))
     with tempfile.TemporaryDirectory() as cache:
         what = "all families, labels and a scaler by children, empty cache"
-        tell(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, AHEAD))
+        print_json(bench="compile", what=what, families=len(FAMILIES), **_first_call(cache, AHEAD))
 
 
 def _first_call(cache: str, families: str) -> dict[str, float]:

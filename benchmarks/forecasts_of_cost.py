@@ -1,4 +1,4 @@
-"""How well a short warm-up forecasts what a fit will take: models, look-backs and sizes that no forecast was fitted on.
+"""Accuracy of forecasts of training time from a short warm-up, on models and sizes that no forecast was fitted on.
 
     python -m benchmarks.forecasts_of_cost --data ../shared/data/bars/ES_1m.parquet --symbol ES [--models lstm tcn]
 

@@ -3,7 +3,7 @@
     python -m benchmarks.intervals                        # 4,000 series a cell
     python -m benchmarks.intervals --series 200 --forecasts 0 200 --rows 15000
 
-Two forecasts that know nothing of the outcomes and are alike in distribution: the expected gain of one over the
+Two forecasts that know nothing of the outcomes and are equally in distribution: the expected gain of one over the
 other is exactly zero. Both drift with one half-life, the class shares with another, and labels reach over 20 rows.
 One JSON line a cell: `enough`, the share of series with a verdict; `memory`, the median; `false` and `power`, percent
 of the verdicts whose `gain_low` is above zero as they are, and with a gain of three true standard errors added; the
@@ -19,7 +19,7 @@ import pandas as pd
 from scipy.signal import lfilter
 from scipy.special import ndtr, stdtrit
 
-from benchmarks.measure import digits, tell
+from benchmarks.measure import digits, print_json
 from ml_factory.evaluation.intervals import gain_interval, newey_west, week_clusters, week_numbers
 
 HORIZON = 20
@@ -76,8 +76,8 @@ def alternatives(values: np.ndarray) -> dict[str, float]:
     return {"iid": 1.96 * float(values.std()) / np.sqrt(len(values)), "hac": factor * error}
 
 
-def judged(values: np.ndarray, gains_N3: np.ndarray, times: np.ndarray, weeks: np.ndarray) -> dict[str, float]:
-    """What the product says of one series, and the half-width from weeks as clusters alone."""
+def evaluated(values: np.ndarray, gains_N3: np.ndarray, times: np.ndarray, weeks: np.ndarray) -> dict[str, float]:
+    """Return the product's result for one series, and the half-width from weeks as clusters alone."""
     found = gain_interval(values, horizon=HORIZON, times_N=times, by_outcome_NK=gains_N3)
     clustered, count = week_clusters(values - values.mean(), weeks) if weeks[0] != weeks[-1] else (np.inf, 2)
     facts = {"mean": found.mean, "half": found.mean - found.low, "memory": found.memory, "enough": found.enough}
@@ -95,7 +95,7 @@ def cells(chosen: argparse.Namespace, forecast: int, regime: int) -> Iterator[tu
         for values, gains in zip(*null_gains(rng, forecast, regime, count, max(chosen.rows)), strict=True):
             others = {n: alternatives(values[:n]) for n in chosen.rows}
             for (market, n), found in lines.items():
-                found.append(judged(values[:n], gains[:n], times[market][:n], weeks[market][:n]) | others[n])
+                found.append(evaluated(values[:n], gains[:n], times[market][:n], weeks[market][:n]) | others[n])
     for cell, found in lines.items():
         yield cell, pd.DataFrame(found)
 
@@ -128,8 +128,8 @@ def main() -> None:
             for (market, n), found in cells(chosen, forecast, regime):
                 about = {"market": market, "rows": n, "forecast": forecast, "regime": regime}
                 table.append(about | rates(found))
-                tell(benchmark="intervals", series=chosen.series, **table[-1])
-    tell(benchmark="intervals", cpu_s=digits(time.process_time() - started, 3))
+                print_json(benchmark="intervals", series=chosen.series, **table[-1])
+    print_json(benchmark="intervals", cpu_s=digits(time.process_time() - started, 3))
     print(pd.DataFrame(table).sort_values(["market", "rows"], kind="stable").to_string(index=False, na_rep="-"))
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: clocks in turns, peak memory, one JSON line a measurement."""
+"""Shared functions of the benchmarks: interleaved timing, peak memory, one JSON line a measurement."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ class Taken(NamedTuple):
 
 
 def timed(call: Callable[[], object]) -> tuple[object, Taken]:
-    """What the call gave, and what it took."""
+    """Return the result of the call, and the time it took."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = call()
     return result, Taken(time.perf_counter() - wall, time.process_time() - cpu)
@@ -44,7 +44,7 @@ def median_wall(runs: list[Taken]) -> float:
 
 
 def seconds(runs: list[Taken]) -> dict[str, float]:
-    """The part of a line that says how long it took."""
+    """Return the timing fields of a line."""
     least = best(runs)
     return {"wall_s": digits(least.wall), "median_wall_s": digits(median_wall(runs)), "cpu_s": digits(least.cpu)}
 
@@ -55,7 +55,7 @@ def rated(runs: list[Taken], rows: int) -> dict[str, float]:
 
 
 def times(runs: list[Taken], of: list[Taken]) -> dict[str, float]:
-    """How many times as long as `of`: best and median wall, best CPU."""
+    """Return the ratios to `of`: best and median wall time, best CPU time."""
     one, other = best(runs), best(of)
     return {
         "times_ours_wall": digits(one.wall / other.wall, 3),
@@ -65,7 +65,7 @@ def times(runs: list[Taken], of: list[Taken]) -> dict[str, float]:
 
 
 def median_ratio(runs: list[Taken], of: list[Taken], clock: str = "wall") -> float:
-    """How many times as long as `of`, round by round: what the machine does in a round it does to both."""
+    """Return the median of the ratios to `of` in each round: the machine's state in a round affects both."""
     pairs = zip(runs, of, strict=True)
     return statistics.median(getattr(one, clock) / max(getattr(other, clock), 1e-9) for one, other in pairs)
 
@@ -74,7 +74,7 @@ def digits(number: float, count: int = 4) -> float:
     return float(f"{number:.{count}g}")
 
 
-def tell(**facts) -> None:
+def print_json(**facts) -> None:
     print(json.dumps(facts), flush=True)
 
 

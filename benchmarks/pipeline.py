@@ -35,7 +35,7 @@ import pandas as pd
 import psutil
 
 from benchmarks.market import COLUMNS, MADE_UP, file_bars, market_bars
-from benchmarks.measure import best, digits, in_turns, peak_memory, rated, seconds, tell, timed, times
+from benchmarks.measure import best, digits, in_turns, peak_memory, print_json, rated, seconds, timed, times
 from benchmarks.twins import pandas_sklearn, talib_polars
 from ml_factory import Workspace, pipeline
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
@@ -105,7 +105,9 @@ def agree(file: Path, folder: Path, market: MarketSpec) -> FeatureMatrix:
         miss = np.where(scale[order] > 0, miss, 0.0)
         assert miss.max() < 1e-3, f"{side}: another scaler for {ours.names[int(miss.argmax())]}, {miss.max()}"
         left_out = {frame or "1m": int((~kept).sum()) for frame, kept in _comparable(ours).items()}
-        tell(bench="pipeline equality", side=side, rows=len(ours), left_out=left_out, columns=len(columns), worst=worst)
+        print_json(
+            bench="pipeline equality", side=side, rows=len(ours), left_out=left_out, columns=len(columns), worst=worst
+        )
     return ours
 
 
@@ -158,19 +160,23 @@ def compare(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: d
     calls |= {side: partial(with_packages, side, file, folder, first) for side in SIDES[1:]}
     clocks = in_turns(calls, repeats)
     least = pd.concat(phases, axis=1).min(axis=1)
-    tell(bench="pipeline phases", side="prepare", **facts, seconds={name: digits(x, 3) for name, x in least.items()})
+    print_json(
+        bench="pipeline phases", side="prepare", **facts, seconds={name: digits(x, 3) for name, x in least.items()}
+    )
     shared = [sum(one[name] for name in one.index if name.split()[0] in SHARED) for one in phases]
     for side, taken in clocks.items():
-        tell(bench="pipeline", side=side, **facts, **rated(taken, facts["rows"]), **times(taken, clocks["prepare"]))
+        print_json(
+            bench="pipeline", side=side, **facts, **rated(taken, facts["rows"]), **times(taken, clocks["prepare"])
+        )
     walls = {side: digits(best(taken).wall / min(shared), 3) for side, taken in clocks.items()}
-    tell(bench="pipeline, shared steps", **facts, wall_s=digits(min(shared)), times_shared_wall=walls)
+    print_json(bench="pipeline, shared steps", **facts, wall_s=digits(min(shared)), times_shared_wall=walls)
 
 
 def every(file: Path, folder: Path, market: MarketSpec, repeats: int, facts: dict) -> None:
     """Time `prepare` with every column that the library has."""
     facts = facts | {"columns": len(column_names(market, EVERY))}
     taken = [timed(partial(prepare, file, folder, market, EVERY))[1] for _ in range(repeats)]
-    tell(bench="pipeline, every column", side="prepare", **facts, **rated(taken, facts["rows"]))
+    print_json(bench="pipeline, every column", side="prepare", **facts, **rated(taken, facts["rows"]))
 
 
 def peak(side: str, file: Path, folder: Path, market: MarketSpec, imported: int, facts: dict) -> None:
@@ -179,7 +185,7 @@ def peak(side: str, file: Path, folder: Path, market: MarketSpec, imported: int,
         prepare(file, folder, market) if side == "prepare" else with_packages(side, file, folder, 5000)
     matrix, used = facts["rows"] * facts["columns"] * 4, found["bytes"] - imported
     sizes = {"matrix_gb": digits(matrix / 1e9), "peak_gb": digits(used / 1e9), "times_matrix": digits(used / matrix, 3)}
-    tell(bench="pipeline peak", side=side, **facts, **sizes)
+    print_json(bench="pipeline peak", side=side, **facts, **sizes)
 
 
 def peaks(file: Path, folder: Path, symbol: str | None) -> None:
@@ -207,7 +213,7 @@ def growth(folder: Path, repeats: int, most: int) -> None:
         for clock in ("wall_s", "cpu_s")
     }
     columns = len(column_names(MADE_UP, NARROW))
-    tell(bench="pipeline growth", columns=columns, **slopes, seconds={n: f["wall_s"] for n, f in found.items()})
+    print_json(bench="pipeline growth", columns=columns, **slopes, seconds={n: f["wall_s"] for n, f in found.items()})
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A thousand runtimes, simulated: how much of their time becomes saved work, with announced ends and without.
+"""A thousand runtimes, simulated: share of their time that becomes saved work, with announced ends and without.
 
     python -m benchmarks.planner [--runtimes 1000] [--save 20] [--local 4] [--blocking 1]
 
@@ -6,8 +6,8 @@ The timer, the times of saves, the reserve and the order of work are the library
 works on units of 0.05 to 3 hours in steps of 1 to 5 seconds; what a unit really takes differs from its forecast by
 15 % (log-normal), a save from the last one by 30 %. A save blocks training for a while, is on the local disk later and
 on the mount later still; a runtime that ends before then loses it. What background writing takes from the training
-beside it is drawn for each runtime, and is not what the timer believes. Our policy knows of a runtime's life what the
-record of those before it tells. One JSON line a policy.
+during it is drawn for each runtime, and is not what the timer believes. Our policy knows of a runtime's life what the
+record of those before it reports. One JSON line a policy.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, pl
 from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_seconds, save_interval
 
 HOUR = 3600.0
-BESIDE = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
+COMPARED = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
 USUAL = 2 * HOUR  # the life that the library believes in before it has seen one end
 
 
@@ -34,7 +34,7 @@ class World:
     blocking: float
     local: float
     durable: float
-    beside: float
+    compared: float
     now: float = 0.0
     saved: float = 0.0  # useful seconds that a verified checkpoint holds
     held: float = 0.0  # useful seconds since then
@@ -45,7 +45,7 @@ class World:
         factor = math.exp(self.rng.normal(0, 0.3))
         blocking, durable = self.blocking * factor, self.durable * factor
         began = self.now
-        self.now += blocking + self.beside * (durable - blocking)  # beside the writing, training is a little slower
+        self.now += blocking + self.compared * (durable - blocking)  # beside the writing, training is a little slower
         if began + durable > self.ends:
             self.unfinished += 1
             return None
@@ -88,7 +88,7 @@ def share(lives: np.ndarray, timer_of, announced: bool, given, seed: int = 7) ->
     useful = unfinished = 0
     for number, life in enumerate(lives):
         rng = np.random.default_rng([seed, number])
-        world = World(rng, life, given.blocking, given.local, given.save, rng.uniform(*BESIDE))
+        world = World(rng, life, given.blocking, given.local, given.save, rng.uniform(*COMPARED))
         live(world, lambda clock, known=number: timer_of(clock, known), life if announced else math.inf)
         useful, unfinished = useful + world.saved, unfinished + world.unfinished
     return {"useful": useful / lives.sum(), "unfinished_saves": unfinished}
@@ -105,10 +105,10 @@ def main() -> None:
     facts = {"runtimes": given.runtimes, "save_seconds": given.save, "blocking_seconds": given.blocking}
 
     lives = rng.uniform(1 * HOUR, 12 * HOUR, given.runtimes)
-    told = share(lives, lambda clock, _: SaveTimer(clock=clock, mean_life=USUAL), True, given)
-    print(json.dumps({"ends": "announced", "hours": "1 to 12", **told, **facts}), flush=True)
+    reported = share(lives, lambda clock, _: SaveTimer(clock=clock, mean_life=USUAL), True, given)
+    print(json.dumps({"ends": "announced", "hours": "1 to 12", **reported, **facts}), flush=True)
 
-    cost = given.blocking + sum(BESIDE) / 2 * (given.save - given.blocking)
+    cost = given.blocking + sum(COMPARED) / 2 * (given.save - given.blocking)
     for mean in (0.5, 2.0, 8.0):
         lives = rng.exponential(mean * HOUR, given.runtimes)
         best = optimum(lives, given)
@@ -118,8 +118,8 @@ def main() -> None:
             "fixed 30 minutes": lambda clock, _: SaveTimer(first_interval=1800.0, clock=clock),
         }
         for name, timer_of in policies.items():
-            told = share(lives, timer_of, False, given)
-            line = {"ends": "unannounced", "mean_hours": mean, "policy": name, **told, "best_interval": best}
+            reported = share(lives, timer_of, False, given)
+            line = {"ends": "unannounced", "mean_hours": mean, "policy": name, **reported, "best_interval": best}
             print(json.dumps({**line, "young_interval": save_interval(cost, mean * HOUR), **facts}), flush=True)
 
 

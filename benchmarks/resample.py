@@ -6,7 +6,7 @@ Prints one JSON line a side: wall and CPU seconds (the best of interleaved repea
 our wall and CPU time it took. Every side gets two threads and starts from float64 columns in memory; the result is 25
 float64 columns of as many rows. Ours and numpy write them into a matrix that is there already, as the pipeline does;
 polars and pandas cannot, so `ours_fresh` makes a new one each time too. All are compared with ours first, bit for bit.
-Needs polars beside the project.
+Needs polars in addition to the project.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import pandas as pd
 import polars as pl
 
 from benchmarks.market import COLUMNS, MADE_UP, market_bars
-from benchmarks.measure import in_turns, rated, tell, times
+from benchmarks.measure import in_turns, print_json, rated, times
 from ml_factory.data.resample import asof_join, frames_of
 from ml_factory.data.sessions import MINUTE_NS
 
@@ -124,7 +124,7 @@ def main() -> None:
     for name, clocks in runs.items():
         facts = {"rows": chosen.rows, "frames": FRAMES, "threads": THREADS}
         compared = rated(clocks, chosen.rows) | times(clocks, runs["ours"])
-        tell(bench="resample_join", side=name, **facts, **compared)
+        print_json(bench="resample_join", side=name, **facts, **compared)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.preprocessing import RobustScaler as Reference
 
-from benchmarks.measure import best, digits, in_turns, seconds, tell, times
+from benchmarks.measure import best, digits, in_turns, print_json, seconds, times
 from ml_factory.datasets import memmap
 from ml_factory.datasets.quantiles import quantiles
 from ml_factory.datasets.scaling import QuantileScaler, RobustScaler, StandardScaler
@@ -47,7 +47,7 @@ def tell_all(what: str, sides: dict[str, Callable[[], object]], repeats: int, va
     ours = next(iter(runs.values()))
     for name, clocks in runs.items():
         rate = {"million_values_per_s": digits(values / best(clocks).wall / 1e6)}
-        tell(bench=what, side=name, values=values, **seconds(clocks), **rate, **times(clocks, ours))
+        print_json(bench=what, side=name, values=values, **seconds(clocks), **rate, **times(clocks, ours))
 
 
 def fit(x_NF: np.ndarray, repeats: int) -> None:

@@ -27,7 +27,7 @@ SHOWN = 60  # characters of the output before a gap
 
 
 def chunks(command: list[str], terminal: bool) -> Iterator[bytes]:
-    """What the command writes, as it comes."""
+    """Yield the output of the command as it is written."""
     read, write = pty.openpty() if terminal else os.pipe()
     with subprocess.Popen(command, stdout=write, stderr=write, stdin=subprocess.DEVNULL):
         os.close(write)
@@ -65,17 +65,17 @@ class _Watched(NotebookClient):
     def _begin(self, cell: nbformat.NotebookNode, cell_index: int) -> None:
         self._last = time.monotonic()
 
-    def _heard(self, cell: nbformat.NotebookNode) -> None:
+    def _received(self, cell: nbformat.NotebookNode) -> None:
         now = time.monotonic()
         self.gaps[cell["id"]] = max(self.gaps.get(cell["id"], 0.0), now - self._last)
         self._last = now
 
     def _end(self, cell: nbformat.NotebookNode, **_: object) -> None:
-        self._heard(cell)
+        self._received(cell)
 
     def process_message(self, msg: dict, cell: nbformat.NotebookNode, cell_index: int):
         if msg["msg_type"] in ("stream", "display_data", "update_display_data", "execute_result"):
-            self._heard(cell)
+            self._received(cell)
         return super().process_message(msg, cell, cell_index)
 
 

@@ -3,7 +3,7 @@
     python -m benchmarks.suite_models --data bars.parquet --symbol ES             # the last 60,000 rows, every model
     python -m benchmarks.suite_models --data bars.parquet --symbol ES --models lstm tft --workspace folder
 
-One JSON line a model: log loss on test and validation rows beside the class prior's, the gain over the prior with its
+One JSON line a model: log loss on test and validation rows and the class prior's, the gain over the prior with its
 95 % interval, wall and CPU seconds of the whole notebook and of the fit, the most memory one of its processes held.
 Models that are finished in the workspace are found there: their seconds are then those of finding them, marked so.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 import psutil
 
-from benchmarks.measure import digits, tell
+from benchmarks.measure import digits, print_json
 from ml_factory import pipeline
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.storage.artifact_registry import Registry
@@ -72,23 +72,23 @@ def most_held(pid: int) -> int:
 
 
 def verdict(workspace: Workspace, symbol: str, horizon: int, model: str) -> dict:
-    """What the finished model's metrics say, of test and of validation rows."""
+    """Return the finished model's metrics on test and validation rows."""
     facts = Registry(workspace.models).find(symbol, horizon, model).facts
     found = pipeline.train(workspace, symbol, horizon, model, on_status=lambda _: None)
     if not found.reused or found.limited:
         raise SystemExit(f"{model}: the notebook's run is not the full one")
-    said = {}
+    shown = {}
     for split in ("test", "validation"):
         table = found.metrics[found.metrics["split"] == split].set_index("name")
-        mine, prior = table.loc[model], table.loc["prior"]
-        said |= {
-            f"{split}_rows": int(mine["rows"]),
-            f"{split}_log_loss": digits(mine["log_loss"], 5),
+        ours, prior = table.loc[model], table.loc["prior"]
+        shown |= {
+            f"{split}_rows": int(ours["rows"]),
+            f"{split}_log_loss": digits(ours["log_loss"], 5),
             f"{split}_prior": digits(prior["log_loss"], 5),
-            f"{split}_gain": digits(mine["log_loss_gain"], 3),
-            f"{split}_interval": [digits(mine[end], 3) for end in ("gain_low", "gain_high")],
+            f"{split}_gain": digits(ours["log_loss_gain"], 3),
+            f"{split}_interval": [digits(ours[end], 3) for end in ("gain_low", "gain_high")],
         }
-    return said | {
+    return shown | {
         "epochs": len(found.history), "best_epoch": found.best_epoch, "fit_s": digits(facts["seconds"]),
         "artifact": found.artifact_hash[:12],
     }  # fmt: skip
@@ -103,17 +103,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=available_models())
     parser.add_argument("--workspace", type=Path, help="a folder to keep; else one that is thrown away")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as aside:
-        workspace = Workspace(chosen.workspace or aside)
+    with tempfile.TemporaryDirectory() as temporary:
+        workspace = Workspace(chosen.workspace or temporary)
         bars = slice_into(workspace, chosen.data, chosen.symbol, chosen.rows)
         prepared = pipeline.prepare(workspace, chosen.symbol, horizons=(chosen.horizon,))
         what = {"symbol": chosen.symbol, "bars": bars, "rows": prepared.rows, "horizon": chosen.horizon}
         for model in chosen.models:
             before = Registry(workspace.models).find(chosen.symbol, chosen.horizon, model)
             took = run_notebook(workspace, chosen.symbol, chosen.horizon, model)
-            said = verdict(workspace, chosen.symbol, chosen.horizon, model)
-            again = {"found_finished": True} if before and before.hash.startswith(said["artifact"]) else {}
-            tell(bench="suite_models", model=model, **what, **said, **took, **again)
+            shown = verdict(workspace, chosen.symbol, chosen.horizon, model)
+            again = {"found_finished": True} if before and before.hash.startswith(shown["artifact"]) else {}
+            print_json(bench="suite_models", model=model, **what, **shown, **took, **again)
 
 
 if __name__ == "__main__":

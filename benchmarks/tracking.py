@@ -2,7 +2,7 @@
 
     python benchmarks/tracking.py [--rows N] [--out FILE]
 
-Each line is one JSON object. `delay_seconds` is what opening the record, logging and finishing took, beside the same
+Each line is one JSON object. `delay_seconds` is the time to open the record, log and finish, compared with the same
 with no mirror at all; `per_step_us` the price of one logged step; `warnings` what a user read of it; `same_bits`
 whether a small model trained under that fault has the hash of one trained with no mirror. The faults are real sockets
 on loopback: one that accepts and never answers, one that answers a byte a second.
@@ -86,9 +86,9 @@ def fault(case: str) -> Iterator[dict[str, str]]:
 def measure(case: str, root: Path) -> dict:
     """In a process of its own, as a training is one."""
     root.mkdir(parents=True)
-    with fault(case) as told:
+    with fault(case) as reported:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        env = {**kept, "NETRC": str(root / "netrc"), "XDG_CACHE_HOME": str(root / "cache"), **told}
+        env = {**kept, "NETRC": str(root / "netrc"), "XDG_CACHE_HOME": str(root / "cache"), **reported}
         words = [sys.executable, __file__, "--case", case, "--root", str(root)]
         done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -97,10 +97,12 @@ def measure(case: str, root: Path) -> dict:
 
 
 def one_case(case: str, root: Path) -> dict:
-    """What a training pays: a record opened, logged to and finished; and the hash of a booster trained beside it."""
-    heard: list[str] = []
+    """Return the cost for a training: open, log to and finish a record; and the hash of a booster trained with it."""
+    received: list[str] = []
     log = logging.getLogger("ml_factory")
-    log.addHandler(type("Ear", (logging.Handler,), {"emit": lambda self, record: heard.append(record.getMessage())})())
+    log.addHandler(
+        type("Ear", (logging.Handler,), {"emit": lambda self, record: received.append(record.getMessage())})()
+    )
     random = np.random.default_rng(0)
     x, y = random.normal(size=(600, 8)).astype(np.float32), random.integers(-1, 2, 600)
     model = build_model("lightgbm", seed=0, rounds=40, threads=1, patience=0)
@@ -120,7 +122,7 @@ def one_case(case: str, root: Path) -> dict:
     return {
         "case": case, "mode": mode, "open_seconds": round(opened, 3), "per_step_us": round(logged / STEPS * 1e6, 1),
         "finish_seconds": round(finished, 3), "delay_seconds": round(opened + logged + finished, 3),
-        "mirror_ended_well": settled, "warnings": heard,
+        "mirror_ended_well": settled, "warnings": received,
         "bits": fingerprint(encode_state(model.get_state()).hex())[:12],
         "key_in_files": sum(secret.encode() in path.read_bytes() for secret in known_secrets() or [KEY]
                             for path in root.rglob("*") if path.is_file()),
@@ -132,16 +134,16 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
     parser.add_argument("--root", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.case:
-        print(json.dumps(one_case(asked.case, asked.root)))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(one_case(options.case, options.root)))
         return
     with tempfile.TemporaryDirectory() as folder:
         bits = None
-        for number, case in enumerate(asked.cases):
-            told = measure(case, Path(folder) / str(number))
-            bits = bits or told["bits"]
-            print(json.dumps({"bench": "tracking", **told, "same_bits": told["bits"] == bits}), flush=True)
+        for number, case in enumerate(options.cases):
+            reported = measure(case, Path(folder) / str(number))
+            bits = bits or reported["bits"]
+            print(json.dumps({"bench": "tracking", **reported, "same_bits": reported["bits"] == bits}), flush=True)
 
 
 if __name__ == "__main__":

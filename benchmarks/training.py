@@ -1,11 +1,11 @@
-"""Trainings of networks beside their peers: steps, windows, the loop's own share, compilers, bins of boosters.
+"""Trainings of networks compared with their peers: steps, windows, the loop's own share, compilers, bins of boosters.
 
     make bench-training                              # builds what it needs, then all of it: less than eight minutes
     python -m benchmarks.training --only windows loop
 
 One JSON line a measurement, with what was wanted. Steps are compared where the peers are (.venv-peers), scans where
-XLA is (.venv-xla), each in a process of its own; an environment that is not there is told, with what builds it. Other
-work on the machine lengthens both sides of a comparison alike: they take turns, and ratios are medians of rounds.
+XLA is (.venv-xla), each in a process of its own; an absent environment is reported with its build command. Other
+work on the machine lengthens both sides of a comparison equally: they take turns, and ratios are medians of rounds.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall, seconds, tell
+from benchmarks.measure import best, digits, in_turns, median_ratio, median_wall, print_json, seconds
 from ml_factory.datasets.windows import Windows
 from ml_factory.models.registry import build_model, locate, spec_of
 from ml_factory.models.tabular_data import BinnedData
@@ -74,19 +74,19 @@ def windows(repeats: int) -> None:
 
 
 def gathering(repeats: int, rows: int = 200_000, lookback: int = 60, features: int = 100, batch: int = 1024) -> None:
-    """Batches at random places of 80 MB: windows, classes and weights beside a DataLoader's, in this process and by
-    two of its own; windows alone beside a copy of as many bytes that lie together."""
+    """Time batches at random positions of 80 MB: windows, classes and weights against a DataLoader, in this process
+    and in two workers; windows alone against a contiguous copy of as many bytes."""
     sides = ways_to_gather(repeats + 1, rows, lookback, features, batch)
     in_turns(sides, 1)
     runs = in_turns(sides, repeats)
     for name, taken in runs.items():
-        tell(
+        print_json(
             bench="training", part="windows", side=name, lookback=lookback, features=features, batch=batch,
             threads=torch.get_num_threads(), windows_per_s=round(batch * ROUND / median_wall(taken)),
             **seconds(taken),
         )  # fmt: skip
     better = min((taken for name, taken in runs.items() if name.startswith("DataLoader")), key=median_wall)
-    tell(
+    print_json(
         bench="training", part="windows", side="ratio", threads=torch.get_num_threads(),
         times_dataloader=digits(median_ratio(better, runs["feed"]), 3),
         times_dataloader_cpu=digits(median_ratio(runs["DataLoader, 0 workers"], runs["feed"], "cpu"), 3),
@@ -116,8 +116,8 @@ def ways_to_gather(turns: int, rows: int, lookback: int, features: int, batch: i
             ours.gather(positions, out=out)
 
     def loading(workers: int) -> Callable[[], None]:
-        sliced, mine = Sliced(x_NF, last, lookback, y, w), {"num_workers": workers, "persistent_workers": workers > 0}
-        loader = DataLoader(sliced, batch_size=batch, sampler=Turns(order_RGB), **mine)
+        sliced, ours = Sliced(x_NF, last, lookback, y, w), {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = DataLoader(sliced, batch_size=batch, sampler=Turns(order_RGB), **ours)
 
         def loaded() -> None:
             for _ in loader:
@@ -176,7 +176,7 @@ def loops(kind: type[nn.Module], timed: TimedFeed, ready: list[tuple], spec: Tra
 
 
 def loop(repeats: int, steps: int = 12) -> None:
-    """fit() beside its bare minimum: forward, backward, clipping and torch's AdamW on batches that lie ready."""
+    """Time fit() against its minimum: forward, backward, clipping and torch's AdamW on prepared batches."""
     spec = TrainSpec(epochs=1, batch=BATCH, device="cpu")
     device, rows = pick(spec), BATCH * steps
     rng = np.random.default_rng(0)
@@ -194,14 +194,14 @@ def loop(repeats: int, steps: int = 12) -> None:
         whole_s, first_s = median_wall(runs["fit"]), median_wall(runs["one step"])
         step_s = (whole_s - first_s) / (steps - 1)
         fed = timed.seconds / sum(run.wall for run in (*runs["fit"], *runs["one step"]))
-        tell(
+        print_json(
             bench="training", part="loop", network=name, lookback=T, channels=F, batch=BATCH, steps=steps,
             threads=device.threads, samples_per_s=round(BATCH / step_s), overhead=digits(
                 1 - median_ratio(runs["bare"], runs["fit"]), 3
             ), input_share=digits(fed, 3), wanted="overhead < 0.05, input < 0.03",
         )  # fmt: skip
         share = (first_s - step_s) / (step_s * EPOCH_ROWS / BATCH)
-        tell(
+        print_json(
             bench="training", part="warm-up", device="cpu", network=name, lookback=T, share_of_epoch=digits(share, 3),
             epoch_rows=EPOCH_ROWS, wanted="< 0.05",
         )  # fmt: skip
@@ -222,7 +222,7 @@ def linear(repeats: int, least: int = 4096, doublings: int = 3) -> None:
     runs = in_turns(sides, repeats)
     clocks = [median_wall(taken) for taken in runs.values()]
     slope = np.polyfit(np.log(sizes), np.log(clocks), 1)[0]
-    tell(
+    print_json(
         bench="training", part="rows", sizes=sizes, median_wall_s=[digits(clock) for clock in clocks],
         slope=digits(float(slope), 3), wanted="1: linear",
     )  # fmt: skip
@@ -252,7 +252,7 @@ def boosters(repeats: int, rows: int = 20_000, columns: int = 100) -> None:
         }
         runs = in_turns(sides, max(1, repeats // 3))
         saved = 1 - best(runs["once"]).cpu / best(runs["each"]).cpu
-        tell(
+        print_json(
             bench="training", part="bins", model=name, rows=rows, columns=columns, fits=len(trials),
             builds=shared.builds, same_bits=same, saved_cpu=digits(saved, 3), wanted="1 build",
         )  # fmt: skip
@@ -273,7 +273,7 @@ def elsewhere(part: str) -> int:
     module, environment, made_by = ELSEWHERE[part]
     python = ROOT / environment / "bin" / "python"
     if not python.is_file():
-        tell(bench="training", part=part, not_run=f"{environment} is not there; next: {made_by}")
+        print_json(bench="training", part=part, not_run=f"{environment} is not there; next: {made_by}")
         return 0
     return subprocess.run(
         [python, "-m", module], cwd=ROOT, env={**os.environ, "PJRT_DEVICE": "CPU"}, check=False

@@ -1,4 +1,4 @@
-"""The LSTM as a scan on XLA's own CPU client beside the unrolled one: seconds to compile, and of a step then.
+"""The LSTM as a scan on XLA's own CPU client compared with the unrolled one: seconds to compile, and of a step then.
 
     PJRT_DEVICE=CPU .venv-xla/bin/python -m benchmarks.training_scan     # make test-xla builds the environment
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import digits, tell
+from benchmarks.measure import digits, print_json
 from ml_factory.models.recurrent import kernels
 from ml_factory.models.registry import build_model
 from ml_factory.models.sequence import LSTM, RecurrentSpec
@@ -43,8 +43,8 @@ def loss(network: nn.Module, batch: tuple) -> tuple[Tensor, Tensor]:
 
 def compile_seconds() -> float:
     """Of all programs of this process so far."""
-    told = importlib.import_module("torch_xla.debug.metrics").metric_data("CompileTime")
-    return sum(nanoseconds for _, nanoseconds in told[2]) * 1e-9 if told else 0.0
+    reported = importlib.import_module("torch_xla.debug.metrics").metric_data("CompileTime")
+    return sum(nanoseconds for _, nanoseconds in reported[2]) * 1e-9 if reported else 0.0
 
 
 def trained(kind: type[nn.Module], lookback: int, layers: int, steps: int) -> dict:
@@ -70,21 +70,21 @@ def trained(kind: type[nn.Module], lookback: int, layers: int, steps: int) -> di
     }  # fmt: skip
 
 
-def scan_beside_unrolled(lookback: int, layers: int) -> None:
+def compare_scan_with_unrolled(lookback: int, layers: int) -> None:
     sides = {"scan": trained(LSTM, lookback, layers, 8), "unrolled": trained(Unrolled, lookback, layers, 4)}
-    for name, told in sides.items():
-        tell(
+    for name, reported in sides.items():
+        print_json(
             bench="training", part="scan", side=name, lookback=lookback, layers=layers, hidden=HIDDEN, batch=BATCH,
-            channels=F, **{fact: digits(value) for fact, value in told.items()},
+            channels=F, **{fact: digits(value) for fact, value in reported.items()},
         )  # fmt: skip
     scan, unrolled = sides.values()
-    tell(
+    print_json(
         bench="training", part="scan", side="ratio", lookback=lookback, layers=layers,
         compile_times_less=digits(unrolled["compile_s"] / scan["compile_s"], 3),
         steps_per_s_times=digits(unrolled["step_s"] / scan["step_s"], 3), wanted=">= 50 and >= 5",
     )  # fmt: skip
     epoch = scan["step_s"] * EPOCH_ROWS / BATCH
-    tell(
+    print_json(
         bench="training", part="warm-up", device="xla", network="lstm", lookback=lookback,
         share_of_epoch=digits(scan["second_step_s"] / epoch, 3), epoch_rows=EPOCH_ROWS, wanted="< 0.05",
     )  # fmt: skip
@@ -99,9 +99,11 @@ def compiles() -> None:
     for name, (epochs, rows) in fits.items():
         fold = slice(rows) if name != "another fold" else slice(64, 64 + rows)
         model = build_model("lstm", **settings, epochs=epochs)
-        told = model.fit(x[fold], y[fold], validation=(x[128:], y[128:])).compiles
-        programs = {program: told.get(program, 0) for program in ("train", "evaluate")}
-        tell(bench="training", part="compiles", fit=name, epochs=epochs, rows=rows, **programs, wanted="<= 2 each")
+        reported = model.fit(x[fold], y[fold], validation=(x[128:], y[128:])).compiles
+        programs = {program: reported.get(program, 0) for program in ("train", "evaluate")}
+        print_json(
+            bench="training", part="compiles", fit=name, epochs=epochs, rows=rows, **programs, wanted="<= 2 each"
+        )
 
 
 def main() -> None:
@@ -111,7 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     compiles()
-    scan_beside_unrolled(args.lookback, args.layers)
+    compare_scan_with_unrolled(args.lookback, args.layers)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A training step of each network beside public implementations of the same size, eager, fp32, side by side in turns.
+"""A training step of each network compared with public implementations of the same size, eager, fp32, interleaved.
 
     make bench-training          # with everything else that is measured of trainings
     .venv-peers/bin/python -m benchmarks.training_steps --only patchtst --threads 2
 
 L = 96 steps of 32 channels, width 128, one step ahead: a head as small as a classifier's. A step is forward, mean
 squared error, backward and torch's fused AdamW, the same for all. Weights and inputs are made up: what is learnt is
-compared elsewhere (tests/models/test_peers.py says that the same weights give the same outputs).
+compared elsewhere (tests/models/test_peers.py states that the same weights give the same outputs).
 """
 
 import argparse
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import digits, in_turns, median_ratio, median_wall, tell
+from benchmarks.measure import digits, in_turns, median_ratio, median_wall, print_json
 from ml_factory.models.heads import Forecast
 from ml_factory.models.sequence import LSTM, TCN, RecurrentSpec, TCNSpec
 from ml_factory.models.tft import TFT, TFTSpec
@@ -42,7 +42,7 @@ class Side:
     forward: Callable[[], Tensor]
 
 
-def beside(ours: nn.Module, x_BTF: Tensor) -> Side:
+def compared(ours: nn.Module, x_BTF: Tensor) -> Side:
     return Side(ours, lambda: ours(x_BTF))
 
 
@@ -57,7 +57,7 @@ def lstm(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
     spec = RecurrentSpec(hidden=D, layers=2, dropout=dropout)
     sizes = {"encoder_hidden_size": D, "encoder_n_layers": 2, "encoder_dropout": dropout}
     theirs = nf.LSTM(h=1, input_size=T, hist_exog_list=named(F - 1), **sizes, **QUIET)
-    return {"ours": beside(LSTM(F, T, ONE, spec), x_BTF), "neuralforecast": of_one_series(theirs, x_BTF)}
+    return {"ours": compared(LSTM(F, T, ONE, spec), x_BTF), "neuralforecast": of_one_series(theirs, x_BTF)}
 
 
 def tcn(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
@@ -66,7 +66,7 @@ def tcn(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
     sizes = {"kernel_size": 3, "dilations": dilations, "encoder_hidden_size": D}
     theirs = nf.TCN(h=1, input_size=T, hist_exog_list=named(F - 1), **sizes, **QUIET)
     ours = TCN(F, T, ONE, TCNSpec(width=D, kernel=3, levels=5, dropout=dropout))
-    return {"ours": beside(ours, x_BTF), "neuralforecast": of_one_series(theirs, x_BTF)}
+    return {"ours": compared(ours, x_BTF), "neuralforecast": of_one_series(theirs, x_BTF)}
 
 
 def patchtst(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
@@ -76,7 +76,7 @@ def patchtst(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
     sizes = {"hidden_size": D, "n_heads": HEADS, "encoder_layers": LAYERS, "linear_hidden_size": INNER}
     drops = {"dropout": dropout, "fc_dropout": dropout, "head_dropout": dropout}
     x_MT1 = x_BTF.transpose(1, 2).reshape(-1, T, 1).contiguous()
-    sides = {"ours": beside(PatchTST(F, T, ALL, spec), x_BTF)}
+    sides = {"ours": compared(PatchTST(F, T, ALL, spec), x_BTF)}
     for name, handed_on in (("neuralforecast", True), ("neuralforecast, plain attention", False)):
         theirs = nf.PatchTST(h=1, input_size=T, res_attention=handed_on, **sizes, **drops, **QUIET)
         sides[name] = of_one_series(theirs, x_MT1, 0)
@@ -94,7 +94,7 @@ def patchtst_of_transformers(nf, x_BTF: Tensor, dropout: float) -> dict[str, Sid
     )  # fmt: skip
     theirs = hf.PatchTSTForPrediction(config)
     return {
-        "ours": beside(PatchTST(F, T, ALL, spec), x_BTF),
+        "ours": compared(PatchTST(F, T, ALL, spec), x_BTF),
         "transformers": Side(theirs, lambda: theirs(past_values=x_BTF).prediction_outputs),
     }
 
@@ -104,7 +104,7 @@ def itransformer(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
     sizes = {"hidden_size": D, "n_heads": 8, "e_layers": 2, "d_ff": INNER, "dropout": dropout}
     theirs = nf.iTransformer(h=1, input_size=T, n_series=F, **sizes, **QUIET)
     return {
-        "ours": beside(ITransformer(F, T, ALL, spec), x_BTF),
+        "ours": compared(ITransformer(F, T, ALL, spec), x_BTF),
         "neuralforecast": Side(theirs, lambda: theirs({"insample_y": x_BTF})),
     }
 
@@ -115,7 +115,7 @@ def tft(nf, x_BTF: Tensor, dropout: float) -> dict[str, Side]:
     theirs = nf.TFT(
         h=1, input_size=T, hidden_size=D, n_head=4, dropout=dropout, hist_exog_list=named(F - 2), **QUIET
     )  # fmt: skip
-    return {"ours": beside(TFT(F, T, ONE, spec), x_BTF), "neuralforecast": of_one_series(theirs, x_BTF, F - 2)}
+    return {"ours": compared(TFT(F, T, ONE, spec), x_BTF), "neuralforecast": of_one_series(theirs, x_BTF, F - 2)}
 
 
 # name -> (how its sides are made, rows of a batch)
@@ -161,7 +161,7 @@ def compare(name: str, nf, dropout: float, threads: int, repeats: int) -> None:
         seconds = median_wall(taken)
         wanted = "<= 1: never slower than its own fp32" if side == IN_BF16 else f">= {WANTED[name.split(',')[0]]}"
         ratios = {name: digits(median_ratio(taken, runs["ours"], clock), 3) for name, clock in RATIOS.items()}
-        tell(
+        print_json(
             bench="training", part="step", network=name, side=side, dropout=dropout, batch=batch, threads=threads,
             parameters=sum(p.numel() for p in sides[side].network.parameters() if p.requires_grad),
             median_wall_s=digits(seconds), samples_per_s=digits(batch / seconds),
@@ -180,9 +180,9 @@ def halved(side: Side) -> Side:
 
 
 def in_bf16() -> None:
-    """What a CPU without AMX trains in, and why there is nothing to compare."""
+    """Report why there is no comparison in bf16 on a CPU without AMX."""
     amx = torch.cpu._is_amx_tile_supported()
-    tell(
+    print_json(
         bench="training", part="bf16", chosen=native_precision("cpu"), amx=amx,
         not_run="" if amx else "this CPU has no AMX: bf16 would be emulated, and precision='auto' takes fp32",
     )  # fmt: skip

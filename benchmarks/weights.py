@@ -1,4 +1,4 @@
-"""Weights of overlapping labels: ours beside the forms of the book and of NumPy, interleaved in one run.
+"""Weights of overlapping labels: ours compared with the forms of the book and of NumPy, interleaved in one run.
 
     python -m benchmarks.weights [--rows 3500000] [--labels 100000] [--horizons 20 240 2000] [--repeats 3]
 
@@ -8,7 +8,7 @@ One JSON line a measurement, best of the repeats, one thread. Labels start at ra
               snippet   AFML snippets 4.1 and 4.2, pandas `.loc` label by label; on --few labels, since it takes so long
   effective   ours      effective_rows of as many rows
   bootstrap   ours      sequential_bootstrap of --labels labels, and of --few
-              snippet   AFML snippet 4.5 with NumPy, every label anew after each draw; on --few labels
+              snippet   AFML snippet 4.5 with NumPy, every label again after each draw; on --few labels
 Before the clock runs, all forms must agree: uniqueness to 1e-9, the draws one by one.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from benchmarks.measure import best, digits, in_turns, seconds, tell
+from benchmarks.measure import best, digits, in_turns, print_json, seconds
 from ml_factory.targets.sequential_bootstrap import ONE, sequential_bootstrap
 from ml_factory.targets.weights import average_uniqueness, concurrency, effective_rows
 
@@ -65,38 +65,40 @@ def measure(forms: dict[str, tuple[int, Callable[[], object]]], repeats: int, **
     """One line a form: `name -> (labels, call)`, the forms in turn within each repeat."""
     runs = in_turns({name: call for name, (_, call) in forms.items()}, repeats)
     for name, (n, _) in forms.items():
-        tell(**facts, form=name, labels=n, **seconds(runs[name]), us_per_label=digits(best(runs[name]).wall / n * 1e6))
+        print_json(
+            **facts, form=name, labels=n, **seconds(runs[name]), us_per_label=digits(best(runs[name]).wall / n * 1e6)
+        )
 
 
 def main() -> None:
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("--rows", type=int, default=3_500_000)
-    ask.add_argument("--labels", type=int, default=100_000)
-    ask.add_argument("--few", type=int, default=500)
-    ask.add_argument("--horizons", type=int, nargs="+", default=[20, 240, 2000])
-    ask.add_argument("--repeats", type=int, default=3)
-    asked = ask.parse_args()
-    for horizon in asked.horizons:
-        many, drawn_from, few = (labels(n, horizon) for n in (asked.rows, asked.labels, asked.few))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=3_500_000)
+    parser.add_argument("--labels", type=int, default=100_000)
+    parser.add_argument("--few", type=int, default=500)
+    parser.add_argument("--horizons", type=int, nargs="+", default=[20, 240, 2000])
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    for horizon in options.horizons:
+        many, drawn_from, few = (labels(n, horizon) for n in (options.rows, options.labels, options.few))
         np.testing.assert_allclose(ours(*few), snippet(*few), rtol=1e-9)
         np.testing.assert_allclose(ours(*many), prefix(*many), rtol=1e-9)
         np.testing.assert_array_equal(sequential_bootstrap(*few, seed=1), snippet_draws(*few, 1))
         rows = pd.DataFrame({"barrier": "upper", "entry_bar": many[0] - 1, "exit_bar": many[1]})
         effective_rows(rows.iloc[:10])
         uniqueness = {
-            "ours": (asked.rows, lambda many=many: ours(*many)),
-            "prefix": (asked.rows, lambda many=many: prefix(*many)),
-            "snippet": (asked.few, lambda few=few: snippet(*few)),
+            "ours": (options.rows, lambda many=many: ours(*many)),
+            "prefix": (options.rows, lambda many=many: prefix(*many)),
+            "snippet": (options.few, lambda few=few: snippet(*few)),
         }
-        measure(uniqueness, asked.repeats, bench="uniqueness", horizon=horizon)
-        measure({"ours": (asked.rows, lambda rows=rows: effective_rows(rows))}, asked.repeats,
+        measure(uniqueness, options.repeats, bench="uniqueness", horizon=horizon)
+        measure({"ours": (options.rows, lambda rows=rows: effective_rows(rows))}, options.repeats,
                 bench="effective", horizon=horizon)  # fmt: skip
         draws = {
-            "ours": (asked.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),
-            "ours on few": (asked.few, lambda few=few: sequential_bootstrap(*few)),
-            "snippet": (asked.few, lambda few=few: snippet_draws(*few, 0)),
+            "ours": (options.labels, lambda drawn_from=drawn_from: sequential_bootstrap(*drawn_from)),
+            "ours on few": (options.few, lambda few=few: sequential_bootstrap(*few)),
+            "snippet": (options.few, lambda few=few: snippet_draws(*few, 0)),
         }
-        measure(draws, asked.repeats, bench="bootstrap", horizon=horizon)
+        measure(draws, options.repeats, bench="bootstrap", horizon=horizon)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
     )  # a scaler of so many rows goes on from what was counted before
     monkeypatch.setattr(
         incremental_quantiles,
-        "_begun",
+        "_initialise",
         lambda *a, real=incremental_quantiles._initialise: passes.append(len(a[1])) or real(*a),
     )
     # One bar more, labels open at a session's end, and a weekend in which the clocks change.
