@@ -70,9 +70,10 @@ browser: setup  ## a notebook in a real JupyterLab and a headless Chromium: curv
 	@$(PYTHON) .ci/environment.py .venv-browser requirements/browser.txt
 	@.venv-browser/bin/python -m pytest tests/browser --confcutdir tests/browser -p no:cacheprovider $(ARGS)
 
-lint: setup  ## ruff, its format, mypy on the public modules, and the notebooks' own linter
+lint: setup  ## ruff, its format, private words, mypy on the public modules, and the notebooks' own linter
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) .ci/word_lint.py
 	@$(PY) -m mypy
 	@$(PY) -m tests.notebook_lint
 

@@ -24,7 +24,7 @@ from ml_factory.models.registry import build_model
 from ml_factory.models.tabular import Tabular
 from ml_factory.models.tabular_data import BinnedData, to_rows
 from ml_factory.seeding import derive_seed
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 
 TURN = 100  # rounds
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.checkpoints [--mb 600] [--repeats 5] [--folder /tmp]
 
-Beside a bare copy of the state in memory, a bare write + fsync, torch.save, safetensors and torch's asynchronous
+compared with a bare copy of the state in memory, a bare write + fsync, torch.save, safetensors and torch's asynchronous
 distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores, with a save
 under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the blocking part
 against a bare copy into pinned memory.
@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from benchmarks.measure import digits, print_json
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.remote_slots import RemoteSlots
+from ml_factory.checkpoints.mount_slots import RemoteSlots
 
 CADENCE = 30 * 60.0
 LIMITS = {"blocking": 1.2, "written": 1.3, "verified": 2.5}
@@ -230,7 +230,7 @@ def main() -> None:
         CheckpointManager(Path(place) / "checkpoints", run="bench") as manager,
     ):
         modest = manager.writer
-        # Beside peers at their own priority: on a busy machine a child that yields would be measured by its manners.
+        # compared with peers at their own priority: on a busy machine a child that yields would be measured by its manners.
         manager.writer = RemoteSlots(
             manager.folder, manager.locks / "pool.lock", manager.lease, memory=manager.staging.file, niceness=0
         )

@@ -28,8 +28,8 @@ from ml_factory.evaluation.metrics import (
     row_log_loss,
 )
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset import Dataset, baselines
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import Dataset, baselines
 
 HORIZON = 20
 # name -> file of bars, its symbol, first day and the day after the last one

@@ -24,9 +24,10 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.measure import digits, print_json, setting, timed
+from ml_factory.code_fingerprint import closure, source_hashes
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import SyntheticMarket, SyntheticSpec, oracle_probabilities, synthetic_market
-from ml_factory.datasets.rows import rows_with_window
+from ml_factory.datasets.row_sampling import rows_with_window
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.windows import Windows
 from ml_factory.evaluation.baselines import prior_probabilities
@@ -36,7 +37,6 @@ from ml_factory.evaluation.metrics import row_log_loss
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.models.base import Estimator
 from ml_factory.models.registry import available_models, build_model, locate, spec_of
-from ml_factory.provenance import closure, source_hashes
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import SplitSpec, holdout

@@ -18,8 +18,8 @@ from ml_factory.argument_checks import DEMO
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows.cost_model import WorkSize, fit_once, full_size, warm_up, work_of
 from ml_factory.workflows.load import load_dataset
-from ml_factory.workflows.warm_up import WorkSize, fit_once, full_size, warm_up, work_of
 
 TURNS = {"tabular": ({"rounds": 80}, {"rounds": 200}), "other": ({"epochs": 2}, {"epochs": 3, "lookback": 16})}
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import SaveDurations, SaveTimer, reserved_seconds, save_interval
+from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
 
 HOUR = 3600.0
 COMPARED = (0.05, 0.3)  # between: the share of a second of training that a second of background writing takes
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def learned(lives: np.ndarray) -> np.ndarray:
-    """Mean session lifetime as each runtime estimates it (`checkpoints/session_history.py`)."""
+    """Mean session lifetime as each runtime estimates it (`checkpoints/session_lifetimes.py`)."""
     before = np.concatenate([[0.0], np.cumsum(lives)[:-1]])
     return (USUAL + before) / (1 + np.arange(len(lives)))
 

@@ -41,7 +41,7 @@ def matrix(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return x_NF
 
 
-def tell_all(what: str, sides: dict[str, Callable[[], object]], repeats: int, values: int) -> None:
+def report_sides(what: str, sides: dict[str, Callable[[], object]], repeats: int, values: int) -> None:
     """One line a side, the first of them being ours."""
     runs = in_turns(sides, repeats)
     ours = next(iter(runs.values()))
@@ -57,12 +57,12 @@ def fit(x_NF: np.ndarray, repeats: int) -> None:
     quantiles(x_NF[:100_000], QUARTILES)  # compiled
     rows = np.arange(len(x_NF) * 7 // 10)
     sides = {"ours": lambda: RobustScaler.fit(x_NF), "scikit-learn": lambda: Reference().fit(x_NF)}
-    tell_all("robust fit", sides, repeats, x_NF.size)
+    report_sides("robust fit", sides, repeats, x_NF.size)
     sides = {"ours": lambda: RobustScaler.fit(x_NF, rows), "scikit-learn": lambda: Reference().fit(x_NF[rows])}
-    tell_all("robust fit of 70 % of the rows", sides, repeats, len(rows) * x_NF.shape[1])
+    report_sides("robust fit of 70 % of the rows", sides, repeats, len(rows) * x_NF.shape[1])
     small = x_NF[:200_000]
     sides = {"standard": lambda: StandardScaler.fit(small), "quantile": lambda: QuantileScaler.fit(small)}
-    tell_all("other scalers", sides, 1, small.size)
+    report_sides("other scalers", sides, 1, small.size)
 
 
 def write(x_NF: np.ndarray, repeats: int) -> None:
@@ -82,14 +82,14 @@ def write(x_NF: np.ndarray, repeats: int) -> None:
             "pyarrow": lambda: pq.write_table(table, theirs, **plain),
             "pyarrow, defaults": lambda: pq.write_table(table, theirs, compression="none"),
         }
-        tell_all("write", sides, repeats, x_NF.size)
+        report_sides("write", sides, repeats, x_NF.size)
         assert np.array_equal(np.load(ours, mmap_mode="r"), x_NF), "not what was written"
         sides = {
             "ours (mapped, first verified)": lambda: verified(ours),
             "ours (mapped)": lambda: np.load(ours, mmap_mode="r"),
             "pyarrow": lambda: pq.read_table(theirs),
         }
-        tell_all("read", sides, repeats, x_NF.size)
+        report_sides("read", sides, repeats, x_NF.size)
 
 
 def verified(path: Path) -> np.ndarray:

@@ -21,7 +21,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from ml_factory.notebook_parameters import convert_parameters
-from ml_factory.suite import find_notebook
+from ml_factory.notebook_suite import find_notebook
 
 SHOWN = 60  # characters of the output before a gap
 

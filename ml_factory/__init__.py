@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ml_factory.numba_cache import keep_kernels
-from ml_factory.secrets import guard_logs
+from ml_factory.redaction import guard_logs
 
 if TYPE_CHECKING:  # for type checkers and editors, which do not run `__getattr__`
     from ml_factory import notebook, pipeline

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 
 
 class FactoryError(ValueError):

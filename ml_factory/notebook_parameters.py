@@ -18,8 +18,8 @@ from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.heartbeat import show_in_cells
 from ml_factory.lazy_module import LazyModule
 from ml_factory.models.registry import available_models, check_settings, settings_by_model, spec_of
-from ml_factory.models.settings import read_settings
-from ml_factory.secrets import redact
+from ml_factory.models.setting_names import read_settings
+from ml_factory.redaction import redact
 from ml_factory.storage.workspace import BAR_MINUTES, check_symbol
 
 ipython = LazyModule("IPython")

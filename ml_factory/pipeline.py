@@ -39,19 +39,11 @@ from ml_factory.workflows.cross_validate import (
     cross_validate_plain,
     search_settings,
 )
-from ml_factory.workflows.dataset import (
-    best_baseline,
-    lacking_classes,
-    predicted_and_observed,
-    resolve_data_settings,
-    verdict_on,
-    with_baselines,
-)
 from ml_factory.workflows.explain import explain
 from ml_factory.workflows.export import export
 from ml_factory.workflows.fold_schemes import SchemeSpec, fold_plan
 from ml_factory.workflows.folds import FoldModel
-from ml_factory.workflows.inspect import (
+from ml_factory.workflows.inspect_data import (
     certificate,
     draw_cuts,
     draw_gaps,
@@ -76,6 +68,14 @@ from ml_factory.workflows.open_run import (
 from ml_factory.workflows.plan import PlanResult, plan_models
 from ml_factory.workflows.predict import load_predictions
 from ml_factory.workflows.prepare import prepare
+from ml_factory.workflows.prepared_dataset import (
+    best_baseline,
+    lacking_classes,
+    predicted_and_observed,
+    resolve_data_settings,
+    verdict_on,
+    with_baselines,
+)
 from ml_factory.workflows.results import (
     AuditResult,
     CrossValidateResult,
@@ -88,8 +88,14 @@ from ml_factory.workflows.results import (
 from ml_factory.workflows.run_options import RunOptionFields, run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import fit_stack, stack_spec
-from ml_factory.workflows.train import build_untrained, check_same_model, finalize_log, fit_holdout
-from ml_factory.workflows.worker_rank import broadcast_decision, fit_worker_rank
+from ml_factory.workflows.train import (
+    broadcast_decision,
+    build_untrained,
+    check_same_model,
+    finalize_log,
+    fit_holdout,
+    fit_worker_rank,
+)
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ml_factory.checkpoints.compute_session import Session
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.session import Session
+from ml_factory.code_fingerprint import commit
 from ml_factory.cpu_count import cores
 from ml_factory.errors import SettingsError
 from ml_factory.models.base import environment
 from ml_factory.models.registry import spec_of
-from ml_factory.provenance import commit
 from ml_factory.settings import RunSpec
 from ml_factory.storage.atomic_files import is_file, is_folder, write_json
 from ml_factory.storage.compile_cache import FOLDER, upload_compile_cache

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
+from ml_factory.code_fingerprint import closure, package_files, source_hash, source_hashes
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import own_settings, signature_of, spec_of
-from ml_factory.provenance import closure, package_files, source_hash, source_hashes
 from ml_factory.storage.atomic_files import fingerprint, to_json_value
 from ml_factory.targets.barrier_search_spec import SearchedLabels
 from ml_factory.targets.labels import LabelSpec
@@ -23,12 +23,12 @@ DATA_PACKAGES = ("data", "features", "targets", "datasets")
 CERTIFIED_PACKAGES = (
     *DATA_PACKAGES, "leakage", "models", "training", "evaluation", "ensemble", "inference", "storage",
     "checkpoints", "tracking", "workflows",
-    "settings.py", "run_folder.py", "argument_checks.py", "provenance.py", "pipeline.py", "seeding.py",
+    "settings.py", "run_folder.py", "argument_checks.py", "code_fingerprint.py", "pipeline.py", "seeding.py",
     "cpu_count.py", "numba_cache.py", "lazy_module.py",
 )  # fmt: skip
 NOT_CERTIFIED = (
     "evaluation/plot_style.py", "evaluation/data_plots.py", "evaluation/plots.py", "evaluation/attention_plots.py",
-    "evaluation/report.py", "workflows/report.py", "workflows/results.py", "workflows/result_summaries.py",
+    "evaluation/html_report.py", "workflows/report.py", "workflows/results.py", "workflows/result_summaries.py",
 )  # fmt: skip
 # task -> its entry files; a run's numbers depend on them, on their imports, and on the model's own file.
 TASKS = {

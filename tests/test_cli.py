@@ -20,7 +20,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from ml_factory import __main__, cli_output, commands, suite
+from ml_factory import __main__, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import FactoryError
@@ -303,7 +303,7 @@ def test_wrong_options(call):
     ],
 )
 def test_a_notebook_with_wrong_parameters_is_not_started(words, message, call, tmp_path, monkeypatch):
-    monkeypatch.setattr(suite.papermill, "execute_notebook", None)  # would fail if it were called
+    monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", None)  # would fail if it were called
     code, out, err = call("run", *words, "--workspace", tmp_path)
     assert code == 2 and message in one_line(code, out, err)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -461,7 +461,7 @@ def test_the_suite_passes_on_what_each_notebook_declares(call, prepared, monkeyp
         told.append((Path(path).stem, parameters))
         Path(out).write_text("{}")
 
-    monkeypatch.setattr(suite.papermill, "execute_notebook", execute)
+    monkeypatch.setattr(notebook_suite.papermill, "execute_notebook", execute)
     place = ("--workspace", prepared.root, "--horizon", 5)
     assert call("train", *place, "--model", "lightgbm", "--quick")[0] == 0
     code, out, _ = call("suite", *place, "--quick", "--seed", 2, "--json")

@@ -15,56 +15,56 @@ PACKAGE = ROOT / "ml_factory"
 # The map of docs/architecture.md from top to bottom. A file imports only from files above it; a new file is placed
 # here first.
 MAP_TEXT = """
-numba_cache cpu_count secrets errors seeding lazy_module compile_times progress heartbeat
-storage.worker_process storage.mount_table storage.atomic_rename storage.file_access storage.atomic_files
-storage.locks storage.safetensors_layout storage.state storage.buckets storage.workspace storage.compile_cache
-storage.pending_uploads storage.artifact_registry
-checkpoints.staging_buffer checkpoints.session_history checkpoints.schedule checkpoints.planner checkpoints.session
-checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots checkpoints.remote_slots
-checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.latest_training checkpoints.manager
+numba_cache cpu_count redaction errors seeding lazy_module compile_times progress heartbeat
+storage.worker_process storage.mount_table storage.atomic_replace storage.file_access storage.atomic_files
+storage.locks storage.safetensors_layout storage.serialization storage.bucket_sync storage.workspace
+storage.compile_cache storage.pending_uploads storage.artifact_registry
+checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule checkpoints.session_planner
+checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots
+checkpoints.mount_slots checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.latest_training
+checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
 tracking.wandb_sync tracking.tracker tracking.restore
 argument_checks
-data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers
-data.gaps data.time_zone_check data.level_shifts
-data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append data.io data.synthetic
-data.bar_kernels data.resample data.bar_stream data.activity_bars
-features.vector_log features.rolling features.ewm features.rolling_moments features.engine features.momentum
+data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
+data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
+data.io data.synthetic data.bar_kernels data.resample data.bar_stream data.activity_bars
+features.vector_log features.rolling features.ewm features.rolling_std_slope features.engine features.momentum
 features.volatility features.volume features.microstructure features.entropy features.regime features.wavelet
-features.fractional features.calendar features.multi_timeframe features.isolation features.custom features.build
-features.stream
+features.fractional features.calendar features.multi_timeframe features.stateless_copy features.custom
+features.build features.stream
 targets.barrier_kernels targets.label_table targets.labels targets.fixed_horizon targets.trend_scanning
 targets.meta_labels targets.primary_rule targets.make_labels targets.barrier_search_spec targets.barrier_search
 targets.sequential_bootstrap targets.weights targets.splits targets.label_sufficiency targets.walk_forward
 targets.combinatorial_cv
-datasets.quantiles datasets.incremental_quantiles datasets.scaling datasets.transforms
-datasets.feature_selection datasets.preprocessing datasets.rows datasets.store_parts datasets.memmap datasets.store
-datasets.store_writer datasets.covariates datasets.windows
-leakage.tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
-leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.reference_baselines
+datasets.quantiles datasets.incremental_quantiles datasets.scaling datasets.fitted_transforms
+datasets.feature_selection datasets.preprocessing datasets.row_sampling datasets.store_parts datasets.memmap
+datasets.store datasets.store_writer datasets.covariates datasets.windows
+leakage.timed_tables leakage.perturbations leakage.cut_points leakage.streaming_check leakage.pipeline_under_test
+leakage.prefix_builds leakage.fitted leakage.artifact_comparison leakage.independent_baselines
 leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof leakage.certificate
 models.base models.clock_offset models.tabular_data models.lightgbm_predict models.tabular models.tabular_xgboost
-models.tabular_lightgbm models.tabular_catboost models.linear models.importances models.onednn_linear models.heads
-models.layers models.recurrent models.sequence models.transformer models.tft_layers models.tft models.multi_scale
-models.contract_checks models.source_hash models.settings models.registry
+models.tabular_lightgbm models.tabular_catboost models.logistic_regression models.importances models.onednn_linear
+models.heads models.layers models.recurrent_layers models.sequence models.transformer models.tft_layers models.tft
+models.multi_timeframe_network models.contract_checks models.source_hash models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
 training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
-training.state training.evaluate training.progress_line training.loop training.estimator_base
-training.estimator training.state_dict
+training.state training.evaluate training.progress_line training.loop training.estimator_base training.estimator
+training.export_state_dict
 evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics evaluation.verdict
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
-evaluation.attention_plots evaluation.report
+evaluation.attention_plots evaluation.html_report
 ensemble.out_of_fold ensemble.stacking
-provenance settings run_folder
+code_fingerprint settings run_folder
 inference.bundle inference.predict
-workflows.dataset workflows.split_times workflows.result_summaries workflows.results workflows.unit_checkpoints
-workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect workflows.load
-workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers workflows.found_barriers
-workflows.warm_kernels workflows.prepare workflows.train workflows.worker_rank workflows.run_options workflows.open_run
-workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate workflows.predict
-workflows.explain workflows.export workflows.stack workflows.audit_models workflows.audit_runs workflows.audit_stack
-workflows.audit workflows.warm_up workflows.plan workflows.report
-pipeline notebook_parameters notebook suite doctor cli_output interrupt
+workflows.prepared_dataset workflows.split_times workflows.result_summaries workflows.results
+workflows.unit_checkpoints workflows.run_status workflows.restore_run workflows.append workflows.prove
+workflows.inspect_data workflows.load workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
+workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.run_options
+workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate
+workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training workflows.audit_models
+workflows.audit workflows.cost_model workflows.plan workflows.report
+pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
 commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """
@@ -72,25 +72,27 @@ MAP = MAP_TEXT.split()
 
 # dependency -> the only files that may import it
 HOMES = {
-    "torch_xla": {"training.device", "models.recurrent"},
+    "torch_xla": {"training.device", "models.recurrent_layers"},
     "google": set(),  # google.colab lives in utils/ alone
     "wandb": {"tracking.tracker"},
-    "gcsfs": {"storage.buckets"},
+    "gcsfs": {"storage.bucket_sync"},
     "matplotlib": {
         "evaluation.plot_style",
         "evaluation.data_plots",
         "evaluation.plots",
         "evaluation.attention_plots",
-        "evaluation.report",
+        "evaluation.html_report",
         "notebook",
     },
     "ipywidgets": {"notebook"},
     "IPython": {"heartbeat", "notebook", "notebook_parameters"},
-    "papermill": {"suite"},
+    "papermill": {"notebook_suite"},
     "optuna": {"targets.barrier_search"},
 }
 TORCH_STARTS_AT = "datasets.windows"
-TORCH_ON_DEMAND = {"storage.state"}  # gives tensors back as tensors, and loads torch only when a state holds one
+TORCH_ON_DEMAND = {
+    "storage.serialization"
+}  # gives tensors back as tensors, and loads torch only when a state holds one
 HEAVY = ("torch", "xgboost", "lightgbm", "catboost", "sklearn", "numba", "pandas", "matplotlib", "wandb", "IPython")
 
 

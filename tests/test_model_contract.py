@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.models.registry import available_models, build_model, load_model, spec_of
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 
 T, F = 8, 6
 LIVELY = {"batch": 16, "dropout": 0.1, "lr": 0.02}  # in three epochs of few large steps it learns too little

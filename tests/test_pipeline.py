@@ -25,7 +25,7 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.tracking.log_upload import SUMMARY
 from ml_factory.tracking.tracker import read_log
-from ml_factory.workflows import dataset, folds, load, prepare
+from ml_factory.workflows import folds, load, prepare, prepared_dataset
 
 H = 5
 BOOSTER = {"rounds": 30, "depth": 3, "min_leaf": 5.0}
@@ -533,7 +533,7 @@ def test_training_rows_of_one_class_teach_nothing(prepared, monkeypatch):
 
 
 def test_quick_limits_training_alone(prepared, monkeypatch):
-    monkeypatch.setattr(dataset, "QuickLimits", lambda: QuickLimits(train_rows=200))
+    monkeypatch.setattr(prepared_dataset, "QuickLimits", lambda: QuickLimits(train_rows=200))
     before = content(prepared.processed("DEMO")) | content(prepared.raw)
     quick = train(prepared, quick=True, model_settings={"depth": 3})
     assert quick.limited["rounds"] == 40 and quick.limited["training rows"].startswith("200 of ")

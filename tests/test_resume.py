@@ -12,7 +12,7 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import CheckpointError
 from ml_factory.models.registry import available_models, build_model, spec_of
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 from ml_factory.training.sampler import Order
 
 T, F, TRAIN = 8, 6, 250

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ml_factory import pipeline, provenance
+from ml_factory import code_fingerprint, pipeline
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.storage.workspace import Workspace
@@ -84,11 +84,11 @@ def test_other_settings_open_a_run_beside(often):
 def checkout(tmp_path, monkeypatch) -> Path:
     """The library's sources in a repository of their own; run ids are computed from them."""
     place = tmp_path / "checkout"
-    shutil.copytree(provenance.PACKAGE, place / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(code_fingerprint.PACKAGE, place / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
     who = ["-c", "user.name=t", "-c", "user.email=t@t"]
     for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "all"]):
         subprocess.run(["git", "-C", place, *words], check=True, capture_output=True)
-    monkeypatch.setattr(provenance, "PACKAGE", place / "ml_factory")
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", place / "ml_factory")
     return place
 
 

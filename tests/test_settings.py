@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import provenance
+from ml_factory import code_fingerprint
 from ml_factory.argument_checks import check_horizon, check_seed, quick_from_environment
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.validation import BarSpec
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.provenance import source_hash
 from ml_factory.run_folder import machine, open_checkpoints, open_run, save_minutes_from_environment
 from ml_factory.settings import DataSpec, QuickLimits, RunSpec, run_spec
 from ml_factory.storage.atomic_files import fingerprint
@@ -82,7 +82,7 @@ def test_changed_sources_are_another_hash(tmp_path, monkeypatch):
     (tmp_path / "room").mkdir()
     file = tmp_path / "room" / "one.py"
     file.write_text("x = 1\n", encoding="utf-8")
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path)
     first = source_hash(("room",))
     assert source_hash(("room",)) == first
     file.write_text("x = 2\n", encoding="utf-8")

@@ -20,10 +20,10 @@ import textwrap
 import threading
 from pathlib import Path
 
-from ml_factory.checkpoints.session import hours_left, on_free_tpu
-from ml_factory.checkpoints.session_history import DEFAULT_TPU_LIFE
+from ml_factory.checkpoints.compute_session import hours_left, on_free_tpu
+from ml_factory.checkpoints.session_lifetimes import DEFAULT_TPU_LIFE
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
-from ml_factory.secrets import has_wandb_key
+from ml_factory.redaction import has_wandb_key
 from ml_factory.storage import file_access
 from ml_factory.storage import workspace as workspaces
 from ml_factory.storage.atomic_files import is_file, write_bytes_atomic

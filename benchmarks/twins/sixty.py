@@ -18,7 +18,7 @@ from ml_factory.features.rolling import (
     window_min,
     window_sum,
 )
-from ml_factory.features.rolling_moments import line_24, moments_of_twice, rise_of_twice
+from ml_factory.features.rolling_std_slope import line_24, moments_of_twice, rise_of_twice
 from ml_factory.features.volume import mfi, typical_trend
 
 _GAIN_14, _LOSS_14, _PLUS, _MINUS, _GAIN_5, _LOSS_5, _EMA_12, _EMA_26, _EMA_20, _EMA_50 = range(10)

@@ -51,7 +51,7 @@ def write(columns: dict[str, np.ndarray], path: str) -> None:
 
 
 class Series:
-    """What several columns are made of; float64[N] each."""
+    """Series that several columns share; float64[N] each."""
 
     def __init__(self, open_, high, low, close, pool: ThreadPoolExecutor | None = None):
         run = pool.map if pool else map

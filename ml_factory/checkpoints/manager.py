@@ -20,8 +20,8 @@ from typing import Any
 
 from ml_factory.checkpoints.latest_training import is_training_run, latest_training
 from ml_factory.checkpoints.leases import Heartbeat, session_id
+from ml_factory.checkpoints.mount_slots import RemoteSlots
 from ml_factory.checkpoints.phase import PhaseCheckpoints, check_name
-from ml_factory.checkpoints.remote_slots import RemoteSlots
 from ml_factory.checkpoints.schedule import save_durations
 from ml_factory.checkpoints.slot_pool import USER_SUFFIX, Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots, recency

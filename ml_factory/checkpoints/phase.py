@@ -15,10 +15,10 @@ from ml_factory.checkpoints.slots import recency
 from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.checkpoints.uploader import COPIED, IN_MEMORY, LOCAL, REFUSED, SAVED, SaveStatus, publish_status
 from ml_factory.errors import CheckpointError, SessionOver, SettingsError, WorkspaceError
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 from ml_factory.storage.locks import acquire, release
 from ml_factory.storage.safetensors_layout import Layout
-from ml_factory.storage.state import decode_state, plan_layout
+from ml_factory.storage.serialization import decode_state, plan_layout
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
 _WAIT_SECONDS = 1.0  # seconds that an unforced save waits for the one before, and the end of a unit for the mount

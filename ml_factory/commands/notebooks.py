@@ -29,8 +29,8 @@ from ml_factory.commands.options import (
     pairs_of,
 )
 from ml_factory.lazy_module import LazyModule
+from ml_factory.notebook_suite import find_notebook, run_notebook, run_suite
 from ml_factory.storage.workspace import Workspace
-from ml_factory.suite import find_notebook, run_notebook, run_suite
 
 pipeline, bars_of = LazyModule("ml_factory.pipeline"), LazyModule("ml_factory.data.validation")
 settings_of_data = LazyModule("ml_factory.settings")

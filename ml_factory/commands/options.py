@@ -10,7 +10,7 @@ import typer
 from ml_factory.argument_checks import DEMO, check_file, check_horizon, check_seed
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, spec_of
-from ml_factory.models.settings import read_value
+from ml_factory.models.setting_names import read_value
 from ml_factory.storage.atomic_files import is_file, names_in
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 

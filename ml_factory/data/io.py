@@ -63,7 +63,7 @@ def read_table(path: str | os.PathLike, *, delimiter: str | None = None, skip_ba
 def local_path_of(source: str | os.PathLike) -> Path:
     """Return the local path of the user's file; a file in a bucket is downloaded."""
     if "://" in os.fspath(source):
-        return importlib.import_module("ml_factory.storage.buckets").file_at(os.fspath(source))
+        return importlib.import_module("ml_factory.storage.bucket_sync").file_at(os.fspath(source))
     return Path(source).expanduser()
 
 

@@ -76,7 +76,7 @@ def frames_of(
     """Resample to several lengths at once as `base_frame`: sessions, holes and rolls are looked up once for all.
 
     Where `minutes` is the bars' own length and every bar is inside a session, prices are views of the bars' columns
-    (read-only where pandas says so).
+    (read-only where pandas makes them so).
 
     threads : frames made in parallel; the bits do not depend on it
     """

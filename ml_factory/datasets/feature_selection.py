@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ml_factory.datasets.transforms import Sample
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.errors import SettingsError
 from ml_factory.seeding import derive_seed, generator
 from ml_factory.targets.splits import purged_kfold

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from ml_factory.datasets.feature_selection import SELECTIONS, Selection
+from ml_factory.datasets.fitted_transforms import FractionalDifference, Pca, Sample, TwoStateHmm
 from ml_factory.datasets.scaling import SCALERS, LinearScaler, Scaler, unreadable_scaler
-from ml_factory.datasets.transforms import FractionalDifference, Pca, Sample, TwoStateHmm
 from ml_factory.errors import SettingsError, did_you_mean
 
 TRANSFORMS = {step.kind: step for step in (Pca, FractionalDifference, TwoStateHmm)}

@@ -25,7 +25,7 @@ from ml_factory.datasets.incremental_quantiles import QuantileState
 from ml_factory.datasets.preprocessing import Fitted, from_dict
 from ml_factory.errors import NotPreparedError, SettingsError, WorkspaceError, did_you_mean
 from ml_factory.storage import atomic_files, file_access, mount_table
-from ml_factory.storage.state import decode_state
+from ml_factory.storage.serialization import decode_state
 
 FORMAT = 2
 MANIFEST, CURRENT, PARTS, STATE = "manifest.json", "current.json", "parts", "stream.state"

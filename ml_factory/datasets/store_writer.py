@@ -15,7 +15,7 @@ from ml_factory.datasets.store import CURRENT, FORMAT, MANIFEST, PARTS, STATE, S
 from ml_factory.features.build import FeatureMatrix
 from ml_factory.features.stream import FeatureRows
 from ml_factory.storage import atomic_files
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 
 MOST_PARTS = 8
 

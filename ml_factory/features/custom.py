@@ -23,7 +23,7 @@ import pandas as pd
 
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.isolation import clone_isolated, referenced_globals
+from ml_factory.features.stateless_copy import clone_isolated, referenced_globals
 from ml_factory.seeding import generator
 
 Function = TypeVar("Function", bound=Callable[[Frame], np.ndarray])

@@ -25,7 +25,7 @@ from ml_factory.features.rolling import (
     window_min,
     window_sum,
 )
-from ml_factory.features.rolling_moments import deviation_48, line_24
+from ml_factory.features.rolling_std_slope import deviation_48, line_24
 
 COARSE = (
     "return_1", "return_4", "return_12", "rsi_14", "macd_12_26", "macd_histogram_9", "adx_14", "di_14", "cci_20",

@@ -29,7 +29,7 @@ from ml_factory.features.rolling import (
     window_std,
     window_sum,
 )
-from ml_factory.features.rolling_moments import deviation_of, moments_of_three, moments_of_twice
+from ml_factory.features.rolling_std_slope import deviation_of, moments_of_three, moments_of_twice
 from ml_factory.features.vector_log import logarithms
 
 COARSE = (

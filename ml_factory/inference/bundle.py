@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ml_factory.errors import CheckpointError, SettingsError
-from ml_factory.storage.state import load_state, save_state
+from ml_factory.storage.serialization import load_state, save_state
 from ml_factory.targets.labels import class_labels
 
 FORMAT = "ml_factory.bundle/1"

@@ -5,7 +5,7 @@ import pandas as pd
 
 from ml_factory.datasets.covariates import covariates_for
 from ml_factory.datasets.preprocessing import from_dict, transform
-from ml_factory.datasets.rows import rows_with_window
+from ml_factory.datasets.row_sampling import rows_with_window
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.calibration import Calibration
 from ml_factory.evaluation.metrics import PROBABILITIES, restrict_classes

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ml_factory.leakage.tables import COLUMNS, COMPARED, ROWS, Leak, same_bits, to_plain_array
-from ml_factory.storage.state import encode_state
+from ml_factory.leakage.timed_tables import COLUMNS, COMPARED, ROWS, Leak, same_bits, to_plain_array
+from ml_factory.storage.serialization import encode_state
 
 STAGES = ("bars", "features", "labels", "splits", "scaler", "dataset", "fold", "predictions", "baseline")
 BLOCK_ROWS = 8_192

@@ -12,7 +12,7 @@ from pathlib import Path
 from ml_factory.data.prefix_hash import PrefixHasher, block_edges
 from ml_factory.errors import NotPreparedError
 from ml_factory.leakage.proof import Proof
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.timed_tables import Leak
 from ml_factory.storage.atomic_files import fingerprint, json_or_none, names_in, to_json_value, write_json
 
 FORMAT = 2

@@ -16,8 +16,8 @@ from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import DAY_NS, MarketSpec
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec
-from ml_factory.features.isolation import clone_isolated
-from ml_factory.leakage.tables import RAISED, Leak, same_bits
+from ml_factory.features.stateless_copy import clone_isolated
+from ml_factory.leakage.timed_tables import RAISED, Leak, same_bits
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, sessions_of
-from ml_factory.leakage.tables import Table
+from ml_factory.leakage.timed_tables import Table
 from ml_factory.seeding import generator
 
 CLOCKS_THAT_CHANGE = ("America/New_York", "Europe/London")

@@ -7,9 +7,9 @@ import pandas as pd
 
 from ml_factory.errors import SettingsError
 from ml_factory.leakage.pipeline_under_test import Fitted, Pipeline, Split
-from ml_factory.leakage.tables import Leak, Table
+from ml_factory.leakage.timed_tables import Leak, Table
 from ml_factory.seeding import generator
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 
 
 def rows_to_fit(labels: pd.DataFrame, features: Table) -> tuple[pd.DataFrame, np.ndarray]:

@@ -9,12 +9,12 @@ import pandas as pd
 
 from ml_factory.data.activity_bars import base_and_frames, base_and_minute_bars
 from ml_factory.data.sessions import DAY_NS, INFER_SESSIONS, MarketSpec, market_for, sessions_of
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import fit_steps
-from ml_factory.datasets.transforms import Sample
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.multi_timeframe import frame_name
 from ml_factory.leakage.streaming_check import table_from_stream
-from ml_factory.leakage.tables import Table, table_of_frame, table_of_labels
+from ml_factory.leakage.timed_tables import Table, table_of_frame, table_of_labels
 from ml_factory.targets.combinatorial_cv import combinatorial_purged
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.make_labels import make_labels

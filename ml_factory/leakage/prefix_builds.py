@@ -11,7 +11,7 @@ import pandas as pd
 
 from ml_factory.errors import BarsError
 from ml_factory.leakage.pipeline_under_test import Pipeline, tables_of
-from ml_factory.leakage.tables import Table
+from ml_factory.leakage.timed_tables import Table
 
 EARLIER = (0.35, 0.55, 0.8)  # shares of the bars in prefixes built before a data set is prepared
 UNSEEN = (0.3, 0.5, 0.85)  # other shares in a proof: values cached from the first prefixes would repeat there

@@ -21,7 +21,7 @@ from ml_factory.leakage.prefix_builds import PrefixBuild, build_on_prefixes
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import ProofSpec
 from ml_factory.leakage.streaming_check import common_columns
-from ml_factory.leakage.tables import RAISED, Difference, Leak, Table, differences
+from ml_factory.leakage.timed_tables import RAISED, Difference, Leak, Table, differences
 from ml_factory.progress import phase
 from ml_factory.targets.label_table import usable_rows
 

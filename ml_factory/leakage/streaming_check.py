@@ -14,7 +14,7 @@ from ml_factory.data.resample import to_chunk
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.features.build import FeatureSpec
 from ml_factory.features.stream import FeatureStream
-from ml_factory.leakage.tables import Table
+from ml_factory.leakage.timed_tables import Table
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, did_you_mean
-from ml_factory.storage.state import load_state as read_state
-from ml_factory.storage.state import save_state as write_state
+from ml_factory.storage.serialization import load_state as read_state
+from ml_factory.storage.serialization import save_state as write_state
 
 CLASSES = (-1, 0, 1)
 FLAT_EPOCHS, FLAT_SHARE = 3, 1e-3  # epochs, and share of the loss, within which a training loss is called flat

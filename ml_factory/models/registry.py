@@ -9,7 +9,7 @@ from typing import Any
 from ml_factory.errors import CheckpointError, MissingPackageError, SettingsError, did_you_mean
 from ml_factory.lazy_module import import_module
 from ml_factory.models.base import Estimator
-from ml_factory.models.settings import block_settings, network_settings
+from ml_factory.models.setting_names import block_settings, network_settings
 from ml_factory.models.source_hash import signature
 
 
@@ -56,7 +56,7 @@ _SPECS = {
         ModelSpec("xgboost", "tabular", "ml_factory.models.tabular_xgboost:XGBoost", None),
         ModelSpec("lightgbm", "tabular", "ml_factory.models.tabular_lightgbm:LightGBM", None, graphics=False),
         ModelSpec("catboost", "tabular", "ml_factory.models.tabular_catboost:CatBoost", None, graphics=False),
-        ModelSpec("linear", "tabular", "ml_factory.models.linear:Linear", None, graphics=False),
+        ModelSpec("linear", "tabular", "ml_factory.models.logistic_regression:Linear", None, graphics=False),
         ModelSpec("lstm", "sequence", _NEURAL, "ml_factory.models.sequence:LSTM"),
         ModelSpec("gru", "sequence", _NEURAL, "ml_factory.models.sequence:GRU"),
         ModelSpec("tcn", "sequence", _NEURAL, "ml_factory.models.sequence:TCN"),

@@ -14,7 +14,7 @@ from types import FunctionType
 
 import numpy as np
 
-from ml_factory.features.isolation import is_the_users, referenced_globals
+from ml_factory.features.stateless_copy import is_the_users, referenced_globals
 from ml_factory.storage.atomic_files import fingerprint
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.errors import SettingsError
-from ml_factory.models import recurrent
+from ml_factory.models import recurrent_layers
 from ml_factory.models.base import check_sizes
 from ml_factory.models.heads import Forecast, Task
 from ml_factory.models.onednn_linear import OneDNNLinear
@@ -94,10 +94,10 @@ class TFT(nn.Module):
             self.static = VariableSelection(len(spec.static), D, 0, *drops)
             self.contexts = nn.ModuleList(GRN(D, D, dropout=spec.dropout) for _ in range(2 + 2 * spec.layers))
         self.past = VariableSelection(features, D, context, *drops)
-        self.encoder = recurrent.LSTM(D, D, spec.layers, spec.dropout)
+        self.encoder = recurrent_layers.LSTM(D, D, spec.layers, spec.dropout)
         if steps:
             self.future = VariableSelection(max(len(spec.known), 1), D, context, *drops)
-            self.decoder = recurrent.LSTM(D, D, spec.layers, spec.dropout)
+            self.decoder = recurrent_layers.LSTM(D, D, spec.layers, spec.dropout)
             self.register_buffer("ahead_S1", torch.arange(1, steps + 1)[:, None] / steps, persistent=False)
         self.drop = nn.Dropout(spec.dropout)
         self.local = GatedSkip(D, D)

@@ -37,7 +37,7 @@ from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.locks import file_lock
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.pending_uploads import clear_pending, mark_pending
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.storage.workspace import check_symbol
 
 VERSION = 2

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 from ml_factory.storage import file_access
-from ml_factory.storage.atomic_rename import commit_rename, flush_to_disk, sweep_leftovers, temp_path
+from ml_factory.storage.atomic_replace import commit_rename, flush_to_disk, sweep_leftovers, temp_path
 from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ml_factory.errors import WorkspaceError
-from ml_factory.storage.atomic_rename import commit_rename, sweep_leftovers, temp_path
+from ml_factory.storage.atomic_replace import commit_rename, sweep_leftovers, temp_path
 from ml_factory.storage.mount_table import mount_of
 from ml_factory.storage.worker_process import ParentConnection, WorkerProcess, WorkerUnavailable
 

@@ -18,7 +18,7 @@ from ml_factory.storage.atomic_files import disk_errors, is_file, is_folder, nam
 from ml_factory.storage.locks import process_rank
 
 if TYPE_CHECKING:
-    from ml_factory.storage.buckets import BucketMirror
+    from ml_factory.storage.bucket_sync import BucketMirror
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 COLAB_ROOT = Path("/content/drive/MyDrive/ml_factory")
@@ -94,7 +94,7 @@ class Workspace:
         text = os.fspath(root).strip() if root is not None else ""
         # Imported on demand: a folder needs only the standard library, before packages are installed.
         self._bucket = (
-            importlib.import_module("ml_factory.storage.buckets").BucketMirror(text) if "://" in text else None
+            importlib.import_module("ml_factory.storage.bucket_sync").BucketMirror(text) if "://" in text else None
         )
         self._pulled: set[str] = set()
         folder = self._bucket.folder if self._bucket else Path(text).expanduser() if text else default_root()

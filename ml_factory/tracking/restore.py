@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import FactoryError, SettingsError, WorkspaceError
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import read_json
 from ml_factory.tracking.artifact_versions import PROJECT, artifact_name

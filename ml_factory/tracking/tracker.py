@@ -16,11 +16,11 @@ from pathlib import Path
 
 from ml_factory.checkpoints.leases import TakenOverError, session_id
 from ml_factory.errors import FactoryError, WorkspaceError
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 from ml_factory.storage import file_access
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.atomic_files import cache_folder, disk_errors, fingerprint, to_json_value
-from ml_factory.storage.atomic_rename import flush_to_disk
+from ml_factory.storage.atomic_replace import flush_to_disk
 from ml_factory.tracking.artifact_versions import PROJECT, artifact_name
 from ml_factory.tracking.log_upload import PATIENCE, SUMMARY, LogUploader
 from ml_factory.tracking.run_log import (

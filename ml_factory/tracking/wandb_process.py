@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ml_factory.errors import SettingsError, WorkspaceError, did_you_mean
 from ml_factory.lazy_module import missing_package
-from ml_factory.secrets import has_wandb_key, redact
+from ml_factory.redaction import has_wandb_key, redact
 from ml_factory.storage.atomic_files import write_bytes_atomic
 
 MODES = ("auto", "offline", "off")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 
 from ml_factory.storage.locks import launched_by_torchrun
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 
 
 @dataclass(frozen=True)

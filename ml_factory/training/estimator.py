@@ -24,7 +24,7 @@ from ml_factory.models.base import (
 )
 from ml_factory.models.clock_offset import ClockOffset, check_offset
 from ml_factory.models.heads import zero_output_layer
-from ml_factory.models.multi_scale import Strides, as_strides, several_frames
+from ml_factory.models.multi_timeframe_network import Strides, as_strides, several_frames
 from ml_factory.models.tabular_data import class_factors
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned

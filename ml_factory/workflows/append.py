@@ -8,24 +8,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.activity_bars import base_and_frames
-from ml_factory.data.append import as_canonical, check_appended
+from ml_factory.data.append_check import as_canonical, check_appended
 from ml_factory.data.io import read_table
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.resample import Frame, asof_rows
 from ml_factory.data.sessions import MarketSpec, market_for
 from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.incremental_quantiles import QuantileState, update_quantiles
 from ml_factory.datasets.preprocessing import Fitted, fit_steps
 from ml_factory.datasets.scaling import QUARTILES, RobustScaler
 from ml_factory.datasets.store import Store
-from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import NotPreparedError
 from ml_factory.features.build import FeatureMatrix, FeatureSpec
 from ml_factory.features.multi_timeframe import frame_name, staleness
 from ml_factory.features.stream import FeatureRows, FeatureStream
 from ml_factory.progress import phase
-from ml_factory.provenance import source_hash
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.code_fingerprint import closure, source_hash, source_hashes
 from ml_factory.data.io import load_bars
 from ml_factory.data.prefix_hash import PrefixHasher
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.store import Store
-from ml_factory.datasets.transforms import Sample
 from ml_factory.evaluation import data_plots
 from ml_factory.leakage.artifact_comparison import Tamper
 from ml_factory.leakage.certificate import certificate_path, trainings_path
@@ -22,11 +23,10 @@ from ml_factory.leakage.pipeline_under_test import Fitted, Split
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.proof import Proof
 from ml_factory.leakage.spec import FULL_CUTS, ProofSpec
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.timed_tables import Leak
 from ml_factory.models.base import environment
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
-from ml_factory.provenance import closure, source_hash, source_hashes
 from ml_factory.run_folder import open_run
 from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.atomic_files import fingerprint
@@ -38,19 +38,18 @@ from ml_factory.workflows.audit_artifacts import (
     check_rows_stored,
     check_scaler_stored,
 )
-from ml_factory.workflows.audit_models import check_finished
-from ml_factory.workflows.audit_runs import (
+from ml_factory.workflows.audit_models import check_finished, check_predict, check_stack
+from ml_factory.workflows.audit_training import (
     check_baselines,
     check_fold,
     check_predictions,
     first_of_two_classes,
     subsample,
 )
-from ml_factory.workflows.audit_stack import check_predict, check_stack
-from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
 from ml_factory.workflows.open_run import load_certified
 from ml_factory.workflows.predict import evaluate_artifact
+from ml_factory.workflows.prepared_dataset import Dataset
 from ml_factory.workflows.prove import Progress, leak_table, prove_store, settings_of
 from ml_factory.workflows.results import AuditResult
 from ml_factory.workflows.train import fit_holdout

@@ -14,10 +14,10 @@ import pandas as pd
 from ml_factory.data.io import load_bars, read_table
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import fit_steps
 from ml_factory.datasets.scaling import SCALERS
 from ml_factory.datasets.store import Store
-from ml_factory.datasets.transforms import Sample
 from ml_factory.features import custom
 from ml_factory.leakage.artifact_comparison import (
     Tamper,
@@ -30,14 +30,14 @@ from ml_factory.leakage.artifact_comparison import (
 )
 from ml_factory.leakage.fitted import check_splits
 from ml_factory.leakage.pipeline_under_test import Split
-from ml_factory.leakage.tables import ROWS, Leak
+from ml_factory.leakage.timed_tables import ROWS, Leak
 from ml_factory.progress import phase
 from ml_factory.seeding import generator
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace, require_raw_bars
 from ml_factory.targets.splits import holdout
-from ml_factory.workflows.dataset import SPLITS, Dataset
 from ml_factory.workflows.load import dataset_of
+from ml_factory.workflows.prepared_dataset import SPLITS, Dataset
 from ml_factory.workflows.prove import pipeline_of, settings_of
 
 QUICK_COLUMNS = 12  # of a stored scaler, refitted at the end of `prepare`; an audit refits all of them

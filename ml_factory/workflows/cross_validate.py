@@ -26,7 +26,6 @@ from ml_factory.targets.barrier_search_spec import SearchSpec
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 from ml_factory.targets.splits import label_times, no_training_row_error, purge
 from ml_factory.workflows.barrier_trials import Frames, checkpointed_search, format_trial, frames_for
-from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec
 from ml_factory.workflows.fold_scores import (
     UNCALIBRATED,
@@ -44,6 +43,7 @@ from ml_factory.workflows.folds import (
     forecast_folds,
     out_of_fold_predictions,
 )
+from ml_factory.workflows.prepared_dataset import Dataset
 from ml_factory.workflows.restore_run import snapshot_of, tracked
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file, format_progress, nested_run, trials_file
 

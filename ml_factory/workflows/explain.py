@@ -19,8 +19,8 @@ from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model, spec_of
 from ml_factory.storage.workspace import Workspace, check_symbol
 from ml_factory.workflows import predict
-from ml_factory.workflows.dataset import model_inputs
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import model_inputs
 from ml_factory.workflows.results import Result
 
 BATCH = 64

@@ -16,7 +16,7 @@ from ml_factory.workflows.results import Result
 
 FORMATS = ("pth",)
 PTH = "model_tpu.pth"
-state_dict = LazyModule("ml_factory.training.state_dict")  # torch comes with the networks only
+state_dict = LazyModule("ml_factory.training.export_state_dict")  # torch comes with the networks only
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ml_factory.targets.combinatorial_cv import CombinatorialFolds, combinatoria
 from ml_factory.targets.splits import purged_kfold
 from ml_factory.targets.walk_forward import walk_forward_expanding, walk_forward_rolling
 from ml_factory.targets.weights import effective_rows
-from ml_factory.workflows.dataset import Dataset, limit_rows
+from ml_factory.workflows.prepared_dataset import Dataset, limit_rows
 
 
 @dataclass(frozen=True)

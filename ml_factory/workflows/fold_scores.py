@@ -12,9 +12,9 @@ from ml_factory.evaluation.intervals import fold_interval, weeks_lacking
 from ml_factory.evaluation.metrics import restrict_classes
 from ml_factory.evaluation.verdict import ModelVerdict, block_gains, missing_classes, model_verdict
 from ml_factory.targets.labels import expected_classes
-from ml_factory.workflows.dataset import Dataset, baselines, best_baseline, verdicts
 from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.folds import FoldOutcome
+from ml_factory.workflows.prepared_dataset import Dataset, baselines, best_baseline, verdicts
 
 # Suffix of a model's name: its forecasts before the calibration of the fold.
 UNCALIBRATED = "_uncalibrated"

@@ -19,9 +19,10 @@ from ml_factory.seeding import derive_seed
 from ml_factory.settings import RunSpec
 from ml_factory.storage.atomic_files import is_file
 from ml_factory.storage.file_access import UnresponsiveMountError
-from ml_factory.storage.state import load_state, save_state
+from ml_factory.storage.serialization import load_state, save_state
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows.dataset import (
+from ml_factory.workflows.fold_schemes import FoldPlan
+from ml_factory.workflows.prepared_dataset import (
     Dataset,
     bins_option,
     fit_preprocessing,
@@ -29,7 +30,6 @@ from ml_factory.workflows.dataset import (
     resolve_data_settings,
     sample_weights_of,
 )
-from ml_factory.workflows.fold_schemes import FoldPlan
 from ml_factory.workflows.unit_checkpoints import FoldCheckpoints, format_progress
 
 

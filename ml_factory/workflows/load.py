@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.datasets.store import Store
 from ml_factory.errors import NotPreparedError
-from ml_factory.provenance import source_hash
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.atomic_files import file_hash, fingerprint, is_file
 from ml_factory.storage.workspace import Workspace, check_symbol
-from ml_factory.workflows.dataset import Dataset
-from ml_factory.workflows.inspect import current_store
+from ml_factory.workflows.inspect_data import current_store
+from ml_factory.workflows.prepared_dataset import Dataset
 
 
 def data_key(raw_hash: str, settings: dict) -> str:

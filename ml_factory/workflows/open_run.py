@@ -14,8 +14,8 @@ from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
-from ml_factory.workflows.dataset import Dataset
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import Dataset
 from ml_factory.workflows.prove import check_certified
 from ml_factory.workflows.restore_run import restore_from_wandb
 from ml_factory.workflows.run_options import RunOptionFields, RunOptions, run_options

@@ -9,10 +9,10 @@ from dataclasses import astuple, dataclass, replace
 import numpy as np
 import pandas as pd
 
+from ml_factory.checkpoints.compute_session import hours_expected
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import save_durations
-from ml_factory.checkpoints.session import hours_expected
+from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.slot_pool import Pool
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.models.registry import build_model, spec_of
@@ -23,12 +23,12 @@ from ml_factory.storage.atomic_files import cache_folder, fingerprint
 from ml_factory.storage.file_access import MountTimeout, UnresponsiveMountError, free_bytes
 from ml_factory.storage.mount_table import on_mount
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset import Dataset, resolve_data_settings
+from ml_factory.workflows.cost_model import SLOTS, WorkSize, device_of, free_memory, full_size, warm_up, work_of
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
+from ml_factory.workflows.prepared_dataset import Dataset, resolve_data_settings
 from ml_factory.workflows.results import Result
 from ml_factory.workflows.stack import stack_spec
 from ml_factory.workflows.unit_checkpoints import folds_phase, parse_progress
-from ml_factory.workflows.warm_up import SLOTS, WorkSize, device_of, free_memory, full_size, warm_up, work_of
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import check_horizon
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.io import local_path_of, read_table
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.validation import BarSpec, check_bars
@@ -22,7 +23,6 @@ from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.models.registry import available_models, spec_of
-from ml_factory.provenance import source_hash
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import file_hash, is_file, read_file, read_json, replace_file, write_json
@@ -30,7 +30,7 @@ from ml_factory.storage.file_access import UnresponsiveMountError
 from ml_factory.storage.workspace import Workspace, check_symbol, require_raw_bars
 from ml_factory.targets.labels import LabelSpec, class_labels
 from ml_factory.targets.primary_rule import primary_side
-from ml_factory.workflows.dataset import (
+from ml_factory.workflows.prepared_dataset import (
     Dataset,
     best_baseline,
     gain_over,

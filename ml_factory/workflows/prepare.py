@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import DEFAULT_HORIZONS, DEMO, check_horizon
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.activity_bars import minute_bars_for
 from ml_factory.data.io import import_bars, load_bars, raw_bar_minutes
 from ml_factory.data.prefix_hash import PrefixHasher
@@ -18,14 +19,13 @@ from ml_factory.data.rolls import RollSpec
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.data.validation import BarSpec
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.store import Store
 from ml_factory.datasets.store_writer import StoreWriter
-from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, NotPreparedError, SettingsError
 from ml_factory.features.build import FeatureSpec, build_features, column_names
 from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.progress import Phase, phase, record
-from ml_factory.provenance import source_hash
 from ml_factory.settings import DATA_PACKAGES, DataSpec
 from ml_factory.storage.atomic_files import check_space, file_hash, is_file, read_file, write_bytes_atomic
 from ml_factory.storage.locks import file_lock
@@ -48,15 +48,15 @@ from ml_factory.workflows.append import (
     stream_state,
 )
 from ml_factory.workflows.audit_artifacts import quick_check
-from ml_factory.workflows.dataset import SPLITS
 from ml_factory.workflows.found_barriers import (
     SearchedLabelsRef,
     check_same_bars,
     check_saw_training_rows,
     with_searched,
 )
-from ml_factory.workflows.inspect import findings_table, split_figure
+from ml_factory.workflows.inspect_data import findings_table, split_figure
 from ml_factory.workflows.load import data_key
+from ml_factory.workflows.prepared_dataset import SPLITS
 from ml_factory.workflows.prove import (
     build_prefixes,
     certificate_words,

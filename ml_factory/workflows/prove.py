@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.store import Store
@@ -32,8 +33,7 @@ from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_on_pref
 from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
 from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.tables import Leak, Table, table_of_frame, table_of_labels
-from ml_factory.provenance import source_hash
+from ml_factory.leakage.timed_tables import Leak, Table, table_of_frame, table_of_labels
 from ml_factory.settings import DataSpec, certified_code
 from ml_factory.storage.atomic_files import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec

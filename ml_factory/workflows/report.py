@@ -12,14 +12,14 @@ from ml_factory.datasets.store import Store
 from ml_factory.evaluation import data_plots, plots
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.deciles import decile_returns
-from ml_factory.evaluation.report import Section, write_report
+from ml_factory.evaluation.html_report import Section, write_report
 from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.models.base import CLASSES
 from ml_factory.storage.artifact_registry import Artifact
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows.dataset import Dataset, predicted_and_observed
-from ml_factory.workflows.inspect import findings_table
+from ml_factory.workflows.inspect_data import findings_table
 from ml_factory.workflows.predict import Evaluation
+from ml_factory.workflows.prepared_dataset import Dataset, predicted_and_observed
 from ml_factory.workflows.prove import certificate_words
 
 GAINS = ["gain_best", "gain_best_low", "gain_best_high", "direction_gain", "direction_low", "log_loss_gain", "gain_low"]

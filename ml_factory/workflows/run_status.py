@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_factory.checkpoints.manager import CheckpointManager
+from ml_factory.code_fingerprint import changed
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.models.base import differences
-from ml_factory.provenance import changed
 from ml_factory.run_folder import Run, machine, open_checkpoints
 from ml_factory.settings import DATA_PACKAGES, RunSpec
 from ml_factory.storage.atomic_files import is_file, is_folder, names_in, read_json

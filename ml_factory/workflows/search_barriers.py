@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from ml_factory.code_fingerprint import source_hash
 from ml_factory.data.resample import Frame
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.datasets.store import Store
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation import plots
 from ml_factory.progress import phase
-from ml_factory.provenance import source_hash
 from ml_factory.run_folder import Run, newest_attempt, open_checkpoints
 from ml_factory.storage.atomic_files import (
     fingerprint,

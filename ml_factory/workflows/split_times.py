@@ -7,7 +7,7 @@ import pandas as pd
 
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.workflows.dataset import Dataset
+from ml_factory.workflows.prepared_dataset import Dataset
 
 OUT_OF_SAMPLE = ("test", "new")
 

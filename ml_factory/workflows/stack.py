@@ -18,10 +18,10 @@ from ml_factory.storage.artifact_registry import Artifact, Registry
 from ml_factory.storage.atomic_files import to_json_value
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.dataset import Dataset, resolve_data_settings, rows_with_weight
 from ml_factory.workflows.fold_schemes import fold_plan
 from ml_factory.workflows.folds import FoldModel, out_of_fold_predictions
 from ml_factory.workflows.predict import common_index, uncalibrated_predictions
+from ml_factory.workflows.prepared_dataset import Dataset, resolve_data_settings, rows_with_weight
 from ml_factory.workflows.restore_run import open_tracker, snapshot_of
 from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.train import run_summary

@@ -72,7 +72,7 @@ def install(hooks: Hooks) -> None:
     if hooks.kill and hooks.kill.event == "chunk":
         half_writes.half_writes(hooks.kill.n, hooks.diary, lambda: die(os.getpid()))
         os.environ[half_writes.CHUNK_VARIABLE] = json.dumps({"n": hooks.kill.n, "diary": str(hooks.diary)})
-        replace_constant("ml_factory.checkpoints.remote_slots", "_SERVED_BY", half_writes.__name__)
+        replace_constant("ml_factory.checkpoints.mount_slots", "_SERVED_BY", half_writes.__name__)
         if hooks.kill.n % 2:  # small states are written by the process itself: here by its child, as large ones are
             replace_constant("ml_factory.checkpoints.manager", "_INLINE_BYTES", 0)
 
@@ -180,10 +180,10 @@ def _work(hooks: Hooks) -> None:
         ("judge", "inference.predict", "predict_features"),
         ("judge", "workflows.predict", "write_frame"),
         ("judge", "evaluation.metrics", "metrics_table"),
-        ("judge", "evaluation.report", "write_report"),
+        ("judge", "evaluation.html_report", "write_report"),
         ("stack", "workflows.stack", "_calibration"),
         ("stack", "workflows.fold_schemes", "fold_plan"),
-        ("stack", "workflows.dataset", "fit_preprocessing"),
+        ("stack", "workflows.prepared_dataset", "fit_preprocessing"),
         ("stack", "workflows.predict", "uncalibrated_predictions"),
     ):
         wrap_everywhere(f"ml_factory.{module}", name, before(hooks, event))

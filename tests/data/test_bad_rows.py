@@ -7,7 +7,7 @@ import pytest
 from ml_factory.data.io import import_bars, load_bars
 from ml_factory.data.validation import BarSpec
 from ml_factory.errors import BarsError, NotPreparedError, SettingsError, WorkspaceError
-from ml_factory.storage.buckets import BucketMirror
+from ml_factory.storage.bucket_sync import BucketMirror
 from ml_factory.storage.workspace import Workspace
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 

@@ -15,7 +15,7 @@ from ml_factory.data.validation import BarSpec, check_bars
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.leakage.cut_points import choose_cuts
 from ml_factory.leakage.perturbations import PERTURBATIONS, TRUNCATE, perturb
-from ml_factory.leakage.tables import Table
+from ml_factory.leakage.timed_tables import Table
 from ml_factory.storage.workspace import BAR_MINUTES, Workspace, parse_raw_name, symbols_in
 
 MINUTES = synthetic_bars(days=6, seed=3)

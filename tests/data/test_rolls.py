@@ -12,7 +12,7 @@ from ml_factory.data.contract_codes import read_contract
 from ml_factory.data.resample import base_frame
 from ml_factory.data.rolls import LEAST_SHARE, PRICES, RollSpec, continuous, unadjusted
 from ml_factory.data.sessions import DAY_NS, MINUTE_NS, MarketSpec, sessions_of
-from ml_factory.datasets.rows import rows_with_window
+from ml_factory.datasets.row_sampling import rows_with_window
 from ml_factory.errors import BarsError, SettingsError
 from ml_factory.targets.labels import LabelSpec, triple_barrier
 

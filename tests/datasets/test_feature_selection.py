@@ -7,7 +7,7 @@ from sklearn.ensemble import RandomForestClassifier
 
 from ml_factory.datasets import feature_selection
 from ml_factory.datasets.feature_selection import Selection, by_clusters, by_mda, by_mdi, by_variance
-from ml_factory.datasets.transforms import Sample
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.errors import SettingsError
 from ml_factory.targets.weights import training_weights
 

@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.datasets import incremental_quantiles
 from ml_factory.datasets.incremental_quantiles import QuantileState, update_quantiles
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 
 SHARES = (0.25, 0.5, 0.75)
 N = 12_000

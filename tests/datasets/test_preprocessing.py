@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import (
     STEPS,
     Preprocessor,
@@ -15,7 +16,6 @@ from ml_factory.datasets.preprocessing import (
     transform,
 )
 from ml_factory.datasets.scaling import RobustScaler
-from ml_factory.datasets.transforms import Sample
 from ml_factory.errors import FactoryError, SettingsError
 from tests.datasets.test_feature_selection import targets_of
 

@@ -13,7 +13,7 @@ import pytest
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Unit
 from ml_factory.checkpoints.uploader import COPIED
-from ml_factory.storage.state import decode_state
+from ml_factory.storage.serialization import decode_state
 from tests.faults.mount import ROOT, Mount
 from tests.faults.world import KEEP, PHASE, check_state, state_at
 

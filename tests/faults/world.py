@@ -19,7 +19,7 @@ from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import FactoryError
 from ml_factory.seeding import generator
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 from tests.faults.cloud import Cloud
 from tests.faults.disk import DriveDisk
 from tests.faults.drive import Drive

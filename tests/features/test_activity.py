@@ -15,7 +15,7 @@ from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream
 from ml_factory.leakage.pipeline_under_test import StandardPipeline
 from ml_factory.leakage.proof import ProofSpec, prove
-from ml_factory.models.multi_scale import strides_of
+from ml_factory.models.multi_timeframe_network import strides_of
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
 

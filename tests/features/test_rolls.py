@@ -11,7 +11,7 @@ from ml_factory.data.resample import base_frame, roll_adjusted
 from ml_factory.data.rolls import RollSpec, continuous
 from ml_factory.data.sessions import MINUTE_NS, MarketSpec
 from ml_factory.data.validation import check_bars
-from ml_factory.datasets.rows import rows_with_window
+from ml_factory.datasets.row_sampling import rows_with_window
 from ml_factory.features import custom
 from ml_factory.features.build import FeatureSpec, build_features
 from ml_factory.features.stream import FeatureStream

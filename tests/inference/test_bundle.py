@@ -5,7 +5,7 @@ import pytest
 
 from ml_factory.errors import CheckpointError, SettingsError
 from ml_factory.inference.bundle import Bundle, library_versions
-from ml_factory.storage.state import save_state
+from ml_factory.storage.serialization import save_state
 
 NAMES = ("rsi_14", "atr_14", "rsi_14@60m")
 

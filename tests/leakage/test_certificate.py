@@ -15,7 +15,7 @@ from ml_factory.leakage import certificate as kept
 from ml_factory.leakage.certificate import NO_COVERAGE, coverage_of, issue, require_certificate, write_certificate
 from ml_factory.leakage.cut_points import Cut
 from ml_factory.leakage.proof import Proof
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.timed_tables import Leak
 
 BOUND = {"symbol": "DEMO", "horizon": 20, "subject": "a" * 64, "code": "c", "settings": "s"}
 LEAK = Leak("features", "rsi_14", 3, "2024-01-02", 0.5, "2024-01-03", "random", "mirror", "window")

@@ -8,7 +8,7 @@ from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.data.validation import check_bars
 from ml_factory.leakage.cut_points import choose_cuts
 from ml_factory.leakage.perturbations import PERTURBATIONS, SAME_TIMES, TRUNCATE, perturb
-from ml_factory.leakage.tables import COLUMNS, ROWS, Table, differences
+from ml_factory.leakage.timed_tables import COLUMNS, ROWS, Table, differences
 from tests.leakage.leaks import bars_with_events
 
 FIRST = 20_000

@@ -10,7 +10,7 @@ from ml_factory.leakage.prefix_builds import PrefixBuild
 from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
 from ml_factory.leakage.proof import prove
 from ml_factory.leakage.spec import ProofSpec
-from ml_factory.leakage.tables import RAISED
+from ml_factory.leakage.timed_tables import RAISED
 from tests.leakage.catalogue import Learning, remade
 from tests.leakage.leaks import CATALOGUE, bars_with_events, clean_pipeline
 

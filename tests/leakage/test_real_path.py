@@ -22,7 +22,7 @@ from ml_factory.models import tabular_xgboost
 from ml_factory.targets import label_table, labels, splits
 from ml_factory.targets.labels import LabelSpec
 from ml_factory.targets.splits import SplitSpec
-from ml_factory.workflows import audit, dataset, predict
+from ml_factory.workflows import audit, predict, prepared_dataset
 from ml_factory.workflows import train as train_module
 from ml_factory.workflows.load import load_dataset
 from tests.leakage.catalogue import bars_with_events
@@ -247,13 +247,13 @@ def test_a_leak_in_the_products_own_function_is_caught(one, bars, monkeypatch):
 
 def weights_of_all(patch):
     """Uniqueness counted among the rows that judge too."""
-    honest = dataset.sample_weights_of
+    honest = prepared_dataset.sample_weights_of
 
     def spoilt(data, rows, spec=None):
         everything = np.arange(len(data.labels))
         return honest(data, everything, spec)[rows]
 
-    patch.setattr(dataset, "sample_weights_of", spoilt)
+    patch.setattr(prepared_dataset, "sample_weights_of", spoilt)
 
 
 def calibration_of_test_rows(patch):
@@ -308,13 +308,13 @@ def starts_at_the_prior_of_all(patch):
 
 def prior_of_all(patch):
     """The class prior that a model must beat is counted on the rows that judge too."""
-    honest = dataset.baselines
+    honest = prepared_dataset.baselines
 
     def spoilt(data, teachers, rows):
         everything = np.arange(len(data.labels))
         return honest(data, teachers, rows) | {"prior": honest(data, everything, rows)["prior"]}
 
-    patch.setattr(dataset, "baselines", spoilt)
+    patch.setattr(prepared_dataset, "baselines", spoilt)
 
 
 def prior_beside_a_history_of_all(patch):

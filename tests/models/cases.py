@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ml_factory.models.heads import Forecast, Task
-from ml_factory.models.multi_scale import several_frames
+from ml_factory.models.multi_timeframe_network import several_frames
 from ml_factory.models.registry import available_models, locate, spec_of
 from ml_factory.models.sequence import LSTM
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
-from ml_factory.models.multi_scale import several_frames
+from ml_factory.models.multi_timeframe_network import several_frames
 from ml_factory.models.registry import available_models, build_model, check_model, load_model, register_model, spec_of
 from ml_factory.models.sequence import GRU, LSTM
 from ml_factory.models.source_hash import signature

@@ -9,7 +9,7 @@ import pytest
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError, WorkspaceError
 from ml_factory.storage import artifact_registry as registry_module
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 
 
 @pytest.fixture

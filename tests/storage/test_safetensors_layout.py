@@ -12,7 +12,7 @@ from safetensors.numpy import load
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.staging_buffer import StagingBuffer
 from ml_factory.storage.safetensors_layout import NonFiniteError
-from ml_factory.storage.state import decode_state, encode_state, plan_layout
+from ml_factory.storage.serialization import decode_state, encode_state, plan_layout
 
 NAN, INF = float("nan"), float("inf")
 

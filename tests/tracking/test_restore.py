@@ -19,10 +19,10 @@ from ml_factory.__main__ import main
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import WriterId
 from ml_factory.errors import CheckpointError, NotPreparedError, WorkspaceError
+from ml_factory.notebook_suite import find_notebook, run_notebook
 from ml_factory.storage.artifact_registry import Registry
 from ml_factory.storage.atomic_files import file_hash
 from ml_factory.storage.workspace import Workspace
-from ml_factory.suite import find_notebook, run_notebook
 from ml_factory.tracking import restore, wandb_process, wandb_sync
 from ml_factory.tracking.restore import replay, restore_artifact, restore_run, try_restore
 from ml_factory.tracking.run_snapshot import RunSnapshot

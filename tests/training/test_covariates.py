@@ -9,7 +9,7 @@ from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.models.heads import Forecast
 from ml_factory.models.registry import build_model, check_model, load_model
 from ml_factory.models.tft import TFT
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 
 SMALL = {"lookback": 5, "width": 8, "device": "cpu", "threads": 1, "dropout": 0.0, "batch": 32, "lr": 0.02}
 NAMED = {"known": ("clock",), "static": ("symbol",), "ahead": 3}

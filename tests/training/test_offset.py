@@ -10,7 +10,7 @@ from ml_factory.models.clock_offset import ClockOffset
 from ml_factory.models.heads import ClockOffsetNetwork, zero_output_layer
 from ml_factory.models.registry import available_models, build_model, load_model, spec_of
 from ml_factory.seeding import generator
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 from tests.interrupting_phase import InterruptingPhase
 
 T, BARS = 8, 40

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ml_factory.errors import CheckpointError, FactoryError
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.training.device import Device
 from ml_factory.training.loop import fit, take_step
 from ml_factory.training.optim import total_norm

@@ -6,8 +6,8 @@ import types
 
 import pytest
 
-from ml_factory.checkpoints import session
-from ml_factory.checkpoints.session_history import SessionLog
+from ml_factory.checkpoints import compute_session
+from ml_factory.checkpoints.session_lifetimes import SessionLog
 from ml_factory.errors import WorkspaceError
 from utils import colab_setup, runtime
 
@@ -69,11 +69,11 @@ def test_usual_life_of_a_free_tpu_session_is_an_hour_and_a_half_until_sessions_h
     monkeypatch.delenv("ML_FACTORY_COLAB_TIER", raising=False)
     monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
     monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
-    assert session.default_life() == 7200.0
+    assert compute_session.default_life() == 7200.0
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert session.default_life() == 5400.0
+    assert compute_session.default_life() == 5400.0
     monkeypatch.setenv("ML_FACTORY_COLAB_TIER", "pro")
-    assert session.default_life() == 7200.0
+    assert compute_session.default_life() == 7200.0
     clock = [0.0]
     first = SessionLog(tmp_path, "first", lambda: clock[0])
     first.record_alive()
@@ -87,17 +87,19 @@ def test_work_on_a_free_tpu_is_planned_for_a_mean_session_and_not_for_the_limit(
     for name in ("ML_FACTORY_COLAB_TIER", "TPU_ACCELERATOR_TYPE", "COLAB_TPU_1VM", "ML_FACTORY_SESSION_HOURS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 3600)
-    assert session.hours_expected(tmp_path) == pytest.approx(11, abs=0.01)
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600)
+    assert compute_session.hours_expected(tmp_path) == pytest.approx(11, abs=0.01)
     monkeypatch.setenv("COLAB_TPU_1VM", "1")
-    assert session.hours_expected(tmp_path) == 1.5
-    assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(session.hours_left())
+    assert compute_session.hours_expected(tmp_path) == 1.5
+    assert "at most 11.0 h; a free TPU session usually ends after 1.5 h" in colab_setup._time_left(
+        compute_session.hours_left()
+    )
     day_ago = time.time() - 86_400
     clock = [day_ago]
     taken = SessionLog(tmp_path, "first", lambda: clock[0])
     taken.record_alive()
     clock[0] = day_ago + 9000
     taken.record_alive()  # and never again
-    assert session.hours_expected(tmp_path) == 2.0
+    assert compute_session.hours_expected(tmp_path) == 2.0
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1.75")
-    assert session.hours_expected(tmp_path) == pytest.approx(0.75, abs=0.01)
+    assert compute_session.hours_expected(tmp_path) == pytest.approx(0.75, abs=0.01)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ml_factory.checkpoints import session
+from ml_factory.checkpoints import compute_session
 from ml_factory.errors import SettingsError, WorkspaceError
 from ml_factory.storage import workspace as places
 from utils import colab_setup, runtime
@@ -325,7 +325,7 @@ def test_limits_by_tier(monkeypatch):
     estimate = colab_setup.estimate_training_time_remaining
     assert math.isinf(estimate()) and math.isinf(estimate(tier="pro"))  # nothing ends a workstation
     monkeypatch.setenv("COLAB_RELEASE_TAG", "release-colab-20260801")
-    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 2.5 * 3600)
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 2.5 * 3600)
     left = {"free": 9.5, "Pro": 21.5, "pro+": 21.5}
     assert {tier: estimate(tier=tier) for tier in left} == pytest.approx(left, abs=0.01)
     assert estimate() == pytest.approx(9.5, abs=0.01)

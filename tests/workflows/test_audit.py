@@ -20,7 +20,7 @@ from ml_factory.leakage import pipeline_under_test
 from ml_factory.leakage.certificate import certificate_path, read_certificate
 from ml_factory.leakage.progress_file import ProofProgress
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.timed_tables import Leak
 from ml_factory.settings import DataSpec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import audit

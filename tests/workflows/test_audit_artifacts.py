@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline, settings
+from ml_factory.code_fingerprint import closure, package_files
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.datasets.store import Store
 from ml_factory.leakage.spec import QUICK
-from ml_factory.provenance import closure, package_files
 from ml_factory.workflows import audit as audit_module
 from ml_factory.workflows import audit_artifacts, open_run, prepare
 from ml_factory.workflows.load import load_dataset

@@ -9,7 +9,13 @@ import pytest
 from ml_factory.evaluation.baselines import BASELINES, session_clock
 from ml_factory.targets.labels import KINDS, classes_of
 from ml_factory.targets.weights import training_weights
-from ml_factory.workflows.dataset import baselines, best_baseline, clock_baseline, weighted_prior_loss, with_baselines
+from ml_factory.workflows.prepared_dataset import (
+    baselines,
+    best_baseline,
+    clock_baseline,
+    weighted_prior_loss,
+    with_baselines,
+)
 
 LIFE = 6  # bars a neutral label lives; the others live one
 N = 900

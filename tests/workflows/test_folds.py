@@ -18,7 +18,6 @@ from ml_factory.models.tabular_data import FoldBins
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec, effective_rows
 from ml_factory.workflows import fold_schemes, fold_scores, folds, open_run, unit_checkpoints
-from ml_factory.workflows.dataset import Dataset, best_baseline, sample_weights_of
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.fold_scores import (
     evaluate_folds,
@@ -29,6 +28,7 @@ from ml_factory.workflows.fold_scores import (
 )
 from ml_factory.workflows.folds import FoldOutcome
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import Dataset, best_baseline, sample_weights_of
 from ml_factory.workflows.unit_checkpoints import fit_progress, fold_phase
 
 HORIZON = 10

@@ -14,8 +14,8 @@ from ml_factory.features.build import FeatureSpec
 from ml_factory.inference.bundle import Bundle
 from ml_factory.models.registry import load_model
 from ml_factory.storage.artifact_registry import Registry
-from ml_factory.workflows.dataset import Dataset, model_inputs, resolve_data_settings
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import Dataset, model_inputs, resolve_data_settings
 
 SMALL = {"epochs": 1, "hidden": 4, "lookback": 14, "threads": 1}
 

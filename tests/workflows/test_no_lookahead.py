@@ -16,12 +16,12 @@ from ml_factory.evaluation.calibration import Calibration
 from ml_factory.models.registry import build_model
 from ml_factory.run_folder import open_run
 from ml_factory.settings import run_spec
-from ml_factory.storage.state import encode_state
+from ml_factory.storage.serialization import encode_state
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import dataset, fold_schemes, folds, predict, stack
+from ml_factory.workflows import fold_schemes, folds, predict, prepared_dataset, stack
 from ml_factory.workflows import train as train_module
-from ml_factory.workflows.dataset import Dataset, with_baselines
 from ml_factory.workflows.load import load_dataset
+from ml_factory.workflows.prepared_dataset import Dataset, with_baselines
 
 HORIZON = 10
 SMALL = {"rounds": 20, "depth": 3, "threads": 1}
@@ -128,7 +128,7 @@ def test_each_prediction_is_filed_under_its_own_part(data, tmp_path):
     assert (said["label"].to_numpy() == data.y[inside]).all() and said.index.equals(data.labels.index[inside])
     for name, rows in data.splits.items():
         assert said.index[said["split"] == name].equals(data.labels.index[rows])
-    assert len(data.labels) > len(inside) == said["split"].isin(dataset.SPLITS).sum()
+    assert len(data.labels) > len(inside) == said["split"].isin(prepared_dataset.SPLITS).sum()
 
 
 def out_of_fold(data: Dataset, root: Path) -> tuple[fold_schemes.FoldPlan, folds.FoldOutcome]:

@@ -7,8 +7,8 @@ from ml_factory.ensemble import out_of_fold
 from ml_factory.errors import SettingsError
 from ml_factory.run_folder import open_checkpoints, open_run
 from ml_factory.settings import run_spec
+from ml_factory.workflows import cost_model
 from ml_factory.workflows import plan as plan_module
-from ml_factory.workflows import warm_up
 from ml_factory.workflows.load import load_dataset
 
 SMALL = {"xgboost": {"rounds": 40, "depth": 2}, "lstm": {"epochs": 2, "hidden": 4, "lookback": 8, "batch": 64}}
@@ -34,26 +34,28 @@ def test_every_unit_has_its_place_and_what_is_finished_has_none(prepared, data):
 
 def test_a_session_that_ends_leaves_work_for_the_next(prepared, data, monkeypatch):
     monkeypatch.setattr(plan_module, "hours_expected", lambda records: 16 / 3600)  # one second more than the reserve
-    monkeypatch.setattr(warm_up.CostModel, "forecast", lambda self, work: warm_up.Cost(0.7 if work < 100 else 900.0))
+    monkeypatch.setattr(
+        cost_model.CostModel, "forecast", lambda self, work: cost_model.Cost(0.7 if work < 100 else 900.0)
+    )
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "in part"}
 
 
 def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes(prepared, data, monkeypatch):
     seen = []
-    fit_once = warm_up.fit_once
+    fit_once = cost_model.fit_once
 
     def spy(data, name, settings, seed, size, whole):
         seen.append((name, size, whole))
         return fit_once(data, name, settings, seed, size, whole)
 
-    monkeypatch.setattr(warm_up, "fit_once", spy)
+    monkeypatch.setattr(cost_model, "fit_once", spy)
     plan(prepared, data, ["lstm", "xgboost"])
     for name in SMALL:
         sizes = {size for one, size, _ in seen if one == name}
         assert len(sizes) == 2
         whole = next(whole for one, _, whole in seen if one == name)
-        usable = warm_up._usable(data, 8 if name == "lstm" else 1, "train")
+        usable = cost_model._usable(data, 8 if name == "lstm" else 1, "train")
         assert whole.rows <= len(usable) and all(size.rows <= whole.rows for size in sizes)
         assert max(size.iterations for size in sizes) <= 30
 
@@ -61,23 +63,25 @@ def test_a_warm_up_learns_from_rows_of_the_training_split_alone_and_in_two_sizes
 def test_what_a_small_fit_would_take_is_not_found_out_by_fits_as_large(data, monkeypatch):
     """QUICK's few epochs: a fifth of them at most, where a batch is no more. A long fit is tried as far as ever."""
     seen = []
-    monkeypatch.setattr(warm_up, "fit_once", lambda *given: seen.append(given[4].rows) or warm_up.Cost(float(seen[-1])))
+    monkeypatch.setattr(
+        cost_model, "fit_once", lambda *given: seen.append(given[4].rows) or cost_model.Cost(float(seen[-1]))
+    )
     settings = {**SMALL["lstm"], "batch": 8}
-    whole = warm_up.full_size(data, "lstm", settings, 0, True)
-    warm_up.warm_up(data, "lstm", settings, 0, whole)
+    whole = cost_model.full_size(data, "lstm", settings, 0, True)
+    cost_model.warm_up(data, "lstm", settings, 0, whole)
     assert 8 <= min(seen) < max(seen) and sum(seen) <= 0.2 * whole.rows * whole.iterations
     seen.clear()
-    warm_up.warm_up(data, "lstm", settings, 0, warm_up.WorkSize(whole.rows, 1000))
+    cost_model.warm_up(data, "lstm", settings, 0, cost_model.WorkSize(whole.rows, 1000))
     assert seen == [96, 96, 384]
 
 
 def test_the_checkpoint_it_weighs_is_the_one_a_run_saves(prepared, data, monkeypatch):
     weighed = []
-    recorder = warm_up._CheckpointSizeRecorder
+    recorder = cost_model._CheckpointSizeRecorder
     monkeypatch.setattr(recorder, "save", lambda self, state, metrics=None, force=False: weighed.append(
-        warm_up.plan_layout(state).size))  # fmt: skip
-    size = warm_up.full_size(data, "lstm", SMALL["lstm"], 0, False)
-    warm_up.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
+        cost_model.plan_layout(state).size))  # fmt: skip
+    size = cost_model.full_size(data, "lstm", SMALL["lstm"], 0, False)
+    cost_model.fit_once(data, "lstm", SMALL["lstm"], 0, size, size)
     spec = run_spec("DEMO", 5, "lstm", task="train", seed=0, quick=False, data=data.fingerprint, settings=SMALL["lstm"])
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     pipeline.train(prepared, "DEMO", 5, "lstm", model_settings=SMALL["lstm"], mirror="off")
@@ -114,7 +118,7 @@ def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
 
     monkeypatch.setenv("ML_FACTORY_SAVE_MINUTES", "0")
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
     )
     before = plan(prepared, data, ["xgboost"]).table.loc["xgboost"]
     assert (before["minutes"], before["done_percent"]) == (41.0, 0.0)
@@ -126,13 +130,13 @@ def test_what_a_checkpoint_holds_is_not_paid_again(prepared, data, monkeypatch):
 
 def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeypatch):
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
     )
     scheme = plan_module.SchemeSpec(folds=3)
     row = plan(prepared, data, ["xgboost"], tasks=["folds"], scheme=scheme).table.loc["folds of xgboost"]
     folds = plan_module.fold_plan(data, data.development(), scheme, 1, False)
     learned = sum(0.85 * len(train) for train, _ in folds.folds)
-    whole = warm_up.full_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
+    whole = cost_model.full_size(data, "xgboost", SMALL["xgboost"], 0, False).rows
     assert row["minutes"] == pytest.approx(41 * learned / whole, abs=0.1)
     seen, fit_inside = [], out_of_fold.inner_validation
 
@@ -154,7 +158,7 @@ def test_folds_are_as_many_fits_less_those_that_are_done(prepared, data, monkeyp
 
 def test_a_stack_comes_behind_its_bases_and_is_known_by_them(prepared, data, monkeypatch):
     monkeypatch.setattr(
-        plan_module, "warm_up", lambda *asked: warm_up.CostModel(warm_up.Cost(60.0), warm_up.Cost(60.0))
+        plan_module, "warm_up", lambda *asked: cost_model.CostModel(cost_model.Cost(60.0), cost_model.Cost(60.0))
     )
     own = {"xgboost": {"rounds": 20, "depth": 2}}
     names, how = ["linear", "xgboost"], {"quick": True, "settings": own, "scheme": plan_module.SchemeSpec(folds=2)}
@@ -192,7 +196,7 @@ def test_a_unit_that_the_device_cannot_hold_says_so(prepared, data, monkeypatch)
 
     chosen = lambda name, settings: Gpu() if name == "lstm" else None  # noqa: E731
     monkeypatch.setattr(plan_module, "device_of", chosen)
-    monkeypatch.setattr(warm_up, "device_of", chosen)
+    monkeypatch.setattr(cost_model, "device_of", chosen)
     table = plan(prepared, data, ["lstm", "xgboost"]).table
     assert table["fits"].to_dict() == {"xgboost": "whole", "lstm": "device memory"}
     assert table["device_mb"].to_dict() == {"xgboost": 0.0, "lstm": 2000.0}

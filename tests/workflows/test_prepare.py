@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from ml_factory import pipeline
-from ml_factory.data import append, io
+from ml_factory.data import append_check, io
 from ml_factory.data.io import import_bars
 from ml_factory.data.sessions import MarketSpec
 from ml_factory.data.synthetic import synthetic_bars
@@ -23,8 +23,8 @@ from ml_factory.settings import DataSpec
 from ml_factory.storage import atomic_files
 from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows import append as append_module
-from ml_factory.workflows import inspect, prepare, prove
-from ml_factory.workflows.dataset import fit_preprocessing
+from ml_factory.workflows import inspect_data, prepare, prove
+from ml_factory.workflows.prepared_dataset import fit_preprocessing
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def test_data_prepared_before_a_setting_was_known_are_prepared_with_its_default(
 
 def test_the_picture_of_frames_shows_what_the_matrix_joined(workspace, monkeypatch):
     told = []
-    monkeypatch.setattr(inspect.data_plots, "frame_alignment", lambda *parts: told.append(parts))
+    monkeypatch.setattr(inspect_data.data_plots, "frame_alignment", lambda *parts: told.append(parts))
     pipeline.prepare(workspace, "ODD", (10,), settings=DataSpec(calendar="cme", tick=0.5))
-    inspect.frame_alignment(workspace, "ODD", row=700)
+    inspect_data.frame_alignment(workspace, "ODD", row=700)
     base, coarse, visible, row = told[0]
     assert base.known_at[row] == pipeline.load_features(workspace, "ODD").index[700].value
     assert [frame.minutes for frame in coarse] == [15, 30, 60]
@@ -153,14 +153,14 @@ def test_appended_bars_give_a_new_part_and_the_bits_of_the_whole_file(place, tmp
 
 def test_of_bars_that_are_appended_only_the_new_ones_are_read(place, monkeypatch):
     pushed, checked = [], []
-    honest = append.check_bars
-    monkeypatch.setattr(append, "LOOK_BACK", 3000)
+    honest = append_check.check_bars
+    monkeypatch.setattr(append_check, "LOOK_BACK", 3000)
 
     def counting(bars, *given, **more):
         checked.append(len(bars))
         return honest(bars, *given, **more)
 
-    for module in (append, io):
+    for module in (append_check, io):
         monkeypatch.setattr(module, "check_bars", counting)
 
     class Counting(append_module.FeatureStream):

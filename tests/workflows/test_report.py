@@ -11,7 +11,7 @@ from ml_factory.evaluation.metrics import debiased_calibration_error, metrics_ta
 from ml_factory.evaluation.verdict import model_verdict, row_gains
 from ml_factory.targets.labels import classes_of
 from ml_factory.workflows import report
-from ml_factory.workflows.dataset import gain_over
+from ml_factory.workflows.prepared_dataset import gain_over
 
 ROWS = 600
 

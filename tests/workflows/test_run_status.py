@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ml_factory import provenance, run_folder
+from ml_factory import code_fingerprint, run_folder
 from ml_factory.run_folder import Run, open_checkpoints
 from ml_factory.settings import RunSpec
 from ml_factory.storage.workspace import Workspace
@@ -85,8 +85,8 @@ def test_a_stack_tells_of_each_of_its_models(workspace):
 def package(tmp_path, monkeypatch) -> Path:
     """The library's sources, copied, with a commit that a test gives."""
     place = tmp_path / "checkout" / "ml_factory"
-    shutil.copytree(provenance.PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(provenance, "PACKAGE", place)
+    shutil.copytree(code_fingerprint.PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", place)
     return place
 
 

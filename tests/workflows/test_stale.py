@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ml_factory import pipeline, provenance, settings
+from ml_factory import code_fingerprint, pipeline, settings
+from ml_factory.code_fingerprint import changed
 from ml_factory.data.io import import_bars
 from ml_factory.data.synthetic import synthetic_bars
 from ml_factory.errors import SettingsError
-from ml_factory.provenance import changed
 from ml_factory.settings import QuickLimits, RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
 
@@ -29,14 +29,14 @@ def prepared(tmp_path_factory) -> Workspace:
 @pytest.fixture
 def copied(tmp_path, monkeypatch) -> Path:
     """The library's sources, copied; run ids are computed from the copy."""
-    shutil.copytree(provenance.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "ml_factory")
+    shutil.copytree(code_fingerprint.PACKAGE, tmp_path / "ml_factory", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_fingerprint, "PACKAGE", tmp_path / "ml_factory")
     return tmp_path / "ml_factory"
 
 
 USED = {
     ("train", "lightgbm"): (
-        "models/tabular.py", "models/tabular_lightgbm.py", "workflows/train.py", "workflows/dataset.py",
+        "models/tabular.py", "models/tabular_lightgbm.py", "workflows/train.py", "workflows/prepared_dataset.py",
         "targets/weights.py",
         "evaluation/calibration.py", "datasets/scaling.py", "inference/predict.py", "seeding.py",
     ),
@@ -48,7 +48,8 @@ USED = {
 }  # fmt: skip
 UNUSED = {
     ("train", "lightgbm"): (
-        "evaluation/report.py", "evaluation/plots.py", "workflows/report.py", "notebook.py", "checkpoints/manager.py",
+        "evaluation/html_report.py", "evaluation/plots.py", "workflows/report.py", "notebook.py",
+        "checkpoints/manager.py",
         "models/tabular_xgboost.py", "training/loop.py", "workflows/folds.py",
     ),
     ("train", "lstm"): ("models/tabular_xgboost.py", "models/tft.py"),

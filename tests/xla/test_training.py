@@ -12,7 +12,7 @@ from torch import nn
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, spec_of
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick, pinned
 from ml_factory.training.evaluate import mean_loss

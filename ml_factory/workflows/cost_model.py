@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ml_factory.checkpoints.planner import Cost, CostModel
-from ml_factory.datasets.rows import contiguous_blocks
+from ml_factory.checkpoints.session_planner import Cost, CostModel
+from ml_factory.datasets.row_sampling import contiguous_blocks
 from ml_factory.models.registry import build_model, spec_of
-from ml_factory.storage.state import encode_state, plan_layout
-from ml_factory.workflows.dataset import Dataset, limit_rows, model_inputs, rows_with_weight
+from ml_factory.storage.serialization import encode_state, plan_layout
+from ml_factory.workflows.prepared_dataset import Dataset, limit_rows, model_inputs, rows_with_weight
 
 # A network's warm-up: so many batches, and four times as many. A booster's: so many rounds, and three times as many.
 _BATCHES, _ROUNDS = 12, 10

@@ -12,9 +12,9 @@ import pandas as pd
 
 from ml_factory.data.sessions import MINUTE_NS
 from ml_factory.datasets.covariates import covariates_for, resolve_covariates
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import Fitted, column_changing_steps, fit_steps, is_linear, transform
-from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
-from ml_factory.datasets.transforms import Sample
+from ml_factory.datasets.row_sampling import contiguous_blocks, rows_with_window
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import (
     BASELINES,
@@ -182,7 +182,7 @@ def resolve_data_settings(data: Dataset, name: str, settings: Mapping) -> dict:
         return settings
     _check_frames(name, data.settings["data"]["preprocess"])
     if settings["frames"] is True:
-        strides_of = import_module("ml_factory.models.multi_scale").strides_of
+        strides_of = import_module("ml_factory.models.multi_timeframe_network").strides_of
         settings["frames"] = strides_of(data.features.columns, features.base)
     return settings
 

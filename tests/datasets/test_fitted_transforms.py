@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from ml_factory.datasets import transforms
-from ml_factory.datasets.transforms import FractionalDifference, Pca, Sample, TwoStateHmm, adf_rejects
+from ml_factory.datasets import fitted_transforms
+from ml_factory.datasets.fitted_transforms import FractionalDifference, Pca, Sample, TwoStateHmm, adf_rejects
 from ml_factory.errors import SettingsError
 
 
@@ -57,7 +57,9 @@ def test_the_difference_is_its_sum_and_its_order_the_smallest_that_is_stationary
     np.testing.assert_allclose(column[63:], wanted, rtol=1e-6)
 
     def p_value(order: float) -> float:
-        series = transforms._difference(path[:4000] - path[0], transforms.fractional_weights(order, 64))[63:]
+        series = fitted_transforms._difference(path[:4000] - path[0], fitted_transforms.fractional_weights(order, 64))[
+            63:
+        ]
         return statsmodels.adfuller(series, maxlag=1, regression="c", autolag=None, result_object=False)[1]
 
     assert 0.05 < fitted.order <= 1 and p_value(fitted.order) < 0.05 <= p_value(round(fitted.order - 0.05, 10))
@@ -80,7 +82,7 @@ def test_the_unit_root_test_decides_as_statsmodels_does():
 def test_filtered_chances_are_the_sum_over_all_paths():
     mean, deviation, stay = np.array([0.1, -0.3]), np.array([0.5, 2.0]), np.array([0.9, 0.7])
     returns = np.random.default_rng(0).standard_normal(9)
-    found = transforms._filtered(returns, mean, deviation, stay)
+    found = fitted_transforms._filtered(returns, mean, deviation, stay)
     start = np.array([0.3, 0.1]) / 0.4
     move = np.array([[0.9, 0.1], [0.3, 0.7]])
     density = np.exp(-0.5 * ((returns[:, None] - mean) / deviation) ** 2) / deviation
@@ -104,7 +106,7 @@ def test_em_climbs_to_the_planted_states():
     assert np.corrcoef(fitted.transform(given.x_NF, close)[:, -1], state)[0, 1] > 0.85
 
     def likelihood(rounds: int) -> float:
-        mean, deviation, stay = transforms._baum_welch(returns[:3000] / 1e-3, rounds)
+        mean, deviation, stay = fitted_transforms._baum_welch(returns[:3000] / 1e-3, rounds)
         move = np.array([[stay[0], 1 - stay[0]], [1 - stay[1], stay[1]]])
         p, total = np.array([1 - stay[1], 1 - stay[0]]) / (2 - stay.sum()), 0.0
         for r in returns[:3000] / 1e-3:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ml_factory.checkpoints.schedule import reserved_seconds
-from ml_factory.checkpoints.session_history import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLog
+from ml_factory.checkpoints.session_lifetimes import DEFAULT_LIFE, DEFAULT_TPU_LIFE, SessionLog
 from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.storage.workspace import on_colab
 

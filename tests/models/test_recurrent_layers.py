@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from ml_factory.models import recurrent
+from ml_factory.models import recurrent_layers
 
 B, T, F, H = 4, 11, 5, 7
-KINDS = [(recurrent.LSTM, nn.LSTM), (recurrent.GRU, nn.GRU)]
+KINDS = [(recurrent_layers.LSTM, nn.LSTM), (recurrent_layers.GRU, nn.GRU)]
 
 
 def layers_of(ours, theirs, layers):
@@ -32,7 +32,7 @@ def test_the_scan_is_torchs_layer(ours, theirs, layers, given):
     if given:
         parts = tuple(torch.randn(layers, B, H) for _ in range(2 if theirs is nn.LSTM else 1))
         state = parts if theirs is nn.LSTM else parts[0]
-    y_BTH, last = recurrent.scanned(own, x_BTF, state)
+    y_BTH, last = recurrent_layers.scanned(own, x_BTF, state)
     expected_BTH, expected_last = official(x_BTF, state)
     torch.testing.assert_close(y_BTH, expected_BTH, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(flat(last), flat(expected_last), atol=1e-5, rtol=1e-5)
@@ -43,33 +43,33 @@ def test_the_scan_is_torchs_layer(ours, theirs, layers, given):
 def test_gradients_of_the_scan_are_torchs(ours, theirs):
     own, official = layers_of(ours, theirs, 2)
     x_BTF, direction_BTH = torch.randn(B, T, F), torch.randn(B, T, H)
-    (recurrent.scanned(own, x_BTF)[0] * direction_BTH).sum().backward()
+    (recurrent_layers.scanned(own, x_BTF)[0] * direction_BTH).sum().backward()
     (official(x_BTF)[0] * direction_BTH).sum().backward()
     for (name, one), other in zip(own.named_parameters(), official.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-5, msg=name)
 
 
 def test_dropout_stands_between_layers_in_training_only():
-    own, x_BTF = recurrent.LSTM(F, H, 2, dropout=0.5), torch.randn(B, T, F)
-    first, second = recurrent.LSTM(F, H), recurrent.LSTM(H, H)
+    own, x_BTF = recurrent_layers.LSTM(F, H, 2, dropout=0.5), torch.randn(B, T, F)
+    first, second = recurrent_layers.LSTM(F, H), recurrent_layers.LSTM(H, H)
     for number, layer in enumerate((first, second)):
-        layer.load_state_dict({f"{name}_l0": getattr(own, f"{name}_l{number}").data for name in recurrent.NAMES})
+        layer.load_state_dict({f"{name}_l0": getattr(own, f"{name}_l{number}").data for name in recurrent_layers.NAMES})
     torch.manual_seed(1)
-    dropped_BTH, _ = recurrent.scanned(own, x_BTF)
+    dropped_BTH, _ = recurrent_layers.scanned(own, x_BTF)
     torch.manual_seed(1)
     between_TBH = nn.functional.dropout(first(x_BTF)[0].transpose(0, 1).contiguous(), 0.5)
     torch.testing.assert_close(dropped_BTH, second(between_TBH.transpose(0, 1))[0], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(recurrent.scanned(own.eval(), x_BTF)[0], own(x_BTF)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(recurrent_layers.scanned(own.eval(), x_BTF)[0], own(x_BTF)[0], atol=1e-5, rtol=1e-5)
 
 
 def test_the_plain_scan_is_what_a_scan_means():
-    carry, sums = recurrent.plain_scan(
+    carry, sums = recurrent_layers.plain_scan(
         lambda carry, now: ((carry[0] + now,), carry[0]), (torch.zeros(()),), torch.arange(4.0)
     )
     assert carry[0] == 6 and sums.tolist() == [0, 0, 1, 3]
 
 
-@pytest.mark.parametrize("step", [recurrent.lstm_step, recurrent.gru_step])
+@pytest.mark.parametrize("step", [recurrent_layers.lstm_step, recurrent_layers.gru_step])
 def test_steps_see_nothing_but_their_arguments(step):
     """A scan traces its step once and gives no gradient to what the step closes over."""
     assert step.__closure__ is None and step.__defaults__ is None

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ml_factory.features import rolling_moments
+from ml_factory.features import rolling_std_slope
 from ml_factory.features.rolling import FLOOR, HISTORY
 
 RNG = np.random.default_rng(3)
@@ -32,10 +32,10 @@ def doubled(x, doublings):
     """(mean, sum of squares about it) of 3 * 2**doublings values."""
     n = 3
     first = HISTORY - 3 * (2**doublings - 1)
-    mean, spread = rolling_moments.moments_of_three(x, first)
+    mean, spread = rolling_std_slope.moments_of_three(x, first)
     for _ in range(doublings):
         first += n
-        mean, spread = rolling_moments.moments_of_twice(mean, spread, n, first)
+        mean, spread = rolling_std_slope.moments_of_twice(mean, spread, n, first)
         n *= 2
     return mean, spread
 
@@ -56,7 +56,7 @@ def test_a_dead_window_has_moments_without_rounding():
     mean, spread = doubled(np.full(HISTORY + 100, 0.1), 5)
     assert set(mean[HISTORY:].tolist()) == {0.1}
     assert set(spread[HISTORY:].tolist()) == {0.0}
-    assert set(rolling_moments.deviation_of(spread, 96, HISTORY)[HISTORY:].tolist()) == {FLOOR}
+    assert set(rolling_std_slope.deviation_of(spread, 96, HISTORY)[HISTORY:].tolist()) == {FLOOR}
 
 
 @pytest.mark.parametrize("series", SERIES)
@@ -64,9 +64,9 @@ def test_the_deviation_of_48_and_the_line_of_24_are_their_definitions(series):
     x = SERIES[series]
     want = np.maximum(rolling(np.std, x, 48), FLOOR)
     np.testing.assert_allclose(
-        by_blocks(lambda block: rolling_moments.deviation_48(block, HISTORY), x), want, rtol=1e-10
+        by_blocks(lambda block: rolling_std_slope.deviation_48(block, HISTORY), x), want, rtol=1e-10
     )
     times = np.arange(24) - 11.5
     want = rolling(lambda w: times @ w, x, 24)
-    got = by_blocks(lambda block: rolling_moments.line_24(block, HISTORY)[0], x)
+    got = by_blocks(lambda block: rolling_std_slope.line_24(block, HISTORY)[0], x)
     np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12 * np.abs(x).max() * 144)

@@ -7,7 +7,7 @@ import torch
 from ml_factory.datasets.windows import Windows
 from ml_factory.errors import SettingsError
 from ml_factory.features.build import FeatureSpec
-from ml_factory.models.multi_scale import Frames, several_frames, strides_of
+from ml_factory.models.multi_timeframe_network import Frames, several_frames, strides_of
 from ml_factory.models.registry import (
     _SPECS,
     available_models,
@@ -19,7 +19,7 @@ from ml_factory.models.registry import (
 )
 from ml_factory.models.sequence import LSTM, RecurrentSpec
 from ml_factory.models.transformer import PatchTSTSpec
-from ml_factory.storage.state import decode_state, encode_state
+from ml_factory.storage.serialization import decode_state, encode_state
 
 
 def test_strides_are_read_off_the_columns_names():

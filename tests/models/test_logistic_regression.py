@@ -5,7 +5,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.linear import Linear, Scale, softmax
+from ml_factory.models.logistic_regression import Linear, Scale, softmax
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from ml_factory.checkpoints import manager as manager_module
 from ml_factory.checkpoints.file_format import read_header
 from ml_factory.checkpoints.leases import TakenOverError
 from ml_factory.checkpoints.manager import CheckpointManager
-from ml_factory.checkpoints.remote_slots import RemoteSlots
+from ml_factory.checkpoints.mount_slots import RemoteSlots
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.checkpoints.uploader import COPIED, LOCAL

@@ -10,7 +10,7 @@ from torch.utils import checkpoint
 
 from ml_factory.errors import SettingsError
 from ml_factory.models.registry import available_models, build_model, locate, own_settings, spec_of
-from ml_factory.models.settings import NETWORK_NAMES, read_settings
+from ml_factory.models.setting_names import NETWORK_NAMES, read_settings
 from ml_factory.notebook_parameters import PARAMETERS_TITLE, check_parameters
 from ml_factory.settings import run_spec
 from ml_factory.training import recompute

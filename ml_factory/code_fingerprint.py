@@ -19,10 +19,11 @@ from ml_factory.storage.atomic_files import disk_errors, fingerprint
 PACKAGE = Path(__file__).resolve().parent
 # Modules that no result depends on, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
-    "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "provenance", "settings", "run_folder",
-    "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots", "evaluation/report",
-    "models/registry", "workflows/results", "workflows/result_summaries", "workflows/inspect", "workflows/report",
-    "workflows/unit_checkpoints", "workflows/run_status", "workflows/warm_kernels", "leakage",
+    "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "code_fingerprint", "settings",
+    "run_folder", "notebook", "evaluation/plot_style", "evaluation/data_plots", "evaluation/plots",
+    "evaluation/html_report", "models/registry", "workflows/results", "workflows/result_summaries",
+    "workflows/inspect_data", "workflows/report", "workflows/unit_checkpoints", "workflows/run_status",
+    "workflows/warm_kernels", "leakage",
 )  # fmt: skip
 
 

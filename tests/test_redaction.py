@@ -9,7 +9,7 @@ import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
-from ml_factory.secrets import LOGGERS, has_wandb_key, known_secrets, redact
+from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact
 from ml_factory.storage.atomic_files import write_json
 from ml_factory.tracking.tracker import Tracker, read_log
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from ml_factory.datasets.fitted_transforms import Sample
 from ml_factory.datasets.preprocessing import fit_steps, transform
-from ml_factory.datasets.transforms import Sample
 from ml_factory.ensemble.out_of_fold import inner_validation
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import ClockBaseline, session_clock
@@ -29,20 +29,20 @@ from ml_factory.leakage.artifact_comparison import (
     unequal_rows,
 )
 from ml_factory.leakage.fitted import purge_violations
+from ml_factory.leakage.independent_baselines import last_move_shares, mean_log_loss, prior_shares, restrict_to_classes
 from ml_factory.leakage.pipeline_under_test import Split
-from ml_factory.leakage.reference_baselines import last_move_shares, mean_log_loss, prior_shares, restrict_to_classes
-from ml_factory.leakage.tables import Leak
+from ml_factory.leakage.timed_tables import Leak
 from ml_factory.run_folder import open_checkpoints, open_run
 from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.label_table import usable_rows
 from ml_factory.targets.splits import SplitSpec, holdout
 from ml_factory.workflows.audit_artifacts import Findings
-from ml_factory.workflows.dataset import Dataset, baselines
 from ml_factory.workflows.fold_schemes import FoldPlan, SchemeSpec, fold_plan
 from ml_factory.workflows.fold_scores import UNCALIBRATED, evaluate_folds
 from ml_factory.workflows.folds import FoldModel, forecast_folds
 from ml_factory.workflows.predict import evaluate_artifact, read_frame
+from ml_factory.workflows.prepared_dataset import Dataset, baselines
 from ml_factory.workflows.train import fit_holdout
 
 ROWS = 3_000  # labelled rows of a small run

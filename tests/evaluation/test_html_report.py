@@ -18,9 +18,9 @@ from ml_factory.evaluation import attention_plots, data_plots, plots
 from ml_factory.evaluation.baselines import prior_probabilities
 from ml_factory.evaluation.calibration import reliability
 from ml_factory.evaluation.deciles import decile_returns
+from ml_factory.evaluation.html_report import Section, render, write_report
 from ml_factory.evaluation.metrics import metrics_table
 from ml_factory.evaluation.plot_style import COLOURS, _stand_upright, outline, to_png, to_svg
-from ml_factory.evaluation.report import Section, render, write_report
 
 RNG = np.random.default_rng(0)
 N = 6000

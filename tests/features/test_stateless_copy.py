@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from ml_factory.features import isolation
-from ml_factory.features.isolation import clone_isolated
+from ml_factory.features import stateless_copy
+from ml_factory.features.stateless_copy import clone_isolated
 
 SEEN: list[int] = []
 LIMITS = {"least": 3}
@@ -103,5 +103,6 @@ def test_what_cannot_be_copied_is_shared():
 
     assert clone_isolated(locked)() is lock
     assert (
-        clone_isolated(isolation.clone_isolated) is isolation.clone_isolated and clone_isolated(np.mean) is np.mean
+        clone_isolated(stateless_copy.clone_isolated) is stateless_copy.clone_isolated
+        and clone_isolated(np.mean) is np.mean
     )  # libraries keep what they keep

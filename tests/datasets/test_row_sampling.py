@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml_factory.datasets.rows import contiguous_blocks, rows_with_window
+from ml_factory.datasets.row_sampling import contiguous_blocks, rows_with_window
 from ml_factory.errors import SettingsError
 
 

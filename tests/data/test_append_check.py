@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ml_factory.data import append
-from ml_factory.data.append import as_canonical, check_appended
+from ml_factory.data import append_check
+from ml_factory.data.append_check import as_canonical, check_appended
 from ml_factory.data.prefix_hash import PrefixHasher
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import synthetic_bars
@@ -220,6 +220,6 @@ def test_what_the_bars_behind_make_ordinary_is_not_told(made):
 @pytest.mark.parametrize(("made", "few"), ORDINARY.items())
 def test_with_too_few_bars_behind_it_is(made, few, monkeypatch):
     """So the look-back is long enough for every detector's habit, and would be missed."""
-    monkeypatch.setattr(append, "LOOK_BACK", few)
+    monkeypatch.setattr(append_check, "LOOK_BACK", few)
     told, wanted = told_of(made)
     assert told != wanted

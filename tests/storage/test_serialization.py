@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load, save
 
 from ml_factory.errors import CheckpointError, WorkspaceError
-from ml_factory.storage.state import decode_state, encode_state, load_state, save_state
+from ml_factory.storage.serialization import decode_state, encode_state, load_state, save_state
 
 
 def same(a, b) -> bool:

@@ -39,7 +39,7 @@ def module_source_line(model: NeuralClassifier) -> str:
     )
     made, imports = kind.__name__, [f"from {kind.__module__} import {kind.__name__}"]
     if model.frames:
-        imports.append("from ml_factory.models.multi_scale import several_frames")
+        imports.append("from ml_factory.models.multi_timeframe_network import several_frames")
         made = f"several_frames({kind.__name__}, {model.frames!r})"
     made = f"{made}({model.features}, {model.lookback}, 3, {kind.__name__}.Spec({settings}))"
     if model.offset is not None:

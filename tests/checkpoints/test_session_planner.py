@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.planner import learned, optimum, share
-from ml_factory.checkpoints.planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.checkpoints.schedule import SaveTimer, reserved_seconds
+from ml_factory.checkpoints.session_planner import Budget, Cost, CostModel, WorkUnit, plan
 from ml_factory.errors import SettingsError
 
 

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from ml_factory.checkpoints import session_history
-from ml_factory.checkpoints.session_history import SessionLog
+from ml_factory.checkpoints import session_lifetimes
+from ml_factory.checkpoints.session_lifetimes import SessionLog
 
 HOUR = 3600.0
 
@@ -56,7 +56,7 @@ def test_only_the_newest_records_are_read(tmp_path, monkeypatch):
         record(tmp_path, f"s{i}", i * 1e5, i * 1e5 + HOUR)
     read = []
     monkeypatch.setattr(
-        session_history, "read_json", lambda path: read.append(path.name) or json.loads(path.read_text())
+        session_lifetimes, "read_json", lambda path: read.append(path.name) or json.loads(path.read_text())
     )
     assert SessionLog(tmp_path, now=lambda: 1e9).mean_life() == pytest.approx((2 + 50) * HOUR / 51)
     assert len(read) == 50 and min(read).startswith("000003000000")

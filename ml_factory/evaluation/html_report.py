@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ml_factory.evaluation.plot_style import COLOURS, to_svg
-from ml_factory.secrets import redact
+from ml_factory.redaction import redact
 from ml_factory.storage.atomic_files import write_bytes_atomic
 
 

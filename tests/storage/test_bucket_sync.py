@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ml_factory.errors import SettingsError, WorkspaceError
-from ml_factory.storage.buckets import BucketMirror
+from ml_factory.storage.bucket_sync import BucketMirror
 from tests.storage.gcs import gcs_bucket  # noqa: F401 - a fixture
 
 

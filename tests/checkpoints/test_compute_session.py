@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ml_factory.checkpoints import session, session_history
+from ml_factory.checkpoints import compute_session, session_lifetimes
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.uploader import COPIED
 from ml_factory.errors import WorkspaceError
@@ -26,34 +26,34 @@ def write_proc(folder, started: float, name: str = "init") -> None:
 @pytest.mark.parametrize("name", ["init", "a (b) c) S 5"])
 def test_start_is_read_from_proc(tmp_path, name):
     write_proc(tmp_path, 1_700_000_000, name)
-    assert session.runtime_started(tmp_path) == pytest.approx(1_700_000_000, abs=0.02)
+    assert compute_session.runtime_started(tmp_path) == pytest.approx(1_700_000_000, abs=0.02)
 
 
 def test_without_proc_the_runtime_begins_now(tmp_path):
-    assert session.runtime_started(tmp_path) == pytest.approx(time.time(), abs=5)
+    assert compute_session.runtime_started(tmp_path) == pytest.approx(time.time(), abs=5)
 
 
 def test_hours(monkeypatch):
-    monkeypatch.setattr(session, "runtime_started", lambda: 1000.0)
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: 1000.0)
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    assert session.hours_remaining() == math.inf
-    assert session.hours_remaining(limit_hours=3, now=1000 + 3600) == 2
+    assert compute_session.hours_remaining() == math.inf
+    assert compute_session.hours_remaining(limit_hours=3, now=1000 + 3600) == 2
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    assert session.hours_remaining(now=1000 + 7200) == 10
-    assert session.hours_remaining("pro", now=1000 + 7200) == 22
-    assert session.hours_remaining("unheard of", now=1000 + 7200) == 10
-    assert session.hours_remaining(limit_hours=3, now=1e9) == 0
+    assert compute_session.hours_remaining(now=1000 + 7200) == 10
+    assert compute_session.hours_remaining("pro", now=1000 + 7200) == 22
+    assert compute_session.hours_remaining("unheard of", now=1000 + 7200) == 10
+    assert compute_session.hours_remaining(limit_hours=3, now=1e9) == 0
 
 
 def test_this_machine_started_before_now():
-    assert 0 < session.runtime_started() <= time.time()
+    assert 0 < compute_session.runtime_started() <= time.time()
 
 
 def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
     lived = {"seconds": 0.0}
-    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - lived["seconds"])
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - lived["seconds"])
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "1")
-    here = session.Session(tmp_path / "sessions")
+    here = compute_session.Session(tmp_path / "sessions")
     for left, save, ends in ((60, 10, False), (60, 16, True), (40, 5, False), (20, 0, False), (14, 0, True)):
         lived["seconds"] = 3600 - left
         assert here.ending(save) is ends, (left, save)
@@ -61,23 +61,23 @@ def test_a_session_ends_when_only_the_last_save_fits(monkeypatch, tmp_path):
 
 def test_a_runtime_that_outlived_its_tier_is_of_the_next_and_goes_on_training(monkeypatch, tmp_path, caplog):
     lived = {"hours": 12 - 10 / 3600}
-    session._warn_outlived.cache_clear()
+    compute_session._warn_outlived.cache_clear()
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
-    monkeypatch.setattr(session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
-    here = session.Session(tmp_path / "free")
+    monkeypatch.setattr(compute_session, "runtime_started", lambda: time.time() - 3600 * lived["hours"])
+    here = compute_session.Session(tmp_path / "free")
     assert here.ending(0) and not caplog.text
     for hours, left in ((13, 11), (13.5, 10.5), (23.99, 0.01), (25, math.inf), (400, math.inf)):
         lived["hours"] = hours
-        assert session.hours_left() == pytest.approx(left, abs=1e-3) and here.ending(20) is (left < 0.02)
+        assert compute_session.hours_left() == pytest.approx(left, abs=1e-3) and here.ending(20) is (left < 0.02)
     assert [record.getMessage().count("ML_FACTORY_COLAB_TIER") for record in caplog.records] == [1, 1]
-    assert session.hours_left(limit_hours=12) == 0 and session.hours_left("pro") == math.inf
+    assert compute_session.hours_left(limit_hours=12) == 0 and compute_session.hours_left("pro") == math.inf
 
 
 def test_a_runtime_with_no_end_in_sight_is_still_recorded_with_what_was_expected(monkeypatch, tmp_path):
     monkeypatch.setenv("COLAB_RELEASE_TAG", "x")
     for hours, left in ((13, 11 * 3600), (25, None)):
-        monkeypatch.setattr(session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
-        here = session.Session(tmp_path / str(hours))
+        monkeypatch.setattr(compute_session, "runtime_started", lambda hours=hours: time.time() - 3600 * hours)
+        here = compute_session.Session(tmp_path / str(hours))
         here.record_alive()
         here._writer._thread.join()
         observed = written(tmp_path / str(hours))[0]
@@ -95,7 +95,7 @@ def written(folder) -> list[dict]:
 def test_a_process_is_one_session_however_many_units_of_work_it_does(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
     for _ in range(5):
-        one = session.Session(tmp_path)
+        one = compute_session.Session(tmp_path)
         one.record_alive()
         one._writer._thread.join()
     assert len(written(tmp_path)) == 1
@@ -111,8 +111,8 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
             hangs.wait()
         raise WorkspaceError("full")
 
-    monkeypatch.setattr(session_history, "write_json", write)
-    hung, full = session.Session(tmp_path / "hung"), session.Session(tmp_path / "full")
+    monkeypatch.setattr(session_lifetimes, "write_json", write)
+    hung, full = compute_session.Session(tmp_path / "hung"), compute_session.Session(tmp_path / "full")
     with CheckpointManager(tmp_path / "a", on_saved=hung.record_alive, local=tmp_path / "local") as manager:
         for _ in range(3):
             manager.save_checkpoint("p", {"value": 1}, force=True)
@@ -129,13 +129,13 @@ def test_a_record_that_hangs_or_is_refused_stops_no_save(monkeypatch, tmp_path, 
 
 def test_what_a_workspace_saw_of_sessions_makes_the_mean_life(monkeypatch, tmp_path):
     monkeypatch.setenv("ML_FACTORY_SESSION_HOURS", "12")
-    first = session.Session(tmp_path)
+    first = compute_session.Session(tmp_path)
     assert first.mean_life == 2 * 3600
     first.record_alive()
     written(tmp_path)
     monkeypatch.delenv("ML_FACTORY_SESSION_HOURS")
     monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    unbounded = session.Session(tmp_path / "none")
+    unbounded = compute_session.Session(tmp_path / "none")
     unbounded.record_alive()
     assert unbounded.mean_life == math.inf and not unbounded.ending(1e9)
     assert not (tmp_path / "none").exists()

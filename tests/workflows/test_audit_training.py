@@ -10,7 +10,7 @@ from ml_factory.data.io import load_bars
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.storage.workspace import Workspace
-from ml_factory.workflows import audit, audit_models, audit_runs, audit_stack, dataset, folds, predict
+from ml_factory.workflows import audit, audit_models, audit_training, folds, predict, prepared_dataset
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.load import load_dataset
 
@@ -24,13 +24,13 @@ def data(prepared_template):
 
 @pytest.fixture(scope="module")
 def part(data):
-    return audit_runs.subsample(data)
+    return audit_training.subsample(data)
 
 
 @pytest.fixture(scope="module")
 def fold_values(part):
     """What each run of the fold gives, once for all tests."""
-    made, real = {}, audit_runs.fold_record
+    made, real = {}, audit_training.fold_record
 
     def remembered(data, plan, model):
         key = (data.labels["label"].sum(), float(np.nansum(data.x_NF[:, 0], dtype=np.float64)))
@@ -43,7 +43,7 @@ def fold_values(part):
 
 @pytest.fixture(scope="module")
 def trained(part):
-    made, real = {}, audit_runs._trained
+    made, real = {}, audit_training._trained
 
     def remembered(data, model):
         key = int((data.labels["label"].to_numpy() * np.arange(len(data.labels))).sum())
@@ -77,17 +77,23 @@ def one_class_first(data):
 
 def test_first_of_two_classes_doubles_until_each_fifth_holds_two():
     y = np.r_[np.zeros(100), np.tile([0, 1], 500)]
-    assert audit_runs.first_of_two_classes(np.tile([0, 1], 500), 60) == 60
-    assert audit_runs.first_of_two_classes(y, 100) == 800  # of 400 the first 80 are of one class, of 800 the first 160
-    assert audit_runs.first_of_two_classes(np.zeros(300), 40) == audit_runs.first_of_two_classes(y[:300], 900) == 300
+    assert audit_training.first_of_two_classes(np.tile([0, 1], 500), 60) == 60
+    assert (
+        audit_training.first_of_two_classes(y, 100) == 800
+    )  # of 400 the first 80 are of one class, of 800 the first 160
+    assert (
+        audit_training.first_of_two_classes(np.zeros(300), 40)
+        == audit_training.first_of_two_classes(y[:300], 900)
+        == 300
+    )
 
 
 @pytest.mark.soak
 def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, monkeypatch):
-    part = audit_runs.subsample(one_class_first, 70)
+    part = audit_training.subsample(one_class_first, 70)
     assert all(len(np.unique(part.y[rows])) > 1 for rows in part.splits.values())
-    assert found_by(audit_runs.check_fold, part, MODEL, None) == []
-    assert found_by(audit_runs.check_predictions, part, MODEL, None) == []
+    assert found_by(audit_training.check_fold, part, MODEL, None) == []
+    assert found_by(audit_training.check_predictions, part, MODEL, None) == []
     monkeypatch.setitem(audit.TRAINING_ROWS, "tabular", 70)
     assert audit.leaks_of_training(one_class_first, MODEL) == []
 
@@ -112,8 +118,8 @@ def test_audit_of_a_market_that_begins_with_one_class_is_clean(one_class_first, 
     ],
 )
 def test_check_fold_with_a_tamper_names_the_leak(part, fold_values, monkeypatch, change, says):
-    monkeypatch.setattr(audit_runs, "fold_record", fold_values)
-    found = found_by(audit_runs.check_fold, part, MODEL, at("fold", change))
+    monkeypatch.setattr(audit_training, "fold_record", fold_values)
+    found = found_by(audit_training.check_fold, part, MODEL, at("fold", change))
     assert any(says in sentence for sentence in found) if says else found == []
 
 
@@ -124,21 +130,23 @@ def softened(p_N3):
 
 def test_check_fold_of_a_scaler_fitted_on_all_rows_names_it(part, monkeypatch):
     monkeypatch.setattr(
-        folds, "fit_preprocessing", lambda data, rows: dataset.fit_preprocessing(data, np.arange(len(data.labels)))
+        folds,
+        "fit_preprocessing",
+        lambda data, rows: prepared_dataset.fit_preprocessing(data, np.arange(len(data.labels))),
     )
-    assert any("fold: scaler" in one for one in found_by(audit_runs.check_fold, part, MODEL, None))
+    assert any("fold: scaler" in one for one in found_by(audit_training.check_fold, part, MODEL, None))
 
 
 def test_check_fold_of_a_model_that_is_calibrated_on_test_labels_names_it(part, monkeypatch):
-    honest = audit_runs.evaluate_folds
+    honest = audit_training.evaluate_folds
 
     def on_test(data, outcome, name):
         (judged,) = honest(data, outcome, name)
         hit = np.eye(3)[data.y[judged.rows] + 1]
         return [replace(judged, forecasts=judged.forecasts | {name: 0.99 * judged.forecasts[name] + 0.01 * hit})]
 
-    monkeypatch.setattr(audit_runs, "evaluate_folds", on_test)
-    assert found_by(audit_runs.check_fold, part, MODEL, None)[0].startswith("fold: calibrated")
+    monkeypatch.setattr(audit_training, "evaluate_folds", on_test)
+    assert found_by(audit_training.check_fold, part, MODEL, None)[0].startswith("fold: calibrated")
 
 
 # ---- predictions and their verdict -----------------------------------------------------------------------------------
@@ -162,8 +170,8 @@ def oracle_mix(frame):
     ],
 )
 def test_check_predictions_with_a_tamper_names_the_leak(part, trained, monkeypatch, change, says):
-    monkeypatch.setattr(audit_runs, "_trained", trained)
-    found = found_by(audit_runs.check_predictions, part, MODEL, at("predictions", change))
+    monkeypatch.setattr(audit_training, "_trained", trained)
+    found = found_by(audit_training.check_predictions, part, MODEL, at("predictions", change))
     assert any(says in sentence for sentence in found) if says else found == []
 
 
@@ -175,23 +183,23 @@ def test_check_predictions_of_test_rows_calibrated_on_test_labels_names_them(par
         hit = np.eye(3)[labels.reindex(frame.index).to_numpy() + 1]
         return frame * 0.99 + 0.01 * hit
 
-    current, real = [part], audit_runs._trained
+    current, real = [part], audit_training._trained
 
     def trained_on(data, model):
         current[0] = data
         return real(data, model)
 
-    monkeypatch.setattr(audit_runs, "_trained", trained_on)
+    monkeypatch.setattr(audit_training, "_trained", trained_on)
     monkeypatch.setattr(predict, "predict_features", tempered)
-    assert any("predictions: p_" in one for one in found_by(audit_runs.check_predictions, part, MODEL, None))
+    assert any("predictions: p_" in one for one in found_by(audit_training.check_predictions, part, MODEL, None))
 
 
 def test_check_predictions_of_a_worsened_prior_in_the_verdict_names_it(part, monkeypatch):
-    honest = dataset.prior_probabilities
-    monkeypatch.setattr(dataset, "prior_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
-    found = found_by(audit_runs.check_predictions, part, MODEL, None)
+    honest = prepared_dataset.prior_probabilities
+    monkeypatch.setattr(prepared_dataset, "prior_probabilities", lambda *given: 0.8 * honest(*given) + 0.2 / 3)
+    found = found_by(audit_training.check_predictions, part, MODEL, None)
     assert any("baseline: prior, log loss of test rows" in one and "by a recount" in one for one in found)
-    assert any("baseline: prior" in one for one in found_by(audit_runs.check_baselines, part, None))
+    assert any("baseline: prior" in one for one in found_by(audit_training.check_baselines, part, None))
 
 
 # ---- baselines -------------------------------------------------------------------------------------------------------
@@ -200,16 +208,18 @@ def test_check_predictions_of_a_worsened_prior_in_the_verdict_names_it(part, mon
 @pytest.mark.parametrize("name", ["prior", "last_move", "clock", "clock_volatility"])
 def test_check_baselines_of_one_moved_towards_the_uniform_forecast_names_it(data, name):
     worse = at("baseline", lambda said: said | {name: 0.95 * said[name] + 0.05 / 3})
-    assert f"baseline: {name} differs" in found_by(audit_runs.check_baselines, data, worse)[0]
+    assert f"baseline: {name} differs" in found_by(audit_training.check_baselines, data, worse)[0]
 
 
 def test_check_baselines_of_the_same_or_of_arrays_passes_and_of_other_rows_fails(data):
-    assert found_by(audit_runs.check_baselines, data, None) == []
+    assert found_by(audit_training.check_baselines, data, None) == []
     arrays = at("baseline", lambda said: {name: frame.to_numpy() for name, frame in said.items()})
-    assert found_by(audit_runs.check_baselines, data, arrays) == []
+    assert found_by(audit_training.check_baselines, data, arrays) == []
     test = data.splits["test"]
-    fitted_on_test = at("baseline", lambda said: said | {"clock": dataset.baselines(data, test, test)["clock"]})
-    assert "baseline: clock " in found_by(audit_runs.check_baselines, data, fitted_on_test)[0]
+    fitted_on_test = at(
+        "baseline", lambda said: said | {"clock": prepared_dataset.baselines(data, test, test)["clock"]}
+    )
+    assert "baseline: clock " in found_by(audit_training.check_baselines, data, fitted_on_test)[0]
 
 
 # ---- a stack and predict ---------------------------------------------------------------------------------------------
@@ -217,20 +227,20 @@ def test_check_baselines_of_the_same_or_of_arrays_passes_and_of_other_rows_fails
 
 @pytest.mark.slow
 def test_check_stack_passes_and_names_one_that_is_calibrated_on_test_rows(part, monkeypatch):
-    assert found_by(audit_stack.check_stack, part) == []
-    honest = audit_stack.fit_stack
+    assert found_by(audit_models.check_stack, part) == []
+    honest = audit_models.fit_stack
 
     def on_test(workspace, data, *given, **options):
         both = np.concatenate([data.splits["validation"], data.splits["test"]])
         return honest(workspace, replace(data, splits=data.splits | {"validation": both}), *given, **options)
 
-    monkeypatch.setattr(audit_stack, "fit_stack", on_test)
-    assert any("stack: its weights and calibration" in one for one in found_by(audit_stack.check_stack, part))
+    monkeypatch.setattr(audit_models, "fit_stack", on_test)
+    assert any("stack: its weights and calibration" in one for one in found_by(audit_models.check_stack, part))
 
 
 def test_check_predict_passes_and_names_features_that_see_the_next_bar(part, prepared_template, monkeypatch):
     bars, _ = load_bars(Workspace(prepared_template), "DEMO")
-    assert found_by(audit_stack.check_predict, part, bars) == []
+    assert found_by(audit_models.check_predict, part, bars) == []
     honest = predict.build_features
 
     def ahead(*given):
@@ -240,7 +250,7 @@ def test_check_predict_passes_and_names_features_that_see_the_next_bar(part, pre
         return replace(matrix, values=values)
 
     monkeypatch.setattr(predict, "build_features", ahead)
-    assert any("predict: p_" in one for one in found_by(audit_stack.check_predict, part, bars))
+    assert any("predict: p_" in one for one in found_by(audit_models.check_predict, part, bars))
 
 
 # ---- finished models -------------------------------------------------------------------------------------------------
