@@ -2,7 +2,7 @@
 
     python -m benchmarks.checkpoints [--mb 600] [--repeats 5] [--folder /tmp]
 
-compared with a bare copy of the state in memory, a bare write + fsync, torch.save, safetensors and torch's asynchronous
+Compared with a bare copy of the state in memory, a bare write + fsync, torch.save, safetensors and torch's asynchronous
 distributed checkpoint (DCP), each side once a round. Then steps a second of a small network on all cores, with a save
 under way and without, window by window; and what a save every 30 minutes costs. Where CUDA is there, the blocking part
 against a bare copy into pinned memory.
@@ -230,7 +230,7 @@ def main() -> None:
         CheckpointManager(Path(place) / "checkpoints", run="bench") as manager,
     ):
         modest = manager.writer
-        # compared with peers at their own priority: on a busy machine a child that yields would be measured by its manners.
+        # At the priority of its peers: on a busy machine a child that yields would look slow because of its niceness.
         manager.writer = RemoteSlots(
             manager.folder, manager.locks / "pool.lock", manager.lease, memory=manager.staging.file, niceness=0
         )
