@@ -147,7 +147,7 @@ class UniquenessOfTheFile(Relabelled):
 # ---- splits --------------------------------------------------------------------------------------------------------
 
 
-@leak("unpurged fold", "split h10", "fold 1: train beside test")
+@leak("unpurged fold", "split h10", "fold 1: train against test")
 class Unpurged(Learning):
     def splits(self, labels):
         rows = np.arange(len(labels))
@@ -155,14 +155,14 @@ class Unpurged(Learning):
         return [Split(f"fold {k}", {"train": np.delete(rows, block), "test": block}) for k, block in enumerate(blocks)]
 
 
-@leak("embargo too short", "split h10", "fold 1: train beside test")
+@leak("embargo too short", "split h10", "fold 1: train against test")
 class ShortEmbargo(Learning):
     def splits(self, labels):
         folds = purged_kfold(labels, 3, 15)
         return [Split(f"fold {k}", {"train": train, "test": test}, 16) for k, (train, test) in enumerate(folds)]
 
 
-@leak("unpurged holdout", "split h10", "holdout: validation beside test", kind="sparse")
+@leak("unpurged holdout", "split h10", "holdout: validation against test", kind="sparse")
 class UnpurgedHoldout(Learning):
     """A single validation row whose label ends among the test rows."""
 
@@ -173,7 +173,7 @@ class UnpurgedHoldout(Learning):
         return [replace(holdout, roles=roles), *folds]
 
 
-@leak("shuffled rows", "split h10", "shuffled: train beside test")
+@leak("shuffled rows", "split h10", "shuffled: train against test")
 class Shuffled(Learning):
     def splits(self, labels):
         rows = np.random.default_rng(0).permutation(len(labels))

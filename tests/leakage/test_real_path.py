@@ -335,8 +335,8 @@ def prior_beside_a_history_of_all(patch):
         (stops_on_test_rows, "trained xgboost"),
         (learns_from_test_rows, "trained xgboost"),
         (starts_at_the_prior_of_all, "trained xgboost"),
-        (prior_of_all, "judged xgboost['metrics']"),
-        (prior_beside_a_history_of_all, "judged xgboost['prior']"),
+        (prior_of_all, "evaluated xgboost['metrics']"),
+        (prior_beside_a_history_of_all, "evaluated xgboost['prior']"),
     ],
 )
 def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, where, prepared, monkeypatch):
@@ -346,5 +346,5 @@ def test_a_real_training_that_reads_rows_it_may_not_is_caught(inject, where, pre
     leaks = audit.leaks_of_training(data, "xgboost")
     assert any(leak.column.startswith(where) for leak in leaks), [leak.sentence() for leak in leaks]
     # What was learnt wrongly is judged otherwise too; what was judged wrongly was learnt as ever.
-    own, also = where.split("[")[0], "judged xgboost"
+    own, also = where.split("[")[0], "evaluated xgboost"
     assert all(leak.column.startswith((own, also)) for leak in leaks), [leak.sentence() for leak in leaks]

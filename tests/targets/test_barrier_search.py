@@ -29,7 +29,7 @@ TRAIN, TEST = ROWS.index[:500], ROWS.index[520:]
 
 
 def search(spec: SearchSpec = SPEC, **options) -> SearchedLabels:
-    return search_barriers(BASE, FINE, MES, TRAIN, spec, **{"judged": TEST} | options)
+    return search_barriers(BASE, FINE, MES, TRAIN, spec, **{"evaluated": TEST} | options)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_without_judging_rows_the_last_training_row_is_the_end():
 def test_each_fold_is_searched_on_its_own_rows():
     folds, small, seen = purged_kfold(ROWS, 3, 10), replace(SPEC, trials=4), set()
     for train, test in folds:
-        kept, rows = {}, {"train_rows": ROWS.index[train], "spec": small, "judged": ROWS.index[test]}
+        kept, rows = {}, {"train_rows": ROWS.index[train], "spec": small, "evaluated": ROWS.index[test]}
         one = search_barriers(BASE, FINE, MES, **rows, save=kept.update)
         seen.add(one.seen_rows.moments)
         assert one == search_barriers(BASE, FINE, MES, **rows, record=json.loads(json.dumps(kept)))

@@ -132,7 +132,7 @@ def test_a_training_that_reads_test_rows_is_seen(prepared, monkeypatch, model):
 
     monkeypatch.setattr(audit, "fit_holdout", stops_on_test)
     leaks = audit.leaks_of_training(data, model)
-    assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"judged {model}"}
+    assert {leak.column.split("[")[0] for leak in leaks} == {f"trained {model}", f"evaluated {model}"}
 
 
 class Killed(BaseException):
