@@ -170,7 +170,7 @@ def test_impossible_horizons(horizons, message, prepared):
     ("horizons", "labels", "words"),
     [
         ((H, 5000), LabelSpec(), r"longer than a session.*5000 bars, while the longest session has 276.*Next: "),
-        ((H,), LabelSpec(k_down=60.0), r"train rows .* lack a class.*short 0, .*Next: "),
+        ((H,), LabelSpec(k_down=60.0), r"The train rows lack a class.*short 0, .*Next: "),
     ],
 )
 def test_prepare_of_a_question_the_bars_cannot_answer_is_refused_and_keeps_what_there_is(

@@ -49,7 +49,7 @@ def broken_read_container(disk, path, into=None):
     ("name", "replacement", "fault", "action"),
     [
         ("read_container", broken_read_container, "write dropped", "rotate"),
-        ("kept_slots", lambda good, keep: (set(list(good)[:-1]), None), "killed", "rotate"),
+        ("retained_slots", lambda good, keep: (set(list(good)[:-1]), None), "killed", "rotate"),
     ],
 )
 def test_the_matrix_sees_a_product_that_is_broken(name, replacement, fault, action):

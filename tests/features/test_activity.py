@@ -110,6 +110,6 @@ def test_what_cannot_be_asked_of_bars_by_activity_is_told(bars):
         FeatureSpec(bars="volumes")
     with pytest.raises(BarsError, match=r"These bars need volume.*tick_imbalance"):
         build_features(bars.drop(columns="volume"), market_for("SPY", bars.drop(columns="volume")), spec)
-    with pytest.raises(SettingsError, match="no pace"):
+    with pytest.raises(SettingsError, match="no stride"):
         strides_of(["rsi_14@60m"], spec.base)
     assert FeatureSpec(bars="time").base == FeatureSpec().base == 5

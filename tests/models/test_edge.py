@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import edge
-from benchmarks.edge import code_behind, judged, rows_of
+from benchmarks.edge import code_behind, evaluated, rows_of
 from ml_factory.evaluation.metrics import expected_calibration_error
 from ml_factory.models.base import FitResult
 from ml_factory.models.registry import build_model
@@ -27,7 +27,7 @@ def rows(request):
 @pytest.mark.soak
 @pytest.mark.parametrize("name", SMALL)
 def test_half_of_what_can_be_known_is_found_and_nothing_where_nothing_is(rows, name):
-    found = judged(rows, build_model(name, threads=1, **SMALL[name]))
+    found = evaluated(rows, build_model(name, threads=1, **SMALL[name]))
     if rows.market.spec.kind == "planted":
         assert found["oracle"] > 0.1 and 0.5 < found["share"] < 1, found
     else:
@@ -67,7 +67,7 @@ class Asked:
 def test_the_rows_that_judge_teach_nothing(rows):
     """Learnt from training rows, stopped on validation rows, judged on the rest; labels of each end before the next."""
     model = Asked()
-    facts = judged(rows, model)
+    facts = evaluated(rows, model)
     judging, *calibrating = model.forecast
     given = {"train": model.learnt, "validation": model.held, "test": (judging, None)}
     for name, (x, y) in given.items():
@@ -95,7 +95,7 @@ def work(monkeypatch, tmp_path):
         did.append((model.name, model.settings.seed))
         return {"share": 0.5}
 
-    monkeypatch.setattr(edge, "judged", judge)
+    monkeypatch.setattr(edge, "evaluated", judge)
     monkeypatch.setattr(edge, "rows_of", lambda *given: given)
 
     def run(*words: str) -> list:

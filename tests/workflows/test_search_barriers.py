@@ -149,7 +149,7 @@ def test_a_search_restarted_from_the_top_never_overwrites_a_longer_one(prepared,
     assert {path.parent.name for path in prepared.results.glob("DEMO/barriers-*/search.json")} == {
         longest, f"{longest}-2", f"{longest}-3",
     }  # fmt: skip
-    with pytest.raises(SettingsError, match=rf"no attempt at this search.*there: {longest}, "):
+    with pytest.raises(SettingsError, match=rf"Not an attempt at this search.*found: {longest}, "):
         search(prepared, run=f"{longest}-4")
     went_on = search(prepared, run=longest)
     assert went_on.resumed_from == 5 and went_on.run_id == longest
