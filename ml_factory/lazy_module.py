@@ -28,11 +28,16 @@ def import_module(dotted: str) -> ModuleType:
     """Import a module. Raises MissingPackageError naming the extra, where it needs a package that is not installed."""
     try:
         return importlib.import_module(dotted)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        raise missing_package(package) from error
+        if isinstance(error, ModuleNotFoundError):
+            raise missing_package(package) from error
+        raise MissingPackageError(
+            f"The package {package} is installed and cannot be imported", got=error,
+            next_step=f"pip install --force-reinstall {package}",
+        ) from error  # fmt: skip
 
 
 def missing_package(package: str) -> MissingPackageError:

@@ -89,13 +89,12 @@ from ml_factory.workflows.run_options import RunOptionFields, run_options
 from ml_factory.workflows.search_barriers import run_barrier_search
 from ml_factory.workflows.stack import fit_stack, stack_spec
 from ml_factory.workflows.train import (
-    broadcast_decision,
     build_untrained,
     check_same_model,
     finalize_log,
     fit_holdout,
-    fit_worker_rank,
 )
+from ml_factory.workflows.train_ranks import broadcast_decision, check_single_process, fit_worker_rank
 
 __all__ = [
     "audit", "certificate", "cross_validate", "draw_cuts", "draw_gaps", "draw_split", "evaluate", "explain", "export",
@@ -268,6 +267,7 @@ def cross_validate(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
+    check_single_process("cross_validate")
     spec_of(model)
     cut = scheme if isinstance(scheme, SchemeSpec) else SchemeSpec(scheme, folds)
     chosen = run_options(options, unused=("source",))
@@ -325,6 +325,7 @@ def stack(
     """
     started = time.perf_counter()
     workspace = Workspace(workspace)
+    check_single_process("stack")
     base_models = check_base_models(base_models)
     settings, chosen = settings_of_each(base_models, model_settings), run_options(options, unused=("bins",))
     data = load_certified(workspace, symbol, horizon, chosen.uncertified)

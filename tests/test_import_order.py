@@ -56,11 +56,11 @@ evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation
 evaluation.attention_plots evaluation.html_report
 ensemble.out_of_fold ensemble.stacking
 code_fingerprint settings run_folder
-inference.bundle inference.predict
-workflows.prepared_dataset workflows.split_times workflows.result_summaries workflows.results
-workflows.unit_checkpoints workflows.run_status workflows.restore_run workflows.append workflows.prove
-workflows.inspect_data workflows.load workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers
-workflows.found_barriers workflows.warm_kernels workflows.prepare workflows.train workflows.run_options
+inference.bundle inference.predict inference.split_times
+workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
+workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data workflows.load
+workflows.audit_artifacts workflows.barrier_trials workflows.search_barriers workflows.found_barriers
+workflows.warm_kernels workflows.prepare workflows.train workflows.train_ranks workflows.run_options
 workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores workflows.cross_validate
 workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training workflows.audit_models
 workflows.audit workflows.cost_model workflows.plan workflows.report

@@ -123,6 +123,7 @@ def test_a_commit_can_be_the_ref(run, tmp_path, origin):
     commit = subprocess.run(["git", "rev-parse", "v0.1.0"], cwd=origin, capture_output=True, text=True).stdout.strip()
     code, said = run(ML_FACTORY_REPOSITORY=f"file://{origin}", ML_FACTORY_REF=commit)
     (place,) = kept(tmp_path / "home")
+    assert ":" not in str(place)  # a worker process is given import paths that colons part
     assert code == 0 and "default branch" not in said and not (place / "later.txt").exists(), said
 
 

@@ -20,7 +20,7 @@ CELL = r"""
 import importlib, os, pathlib, subprocess, sys  # noqa: E401, I001
 url, ref = os.environ.get("ML_FACTORY_REPOSITORY", "https://github.com/<slug>"), os.environ.get("ML_FACTORY_REF", "<ref>")
 here, drive, shown = pathlib.Path.cwd(), pathlib.Path("/content/drive"), url.split("@")[-1]  # shown: without a token
-kept = pathlib.Path.home() / ".cache" / "ml_factory" / f"{shown}-{ref}".replace("/", "-")  # a local disk, never Drive
+kept = pathlib.Path.home() / ".cache" / "ml_factory" / f"{shown}-{ref}".replace("/", "-").replace(":", "")  # a local disk, never Drive
 found = [place for place in (here, *here.parents, kept) if (place / "utils" / "notebook_bootstrap.py").is_file()]
 if not found and "/OWNER/" in url and ("COLAB_RELEASE_TAG" in os.environ or pathlib.Path("/var/colab/hostname").exists()) and not (drive / "MyDrive").is_dir():
     importlib.import_module("google.colab.drive").mount(str(drive))  # the wheel of make colab is there

@@ -114,7 +114,7 @@ def classification_metrics(y, p_N3, w=None) -> Iterator[tuple[str, float]]:
     yield "balanced_accuracy", float(np.mean(np.diag(confusion)[there] / happened[there]))
     known = np.count_nonzero(happened + confusion.sum(axis=0)) > 1  # no correlation of a single class
     yield "mcc", float(sklearn.matthews_corrcoef(code, guess, sample_weight=w)) if known else 0.0
-    both = [k for k in range(3) if 0 < happened[k] < total]  # classes with rows that have them and rows that have not
+    both = np.flatnonzero(there) if np.count_nonzero(there) > 1 else ()  # an area needs rows of another class
     areas = [sklearn.roc_auc_score(code == k, p_N3[:, k], sample_weight=w) for k in both]
     yield "auc_ovr", float(np.mean(areas)) if areas else float("nan")
     yield "ece", expected_calibration_error(y, p_N3, w)

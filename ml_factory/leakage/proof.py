@@ -283,9 +283,9 @@ class _ProofRun:
             if len(labels):
                 rule = partial(self.run_guarded, partial(self.check_purging, labels, horizon))
                 self.run_steps([(f"rule {horizon}", rule)])
-                usable = usable_rows(labels)  # rows whose facts were inferred train nothing: begin behind them
-                begin = 0 if since or not len(usable) else int(usable[0])
-                some = slice(begin, None if since else begin + self.spec.fit_rows)
+                usable = usable_rows(labels)  # rows whose facts were inferred train nothing: a few of them suffice
+                first = 0 if since or not len(usable) else int(usable[0])
+                some = slice(max(0, first - self.spec.fit_rows // 8), None if since else first + self.spec.fit_rows)
                 self.run_steps(self.fit_steps(labels.iloc[some], whole["features"].matrix[row[some]], horizon))
 
     def check_purging(self, labels: pd.DataFrame, horizon: str) -> None:

@@ -19,7 +19,7 @@ from ml_factory.workflows.prepared_dataset import Dataset, limit_rows
 class SchemeSpec:
     """Settings of a cross-validation scheme.
 
-    name : one of `arguments.SCHEMES`.
+    name : one of `argument_checks.SCHEMES`.
     folds : number of test blocks; of "combinatorial" the blocks to choose from.
     test_blocks : of "combinatorial", number of test blocks per fold.
     window : of "walk_forward_rolling", number of training rows; None: as many as the first fold has.

@@ -22,6 +22,7 @@ from ml_factory.evaluation.verdict import ModelVerdict
 from ml_factory.features.build import FeatureMatrix, FeatureSpec, build_features
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
+from ml_factory.inference.split_times import OUT_OF_SAMPLE, split_of_rows
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.settings import DATA_PACKAGES
 from ml_factory.storage.artifact_registry import Artifact, Registry
@@ -40,7 +41,6 @@ from ml_factory.workflows.prepared_dataset import (
     weighted_prior_loss,
     with_baselines,
 )
-from ml_factory.workflows.split_times import OUT_OF_SAMPLE, split_of_rows
 
 STACK, EQUAL_POOL = "stack", "equal_pool"
 _log = logging.getLogger("ml_factory")

@@ -10,6 +10,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.ensemble.stacking import Stack
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.inference.bundle import library_versions
+from ml_factory.inference.split_times import split_times
 from ml_factory.models.base import union
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.run_folder import Run, open_checkpoints
@@ -23,7 +24,6 @@ from ml_factory.workflows.folds import FoldModel, out_of_fold_predictions
 from ml_factory.workflows.predict import common_index, uncalibrated_predictions
 from ml_factory.workflows.prepared_dataset import Dataset, resolve_data_settings, rows_with_weight
 from ml_factory.workflows.restore_run import open_tracker, snapshot_of
-from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.train import run_summary
 from ml_factory.workflows.unit_checkpoints import folds_phase, forecasts_file
 
@@ -94,7 +94,7 @@ def _fit_pool(
     facts = {
         "run_id": run.run_id, "symbol": data.symbol, "horizon": data.horizon, "model": "stack",
         "data": data.fingerprint, "run": spec.to_dict(), "weights": pool.weights().reset_index().to_dict("records"),
-        "split_times": split_times(data),
+        "split_times": split_times(data.labels.index, data.splits),
         "note": pool.note, "resumed_from": found or None,
         "reached": "; ".join(f"{name}: {at}" for name, at in reached.items() if at), "inexact": nondeterminism,
         "limited": quick_limits if spec.quick else {}, "seconds": time.perf_counter() - started,

@@ -1,6 +1,5 @@
 """Train one model on the chronological split: fit, calibrate, register."""
 
-import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -9,19 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ml_factory.checkpoints.manager import PhaseCheckpoints
-from ml_factory.checkpoints.stop_signals import stop
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
 from ml_factory.evaluation.calibration import Calibration, log_probabilities
 from ml_factory.evaluation.metrics import classification_metrics, restrict_classes
 from ml_factory.inference.bundle import Bundle, library_versions
+from ml_factory.inference.split_times import split_times
 from ml_factory.models.base import Estimator, FitResult, union
 from ml_factory.models.importances import importance_table
-from ml_factory.models.registry import WITH_DATA, build_model, spec_of
+from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular_data import FoldBins
 from ml_factory.run_folder import Run, machine, open_checkpoints
 from ml_factory.settings import QuickLimits, RunSpec
 from ml_factory.storage.artifact_registry import Artifact, Registry
-from ml_factory.storage.locks import launched_by_torchrun
 from ml_factory.storage.workspace import Workspace
 from ml_factory.targets.weights import WeightSpec
 from ml_factory.tracking.log_upload import is_log_complete
@@ -36,7 +34,6 @@ from ml_factory.workflows.prepared_dataset import (
     rows_with_weight,
 )
 from ml_factory.workflows.restore_run import open_tracker, snapshot_of
-from ml_factory.workflows.split_times import split_times
 from ml_factory.workflows.unit_checkpoints import UnitCheckpoints, fit_phase, fit_progress, history_of
 
 Callback = Callable[[int, dict], None]
@@ -248,7 +245,7 @@ def _facts(
         "model": spec.model,
         "data": data.fingerprint,
         "run": spec.to_dict(),
-        "split_times": split_times(data),
+        "split_times": split_times(data.labels.index, data.splits),
         "history": result.history,
         "best_epoch": result.best_epoch,
         "resumed_from": result.resumed_from,
@@ -273,39 +270,3 @@ def _bundle(data: Dataset, model: Estimator, calibration: Calibration, facts: di
         lookback=model.lookback if model.lookback > 1 else 0,
         facts={name: facts[name] for name in kept},
     )
-
-
-# ---- the other ranks of a training that torchrun started: they take part in the fit and write nothing ------------
-
-
-def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
-    """Return the decision of rank 0 whether a fit begins now, in all ranks; without other ranks, `fitting` itself."""
-    if not launched_by_torchrun() or not spec_of(spec.model).windowed:
-        return fitting
-    # torch comes with the networks only, and the processes meet where the training's device is chosen.
-    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
-    device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
-    return device.processes.broadcast({"fitting": fitting})["fitting"]
-
-
-def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
-    """Take part in the fit of rank 0, if there is one, and keep nothing of it.
-
-    Raises FactoryError when rank 0 ends before the fit does.
-    """
-    if not broadcast_decision(spec):
-        return
-    training = training_data(data, spec)
-    stop.listen()  # rank 0 receives the signal too: it saves, and exits
-    try:
-        training.model.fit(*training.train, validation=training.held_out)
-    except RuntimeError as error:
-        if not any(word in str(error) for word in ("gloo", "NCCL", "peer")):
-            raise
-        stop.resend_if_requested()
-        raise FactoryError(
-            "Rank 0 has left this training", got=str(error).splitlines()[0][:200],
-            next_step="see its message; start all ranks again: they resume from its last checkpoint",
-        ) from error  # fmt: skip
-    finally:
-        stop.unlisten()

@@ -27,6 +27,32 @@ def test_cross_validate_with_a_source_is_refused(prepared):
         pipeline.cross_validate(prepared, "DEMO", 5, "xgboost", source="wandb")
 
 
+@pytest.mark.parametrize("verb", ["cross_validate", "stack"])
+def test_a_verb_of_one_process_in_a_further_rank_is_refused_and_writes_nothing(verb, prepared, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    models = "xgboost" if verb == "cross_validate" else ("xgboost", "linear")
+    with pytest.raises(SettingsError, match="Only train runs as several processes"):
+        getattr(pipeline, verb)(prepared, "DEMO", 5, models)
+    assert not list(prepared.results.rglob("run.json"))
+
+
+def test_stack_hands_its_base_models_all_options_but_fresh_and_run(prepared, monkeypatch):
+    class Done(Exception):
+        pass
+
+    def trained(*given, **options):
+        calls.append(options)
+        raise Done
+
+    calls = []
+    monkeypatch.setattr(pipeline, "train", trained)
+    options = {"seed": 3, "quick": True, "source": "wandb", "mirror": "off", "fresh": True, "run": "a"}
+    with pytest.raises(Done):
+        pipeline.stack(prepared, "DEMO", 5, ("xgboost", "linear"), folds=2, **options)
+    assert calls == [{"seed": 3, "quick": True, "source": "wandb", "mirror": "off", "model_settings": None}]
+
+
 def test_cross_validate_with_a_scheme_spec_uses_its_window(prepared):
     scheme = pipeline.SchemeSpec("walk_forward_rolling", 2, window=300)
     settings = {"rounds": 2, "depth": 2}

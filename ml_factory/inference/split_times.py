@@ -7,17 +7,18 @@ import pandas as pd
 
 from ml_factory.errors import CheckpointError
 from ml_factory.storage.artifact_registry import Artifact
-from ml_factory.workflows.prepared_dataset import Dataset
 
 OUT_OF_SAMPLE = ("test", "new")
 
 
-def split_times(data: Dataset) -> dict[str, str]:
+def split_times(known: pd.DatetimeIndex, splits: Mapping[str, np.ndarray]) -> dict[str, str]:
     """Return ISO times of the first validation row, the first test row and the last labelled row, for an artifact's
     facts.
+
+    known : index of the labels.
+    splits : split -> positions into it.
     """
-    known = data.labels.index
-    first = {name: known[data.splits[name][0]].isoformat() for name in ("validation", "test")}
+    first = {name: known[splits[name][0]].isoformat() for name in ("validation", "test")}
     return first | {"last_label": known[-1].isoformat()}
 
 

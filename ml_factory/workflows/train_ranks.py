@@ -1,0 +1,57 @@
+"""Non-zero ranks of a training with several processes: they take part in the fit of a network, and write nothing.
+
+torchrun starts every process with the same command. Rank 0 holds the checkpoints, keeps the log, and writes artifact,
+predictions and report. The other ranks read the same data; a booster does not use them.
+"""
+
+import importlib
+
+from ml_factory.checkpoints.stop_signals import stop
+from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.models.registry import WITH_DATA, build_model, spec_of
+from ml_factory.settings import RunSpec
+from ml_factory.storage.locks import launched_by_torchrun, process_rank
+from ml_factory.workflows.prepared_dataset import Dataset
+from ml_factory.workflows.train import training_data
+
+
+def broadcast_decision(spec: RunSpec, fitting: bool = False) -> bool:
+    """Return the decision of rank 0 whether a fit begins now, in all ranks; without other ranks, `fitting` itself."""
+    if not launched_by_torchrun() or not spec_of(spec.model).windowed:
+        return fitting
+    # torch comes with the networks only, and the processes meet where the training's device is chosen.
+    settings = {name: value for name, value in dict(spec.settings).items() if name not in ("weights", *WITH_DATA)}
+    device = importlib.import_module("ml_factory.training.device").pick(build_model(spec.model, **settings).settings)
+    return device.processes.broadcast({"fitting": fitting})["fitting"]
+
+
+def fit_worker_rank(data: Dataset, spec: RunSpec) -> None:
+    """Take part in the fit of rank 0, if there is one, and keep nothing of it.
+
+    Raises FactoryError when rank 0 ends before the fit does.
+    """
+    if not broadcast_decision(spec):
+        return
+    training = training_data(data, spec)
+    stop.listen()  # rank 0 receives the signal too: it saves, and exits
+    try:
+        training.model.fit(*training.train, validation=training.held_out)
+    except RuntimeError as error:
+        if not any(word in str(error) for word in ("gloo", "NCCL", "peer")):
+            raise
+        stop.resend_if_requested()
+        raise FactoryError(
+            "Rank 0 has left this training", got=str(error).splitlines()[0][:200],
+            next_step="see its message; start all ranks again: they resume from its last checkpoint",
+        ) from error  # fmt: skip
+    finally:
+        stop.unlisten()
+
+
+def check_single_process(verb: str) -> None:
+    """Raise SettingsError in the further ranks of torchrun, for a verb that one process does."""
+    if process_rank():
+        raise SettingsError(
+            "Only train runs as several processes", where=verb, got=f"rank {process_rank()}", wanted="one process",
+            next_step="start it without torchrun",
+        )  # fmt: skip
