@@ -100,14 +100,11 @@ def killed_by(site: Site, root: Path, seconds: float) -> str:
     path, deadline = root / site.file, time.monotonic() + seconds
     text = path.read_bytes()
     path.write_bytes(text[: site.start] + site.new.encode() + text[site.end :])
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
     try:
         for name, files in zip(("own tests", "package"), tests_of(site, root), strict=True):
-            left = deadline - time.monotonic()
-            if (
-                files
-                and subprocess.run([*command, *files], cwd=root, capture_output=True, timeout=left).returncode == 1
-            ):
+            call = {"cwd": root, "capture_output": True, "timeout": deadline - time.monotonic()}
+            if files and subprocess.run([*command, *files], **call).returncode == 1:
                 return name
         return ""
     except subprocess.TimeoutExpired:
