@@ -131,7 +131,7 @@ def _initialise(x_NF, rows, shares) -> tuple[np.ndarray, QuantileState]:
 
     def work(x_NF: np.ndarray) -> tuple[np.ndarray, QuantileState]:
         chosen = even_positions(len(rows), min(SAMPLE_ROWS, len(rows) // 4))
-        low, high, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
+        low, high = brackets(np.ascontiguousarray(x_NF[rows[chosen]].T), shares)
         counts, kept = count_around_brackets(x_NF, rows, low, high, buffer_size(len(rows), len(chosen), shares))
         selected = {}
 

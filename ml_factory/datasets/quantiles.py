@@ -20,7 +20,6 @@ TILE_ROWS = 256
 LANES = 48
 """Columns compared in parallel: three vector registers of float32, so that their counts are independent."""
 BRACKET = 4.5  # standard errors of a sample quantile on each side: one bracket in 100,000 misses its rank
-FEW_TIES = 16  # of the sample: no more of it may share an edge of a bracket where equal values are not counted apart
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
@@ -71,7 +70,7 @@ def _quantiles_of_columns(x_NF, rows, shares) -> np.ndarray:
     """
     count = len(rows) or len(x_NF)
     chosen = even_positions(count, min(SAMPLE_ROWS, count // 4))
-    low_QF, high_QF, _ = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
+    low_QF, high_QF = brackets(np.ascontiguousarray(x_NF[rows[chosen] if len(rows) else chosen].T), shares)
     counts, kept = count_around_brackets(x_NF, rows, low_QF, high_QF, buffer_size(count, len(chosen), shares))
     return quantiles_from_counts(
         counts, kept, low_QF, high_QF, shares, lambda f: _column(x_NF, f, rows if len(rows) else None)
@@ -135,8 +134,8 @@ def quantiles_from_counts(counts, kept, low_QF, high_QF, shares, column) -> np.n
     return found
 
 
-def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return sample values below and above each quantile, float32 (Q, F) twice, and bool[F]: any of them is common.
+def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return sample values below and above each quantile, float32 (Q, F) twice.
 
     Sorts the sample in place.
     """
@@ -149,10 +148,8 @@ def brackets(sample_FS: np.ndarray, shares: tuple[float, ...]) -> tuple[np.ndarr
     inside = (wanted_2QF >= 0) & (wanted_2QF < finite)  # beyond the sample the bracket is unbounded
     at = np.where(inside, wanted_2QF, 0).astype(np.int64)
     edges = sample_FS[columns, at]
-    after, before = np.minimum(at + FEW_TIES, np.maximum(finite - 1, 0)), np.maximum(at - FEW_TIES, 0)
-    tied = ~inside | (sample_FS[columns, after] == edges) | (sample_FS[columns, before] == edges)
     low_QF, high_QF = np.where(inside, edges, np.float32([[[-LARGEST]], [[LARGEST]]]))
-    return low_QF, high_QF, tied.any(axis=(0, 1))
+    return low_QF, high_QF
 
 
 def _by_lanes(low_QF: np.ndarray, high_QF: np.ndarray) -> np.ndarray:
