@@ -148,7 +148,9 @@ class WorkerProcess:
         hanging = sum(what == self._stuck_in for what, _ in _abandoned)
         if hanging >= _MAX_ABANDONED:
             raise WorkerUnavailable(f"{hanging} earlier requests still hang")
-        ours, theirs = socket.socketpair()
+        if self._channel is not None:  # of a child that died between two requests, or of the process before a fork
+            self._channel.close()
+        self._channel, theirs = socket.socketpair()
         self._received, self._parent = bytearray(), os.getpid()
         start, paths = _START.format(sep=os.pathsep, module=self._module), os.pathsep.join(map(str, self._paths))
         command = [sys.executable, "-I", "-S", "-c", start, paths, theirs.fileno(), os.getpid(), *self._arguments]
@@ -159,7 +161,6 @@ class WorkerProcess:
                 [str(word) for word in command], pass_fds=[theirs.fileno(), *self._descriptors], cwd="/",
                 process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self._channel = ours
 
     def _kill(self) -> None:
         """Kill the child and forget it."""

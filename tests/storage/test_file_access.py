@@ -163,6 +163,17 @@ def test_a_mount_is_read_where_more_than_a_thousand_files_are_open(drive):
             os.close(descriptor)
 
 
+def test_worker_process_that_died_between_requests_leaves_no_open_socket(drive):
+    for content in ([1], [2]):
+        atomic_files.write_json(drive / "a.json", content)
+        (worker,) = file_access._mount(str(drive))._idle
+        channel, process = worker._channel, worker._process
+        process.kill()
+        process.wait()
+        assert atomic_files.read_json(drive / "a.json") == content
+        assert channel.fileno() == -1 and worker._process is not process
+
+
 def test_a_process_ends_while_its_question_hangs(drive, spawn):
     os.mkfifo(drive / "hangs")
     process = spawn(ENDS, drive / "hangs", ML_FACTORY_MOUNTS=str(drive))
