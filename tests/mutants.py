@@ -100,25 +100,31 @@ def killed_by(site: Site, root: Path, seconds: float) -> str:
     path, deadline = root / site.file, time.monotonic() + seconds
     text = path.read_bytes()
     path.write_bytes(text[: site.start] + site.new.encode() + text[site.end :])
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
     try:
-        for name, files in zip(("own tests", "package"), tests_of(site, root), strict=True):
-            call = {"cwd": root, "capture_output": True, "timeout": deadline - time.monotonic()}
-            if files and subprocess.run([*command, *files], **call).returncode == 1:
-                return name
-        return ""
+        rounds = zip(("own tests", "package"), tests_of(site, root), strict=True)
+        found = ((name, failing(files, root, deadline - time.monotonic())) for name, files in rounds if files)
+        killer, test = next((one for one in found if one[1]), ("", ""))
     except subprocess.TimeoutExpired:
         return "time"
     finally:
         path.write_bytes(text)
+    if test and failing([test], root, None):
+        raise SystemExit(f"{test} fails without a mutant: mend it first, no mutant can be judged by it")
+    return killer
+
+
+def failing(tests: Sequence[str], root: Path, seconds: float | None) -> str:
+    """Return the id of the first of these tests that fails, or "". Raises TimeoutExpired."""
+    command = [sys.executable, "-m", "pytest", "-xq", "-p", "no:cacheprovider", "-m", "not notebooks and not soak"]
+    done = subprocess.run([*command, *tests], cwd=root, capture_output=True, text=True, timeout=seconds)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[-1].split(" ", 1)[1].split(" - ")[0] if failed else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--only", default="")
+    for name, usual in (("--count", 100), ("--seed", 0), ("--seconds", 600.0), ("--only", "")):
+        parser.add_argument(name, type=type(usual), default=usual)
     for name in ("--sites", "--json"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args(argv)
@@ -133,15 +139,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             site = every[name]
             round_ = "equivalent" if name in EQUIVALENT else killed_by(site, root, options.seconds)
             report.append(asdict(site) | {"site": name, "killed_by": round_})
-            print(
-                f"{round_ or 'SURVIVED':10} {site.file}:{site.line} {site.function}: {site.old} -> {site.new}",
-                flush=True,
-            )
+            change = f"{site.function}: {site.old} -> {site.new}"
+            print(f"{round_ or 'SURVIVED':10} {site.file}:{site.line} {change}", flush=True)
             if options.json:
                 options.json.write_text(json.dumps(report, indent=1))
     tried = [one["killed_by"] for one in report if one["killed_by"] != "equivalent"]
     print(f"{sum(map(bool, tried))} of {len(tried)} mutants killed, {tried.count('time')} of them by the time limit")
-    return 0
 
 
 if __name__ == "__main__":

@@ -143,6 +143,8 @@ def opened(address: str, notebook: str, folder: Path) -> Iterator[Notebook]:
     options.binary_location = shutil.which("chromium")
     browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
+        # Without focus JupyterLab has no current widget, and its commands reach no notebook.
+        browser.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         browser.get(f"{address}/lab/tree/colab_notebooks/{notebook}?reset")
         page = Notebook(browser)
         page.wait("JupyterLab", lambda: browser.execute_script("return !!window.jupyterapp;"))
