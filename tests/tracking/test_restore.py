@@ -92,6 +92,22 @@ def test_notebook_05_takes_base_models_and_the_stack_from_wandb_when_asked(
     assert stack.path.name == first.artifact.name and KEY not in output
 
 
+def test_train_with_source_wandb_uses_artifact_of_wandb_and_raises_without_one(
+    prepared, prepared_template, tmp_path, monkeypatch, service
+):
+    store, done = service(), settle(monkeypatch)
+    first = pipeline.train(prepared, "DEMO", 5, "linear", quick=True)
+    assert all(done())
+    shutil.copytree(prepared_template, tmp_path / "empty")
+    monkeypatch.setattr("ml_factory.workflows.train.build_model", None)  # nothing is trained
+    restored = pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
+    assert restored.reused and restored.artifact_hash == first.artifact_hash
+    assert restored.predictions_hash == first.predictions_hash and all(done())
+    shutil.rmtree(store)
+    with pytest.raises(NotPreparedError, match="W&B has no such model"):
+        pipeline.train(tmp_path / "empty", "DEMO", 5, "linear", quick=True, source="wandb")
+
+
 def snapshot_of(manager: CheckpointManager, folder: Path) -> RunSnapshot:
     return RunSnapshot(manager.run, str(manager.home_folder), (manager.run, "r-fold0"), ((str(folder), "part-*.json"),))
 

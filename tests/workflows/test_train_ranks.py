@@ -1,5 +1,6 @@
 """torchrun from the command line: two processes, the numbers of one, and one of them writes."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from ml_factory import pipeline
+from ml_factory.errors import FactoryError
 from ml_factory.storage.workspace import Workspace
+from ml_factory.workflows import train_ranks
 from tests.conftest import ROOT
 
 SETTINGS = {"dropout": 0.0, "epochs": 2, "hidden": 8, "lookback": 6, "threads": 1, "precision": "fp32", "device": "cpu"}
@@ -60,3 +63,56 @@ def test_two_processes_from_the_command_line_give_the_losses_of_one_and_one_writ
 def test_a_booster_has_no_use_for_a_second_process(prepared):
     told, said = two_processes(prepared.root, "lightgbm", {"rounds": 5, "threads": 1})
     assert not told["reused"] and told["run_id"] and "Another process" not in said
+
+
+@pytest.fixture
+def further_rank(monkeypatch):
+    """Make this process rank 1 of a torchrun group, as far as the environment says it."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "group")
+    monkeypatch.setenv("RANK", "1")
+
+
+def files_of(workspace: Workspace) -> dict:
+    return {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*") if path.is_file()}
+
+
+def test_train_of_booster_in_further_rank_returns_none_and_writes_nothing(prepared, further_rank):
+    before = files_of(prepared)
+    assert pipeline.train(prepared, "DEMO", 5, "lightgbm", quick=True) is None
+    assert files_of(prepared) == before
+
+
+def test_train_of_network_in_further_rank_fits_on_training_rows_and_writes_nothing(prepared, further_rank, monkeypatch):
+    monkeypatch.setattr(train_ranks, "broadcast_decision", lambda spec, fitting=False: True)
+    honest, fitted = train_ranks.training_data, []
+
+    class Recorded:
+        def fit(self, *rows, validation):
+            fitted.append((rows, validation))
+
+    def observed(data, spec):
+        training = honest(data, spec)
+        wanted.append((training.train, training.held_out))
+        return dataclasses.replace(training, model=Recorded())
+
+    wanted, before = [], files_of(prepared)
+    monkeypatch.setattr(train_ranks, "training_data", observed)
+    assert pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS) is None
+    assert len(fitted) == 1 and fitted[0][0][0] is wanted[0][0][0] and fitted[0][1] is wanted[0][1]
+    assert files_of(prepared) == before
+
+
+def test_train_in_further_rank_raises_factory_error_after_rank_0_left(prepared, further_rank, monkeypatch):
+    monkeypatch.setattr(train_ranks, "broadcast_decision", lambda spec, fitting=False: True)
+
+    class Left:
+        def fit(self, *rows, validation):
+            raise RuntimeError("[gloo] Connection closed by peer")
+
+    monkeypatch.setattr(
+        train_ranks,
+        "training_data",
+        lambda data, spec: type("Setup", (), {"model": Left(), "train": (), "held_out": ()}),
+    )
+    with pytest.raises(FactoryError, match="Rank 0 has left this training"):
+        pipeline.train(prepared, "DEMO", 5, "gru", quick=True, model_settings=SETTINGS)
