@@ -103,7 +103,8 @@ def infer_bar_minutes(stamp_ns: np.ndarray) -> int:
     It is the most frequent distance if that divides an hour and every stamp is a multiple of it, else 1: all stamps of
     bars of n minutes lie on the grid of n minutes, and those of shorter bars, however rare, do not.
     """
-    steps = np.diff(np.unique(stamp_ns))
+    steps = np.diff(np.sort(stamp_ns, kind="stable"))  # np.unique hashes: 15 times slower on stamps that are in order
+    steps = steps[steps > 0]
     if len(steps) < LEAST_STEPS:
         return 1
     spacing, count = np.unique(steps, return_counts=True)
