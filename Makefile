@@ -15,7 +15,7 @@ BENCH ?= resample barriers weights scaling features pipeline checkpoints
 
 switch = $(if $(filter-out 0 false no,$(1)),$(2))
 
-.PHONY: picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
+.PHONY: kernels picture browser peers help setup run test soak sample mutants test-xla lint format map notebooks bench bench-training chaos colab matrix badges faults clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -43,7 +43,11 @@ run: setup  ## the eight notebooks: DATA=bars.parquet SYMBOL=MES for your own ba
 		$${ML_RUN_STAMP:+--stamp "$$ML_RUN_STAMP"} $${ML_RUN_DECIMAL:+--decimal "$$ML_RUN_DECIMAL"} \
 		$${ML_RUN_COLUMNS:+--columns "$$ML_RUN_COLUMNS"}
 
-test: setup  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
+# Each of the tests' processes would compile what it meets first, some of it twice.
+kernels: setup  ## compile numba's kernels once for this checkout, on all cores
+	@$(PY) -c 'from ml_factory.features.build import FeatureSpec; from ml_factory.workflows.warm_kernels import compile_kernels; compile_kernels(FeatureSpec().families)'
+
+test: kernels  ## the tests, without whole notebooks and campaigns (`make soak`); ARGS='-k splits' goes to pytest
 	@$(PY) -m pytest $(SPREAD) -m 'not notebooks and not soak' $(ARGS)
 
 mutants: setup  ## change the library in 100 places, one at a time, and count the changes that tests see; ARGS='--count 20'
