@@ -12,6 +12,7 @@ from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, training
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interruptible, resume_line
+from ml_factory.redaction import RedactedStream
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False,
@@ -29,6 +30,9 @@ for verb in VERBS:
 
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error."""
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, RedactedStream) else RedactedStream(stream) for stream in (sys.stdout, sys.stderr)
+    )
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[StderrHandler()])
     logging.getLogger("ml_factory.training").setLevel(logging.INFO)  # the progress line
     try:

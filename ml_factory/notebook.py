@@ -20,6 +20,7 @@ from ml_factory.checkpoints.uploader import status_line
 from ml_factory.errors import NotPreparedError
 from ml_factory.heartbeat import on_screen
 from ml_factory.models.registry import available_models, spec_of
+from ml_factory.redaction import redact
 from ml_factory.storage import file_access
 from ml_factory.storage.atomic_files import disk_errors, is_file, names_in
 from ml_factory.storage.workspace import Workspace, parse_raw_name
@@ -42,7 +43,7 @@ def show(*things: Any) -> None:
         if hasattr(thing, "savefig"):
             display(_picture(thing))
         elif isinstance(thing, str):
-            print(thing)
+            print(redact(thing))
         elif isinstance(thing, pd.DataFrame):
             with pd.option_context("display.max_colwidth", None):  # run ids are shown whole
                 numbers = dict.fromkeys(thing.select_dtypes("number"), 4)

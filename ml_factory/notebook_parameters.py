@@ -130,6 +130,13 @@ def check_parameters(family: str = "", *, shell: Any = None) -> types.SimpleName
     injected = [name for text in cells if text.startswith(INJECTED_TITLE) for name in _assigned(text)]
     known = declared | {name: _kind_of(name, declared, where="-p") for name in injected}
     values = {name: _checked(name, kind, shell.user_ns[name]) for name, kind in known.items()}
+    for name, value in values.items():
+        if redact(str(value)) != str(value):
+            raise SettingsError(
+                "This parameter holds a secret, which stays in the cell above and in every copy of this notebook",
+                where=name, wanted="secrets in environment variables or Colab's secrets",
+                next_step="remove it from the cell, delete executed copies, and replace the secret at its service",
+            )  # fmt: skip
     _check_values(values, family)
     show_in_cells()
     if os.environ.get("ML_FACTORY_QUICK") == "1" and "QUICK" in values:

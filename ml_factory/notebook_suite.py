@@ -9,6 +9,8 @@ from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.lazy_module import LazyModule
 from ml_factory.notebook_parameters import SHARED, convert_parameters, notebook_parameters
 from ml_factory.progress import phase
+from ml_factory.redaction import redact
+from ml_factory.storage.atomic_files import write_bytes_atomic
 from ml_factory.storage.workspace import Workspace
 
 papermill = LazyModule("papermill")
@@ -60,11 +62,20 @@ def run_notebook(path: Path, out: Path, given: Mapping[str, str], *, folder: Pat
             kernel_name="python3", extra_arguments=["--IPKernelApp.log_level=50"],  # hides the kernel's log
         )  # fmt: skip
     except papermill.PapermillExecutionError as error:
+        _redact_file(out)
         raise NotebookError(
             f"{path.name} stopped: {error.ename}: {error.evalue}", where=f"cell {error.cell_index + 1}",
             next_step=f"open {out}, which shows the cell and its traceback",
         ) from error  # fmt: skip
+    _redact_file(out)
     return out
+
+
+def _redact_file(path: Path) -> None:
+    """Rewrite a text file without the secrets that it holds, such as one given as a notebook's parameter."""
+    text = path.read_text(encoding="utf-8")
+    if (redacted := redact(text)) != text:
+        write_bytes_atomic(path, redacted.encode("utf-8"))
 
 
 def run_suite(

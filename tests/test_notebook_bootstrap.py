@@ -103,10 +103,22 @@ def test_no_repository_is_said_with_the_way_out_and_leaves_nothing_to_trip_over(
     assert code == 0, said
 
 
-def test_a_token_in_the_address_is_not_shown(run, tmp_path):
-    code, said = run(ML_FACTORY_REPOSITORY="https://someone:SECRET-TOKEN@127.0.0.1:9/x/y")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://someone:SECRET-TOKEN@127.0.0.1:9/x/y",
+        "https://SECRET-TOKEN@127.0.0.1:9/x/y",
+        "https://127.0.0.1:9/x/y?private_token=SECRET-TOKEN",
+        "https://127.0.0.1:9/x/y?a=1&access_token=SECRET-TOKEN",
+        "https://127.0.0.1:9/x/y#token=SECRET-TOKEN",
+        "https://127.0.0.1:9/x/y;token=SECRET-TOKEN",
+        "https://someone:SECRET%40TOKEN@127.0.0.1:9/x/y?key=SECRET-TOKEN",
+    ],
+)
+def test_a_token_in_the_address_is_not_shown(address, run, tmp_path):
+    code, said = run(ML_FACTORY_REPOSITORY=address)
     assert code != 0 and "127.0.0.1:9/x/y" in said
-    assert "SECRET-TOKEN" not in said
+    assert "SECRET" not in said and "TOKEN" not in said
     assert not any("SECRET" in path.name for path in (tmp_path / "home").rglob("*"))
 
 

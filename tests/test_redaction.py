@@ -5,10 +5,12 @@ import logging
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.errors import SettingsError
+from ml_factory.notebook_suite import run_notebook
 from ml_factory.redaction import LOGGERS, has_wandb_key, known_secrets, redact
 from ml_factory.storage.atomic_files import write_json
 from ml_factory.tracking.tracker import Tracker, read_log
@@ -26,13 +28,34 @@ def bare(monkeypatch, tmp_path):
     return tmp_path / "netrc"
 
 
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "PGPASSWORD", "DB_PASSWORD", "OPENAI_KEY"])
+NAMES = [
+    "WANDB_API_KEY", "HF_TOKEN", "MY_SECRET", "PGPASSWORD", "DB_PASSWORD", "OPENAI_KEY", "GITHUB_PAT",
+    "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "SECRET_KEY_BASE", "MYSQL_PWD",
+    "SMTP_PASS", "SSH_PASSPHRASE", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "NPM_AUTH",
+    "AZURE_STORAGE_CONNECTION_STRING", "GOOGLE_CREDENTIALS", "DJANGO_SECRET_KEY", "APP_JWT", "MYAPIKEY",
+    "TWINE_PASSWORD",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_by_the_names_of_variables(monkeypatch, name):
     monkeypatch.setenv(name, f" {LONG}\n")
     assert redact(f"Bearer {LONG}, twice {LONG}") == "Bearer [redacted], twice [redacted]"
 
 
-@pytest.mark.parametrize("name", ["MONKEY", "KEYBOARD", "TOKENIZERS_PARALLELISM", "SSH_KEY_PATH"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MONKEY",
+        "KEYBOARD",
+        "TOKENIZERS_PARALLELISM",
+        "SSH_KEY_PATH",
+        "SSH_AUTH_SOCK",
+        "COMPASS",
+        "PASS_COUNT",
+        "OLDPWD",
+    ],
+)
 def test_other_variables_are_no_keys(monkeypatch, name):
     monkeypatch.setenv(name, LONG)
     assert LONG not in known_secrets() and redact(f"see {LONG}") == f"see {LONG}"
@@ -65,6 +88,72 @@ def test_the_longest_first(monkeypatch):
 def test_where_a_key_lies_is_no_key(monkeypatch, name):
     monkeypatch.setenv("MY_KEY", name)
     assert redact(f"read from {name}") == f"read from {name}"
+
+
+@pytest.mark.parametrize("value", ["/wJalrXUtnFEMI7MDENG/bPxRfiCY", "~wJalrXUtnFEMI7MD", ".wJalrXUtnFEMI7MDENG"])
+def test_redact_value_that_begins_like_a_path_is_replaced(monkeypatch, value):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", value)
+    assert redact(f"sent {value}") == "sent [redacted]"
+
+
+def test_redact_password_of_url_in_environment_is_replaced_alone(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://reader:correct-horse@db.example.com/bars")
+    assert redact("the server refused correct-horse of reader") == "the server refused [redacted] of reader"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://user:p%40ss@host/db", "postgresql://user:[redacted]@host/db"),
+        ("mysql://user:a@b@host/db", "mysql://user:[redacted]@host/db"),
+        ("https://ghp_abcdefghijklmnopqrstuvwx012345@github.com/a/b", "https://[redacted]@github.com/a/b"),
+        ("https://host/a?private_token=abc&page=1", "https://host/a?private_token=[redacted]&page=1"),
+        ("https://host/a#access_token=abc", "https://host/a#access_token=[redacted]"),
+        ("https://host/a?X-Amz-Signature=abc", "https://host/a?X-Amz-Signature=[redacted]"),
+        ("host=h user=u password=abc dbname=d", "host=h user=u password=[redacted] dbname=d"),
+        ("Authorization: Bearer abcdefghijklmnop1234", "Authorization: Bearer [redacted]"),
+        ("key sk-proj-abcdefghijklmnop1234 ends", "key [redacted] ends"),
+        ("AKIAIOSFODNN7EXAMPLE", "[redacted]"),
+        ("a eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeK b", "a [redacted] b"),
+        ('{"address": "https://u:p@h/x", "n": 1}', '{"address": "https://u:[redacted]@h/x", "n": 1}'),
+    ],
+)
+def test_redact_secret_known_by_its_form_is_replaced(text, shown):
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://user@host/db", "ssh://git@github.com/a/b", "git@github.com:a/b", "gs://bucket/prefix",
+        "https://host/a?symbol=MES&horizon=5", "task-risk-2024-and-more-words-behind", "2026-11-22T10:00:00Z",
+        "xgboost-h20-s0-0123456789", "keyword=value",
+    ],
+)  # fmt: skip
+def test_redact_ordinary_text_stays(text):
+    assert redact(text) == text
+
+
+def test_redact_private_key_block_is_replaced():
+    block = "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nabcd\n-----END RSA PRIVATE KEY-----"
+    assert redact(f"before {block} after") == "before [redacted] after"
+
+
+def test_command_line_prints_no_password_of_data_address(call):
+    address = "https://user:correct-horse@127.0.0.1:9/bars.parquet?token=battery-staple"
+    code, out, error = call("prepare", "--data", address, "--symbol", "MES")
+    assert code != 0 and "127.0.0.1:9" in out + error
+    assert "correct-horse" not in out + error and "battery-staple" not in out + error
+
+
+def test_run_notebook_with_secret_as_parameter_leaves_none_in_executed_copy(tmp_path):
+    token = "ghp_abcdefghijklmnopqrstuvwx012345"
+    cell = nbformat.v4.new_code_cell("#@title Parameters\nSYMBOL: str = ''", metadata={"tags": ["parameters"]})
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_code_cell("print(SYMBOL)")]), tmp_path / "a.ipynb"
+    )
+    out = run_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
+    assert token not in out.read_text() and out.read_text().count("[redacted]") >= 2
 
 
 @pytest.fixture(params=HARD, ids=["slashes", "quotes"])

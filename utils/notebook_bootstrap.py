@@ -17,9 +17,9 @@ FOLDED = {"cellView": "form", "jupyter": {"source_hidden": True}, "tags": ["boot
 # At most 14 lines; the linter holds each notebook to this text, in which <slug> and <ref> come from pyproject.toml.
 CELL = r"""
 #@title Find the code, or fetch it { display-mode: "form" }
-import importlib, os, pathlib, subprocess, sys  # noqa: E401, I001
+import importlib, os, pathlib, re, subprocess, sys  # noqa: E401, I001
 url, ref = os.environ.get("ML_FACTORY_REPOSITORY", "https://github.com/<slug>"), os.environ.get("ML_FACTORY_REF", "<ref>")
-here, drive, shown = pathlib.Path.cwd(), pathlib.Path("/content/drive"), url.split("@")[-1]  # shown: without a token
+here, drive, shown = pathlib.Path.cwd(), pathlib.Path("/content/drive"), re.split("[?#;]", url.split("@")[-1])[0]  # shown: without a token
 kept = pathlib.Path.home() / ".cache" / "ml_factory" / f"{shown}-{ref}".replace("/", "-").replace(":", "")  # a local disk, never Drive
 found = [place for place in (here, *here.parents, kept) if (place / "utils" / "notebook_bootstrap.py").is_file()]
 if not found and "/OWNER/" in url and ("COLAB_RELEASE_TAG" in os.environ or pathlib.Path("/var/colab/hostname").exists()) and not (drive / "MyDrive").is_dir():
@@ -27,7 +27,7 @@ if not found and "/OWNER/" in url and ("COLAB_RELEASE_TAG" in os.environ or path
 found += [*here.glob("ml_factory-*.whl"), *drive.glob("MyDrive/ml_factory/ml_factory-*.whl")]
 clone = 'case "$1" in */OWNER/*) echo its owner is a placeholder >&2; exit 1; esac; export GIT_TERMINAL_PROMPT=0; git clone -q --depth=1 -b "$2" "$1" "$3" || git clone -q --depth=1 "$1" "$3"'
 if not found and (done := subprocess.run(["/bin/sh", "-c", clone, "sh", url, ref, f"{kept}.{os.getpid()}"], capture_output=True, text=True)).returncode:
-    raise RuntimeError(f"Could not fetch {ref} from {shown}: {done.stderr.strip().replace(url, shown)}. Next: put what `make colab` writes into MyDrive/ml_factory, or set ML_FACTORY_REPOSITORY and ML_FACTORY_REF")
+    raise RuntimeError(f"Could not fetch {ref} from {shown}: " + re.sub(r"\S+://\S+", shown, done.stderr.strip()) + ". Next: put what `make colab` writes into MyDrive/ml_factory, or set ML_FACTORY_REPOSITORY and ML_FACTORY_REF")
 sys.path.insert(0, str(found[0] if found else f"{kept}.{os.getpid()}"))
 importlib.import_module("utils.notebook_bootstrap").use_code(pathlib.Path(sys.path[0]), kept, ref)
 """.strip()  # noqa: E501
