@@ -149,9 +149,9 @@ def test_command_line_prints_no_password_of_data_address(call):
 def test_run_notebook_with_secret_as_parameter_leaves_none_in_executed_copy(tmp_path):
     token = "ghp_abcdefghijklmnopqrstuvwx012345"
     cell = nbformat.v4.new_code_cell("#@title Parameters\nSYMBOL: str = ''", metadata={"tags": ["parameters"]})
-    nbformat.write(
-        nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_code_cell("print(SYMBOL)")]), tmp_path / "a.ipynb"
-    )
+    cells = [cell, nbformat.v4.new_code_cell("print(SYMBOL)")]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), tmp_path / "a.ipynb")
     out = run_notebook(tmp_path / "a.ipynb", tmp_path / "out.ipynb", {"SYMBOL": token})
     assert token not in out.read_text() and out.read_text().count("[redacted]") >= 2
 
