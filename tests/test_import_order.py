@@ -17,8 +17,8 @@ PACKAGE = ROOT / "ml_factory"
 MAP_TEXT = """
 numba_cache cpu_count redaction errors seeding lazy_module compile_times progress heartbeat
 storage.worker_process storage.mount_table storage.atomic_replace storage.file_access storage.atomic_files
-storage.locks storage.safetensors_layout storage.serialization storage.bucket_sync storage.workspace
-storage.compile_cache storage.pending_uploads storage.artifact_registry
+storage.locks storage.safetensors_header storage.safetensors_layout storage.serialization storage.bucket_sync
+storage.workspace storage.compile_cache storage.pending_uploads storage.artifact_registry
 checkpoints.staging_buffer checkpoints.session_lifetimes checkpoints.schedule checkpoints.session_planner
 checkpoints.compute_session checkpoints.file_format checkpoints.slot_pool checkpoints.leases checkpoints.slots
 checkpoints.mount_slots checkpoints.uploader checkpoints.stop_signals checkpoints.phase checkpoints.latest_training
@@ -201,3 +201,9 @@ def test_the_models_registry_loads_no_network_and_no_booster():
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_process_that_writes_checkpoints_loads_no_numpy():
+    ask = "import sys, ml_factory.checkpoints.mount_slots; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "False"

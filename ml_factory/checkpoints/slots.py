@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from ml_factory.checkpoints.file_format import (
     ForeignFileError,
@@ -27,8 +26,7 @@ from ml_factory.storage.atomic_files import FULL, Disk
 
 MIN_KEPT = 2
 _MAX_UNFINISHED = 4  # writes that may hang at once: a mount that hangs gets no more children
-_LARGEST_SEQUENCE = 1 << 62  # the footer's has 64 bits
-T = TypeVar("T")
+_LARGEST_SEQUENCE = 1 << 62  # the seal's has 64 bits
 
 
 class Slots:
@@ -52,11 +50,13 @@ class Slots:
         """
         return self._verify_slots(unit, self.pool.scan(), trust_seen)
 
-    def latest_valid(self, unit: Unit, read: Callable[[bytearray], T]) -> tuple[dict | None, T | None, list[str]]:
-        """Load the newest valid checkpoint: (info of the highest sequence that verifies, the result of `read` on its
-        payload, skipped slots with reasons).
+    def latest_valid(
+        self, unit: Unit, decode: Callable[[bytearray], dict]
+    ) -> tuple[dict | None, dict | None, list[str]]:
+        """Load the newest valid checkpoint: (info of the highest sequence that verifies, its state, skipped slots with
+        reasons).
 
-        read : may raise CheckpointError; that checkpoint is skipped, too.
+        decode : `decode_state`, which a child process that only writes does not import.
         Raises WorkspaceError when none was found and the disk refused a slot that may hold one: starting from scratch
         then would lose it.
         """
@@ -65,10 +65,10 @@ class Slots:
         refused = [slot.error for slot in owned if slot.error]
         whole = [slot for slot in owned if not slot.fault]
         for slot in sorted(whole, key=lambda slot: recency(slot.header.info), reverse=True):
-            payload = bytearray()
+            content = bytearray()
             try:
-                info = read_container(self.pool.disk, slot.path, payload)
-                return {**info, "path": str(slot.path)}, read(payload), skipped
+                info = read_container(self.pool.disk, slot.path, content)
+                return {**info, "path": str(slot.path)}, decode(content), skipped
             except (CheckpointError, WorkspaceError) as error:
                 skipped.append(f"{slot.path.name}: {error}")
                 refused += [error] if isinstance(error, WorkspaceError) else []
@@ -162,17 +162,17 @@ class Slots:
 
     # ------------------------------------------------------------------ writing
 
-    def write(self, unit: Unit, keep: int, info: dict, payload: memoryview) -> dict:
-        """Write the next slot and read it back; return its info, with its `sequence`, and `wrote_seconds` until it
-        was on the disk.
+    def write(self, unit: Unit, keep: int, info: dict, state: memoryview | bytes) -> dict:
+        """Write the encoded state to the next slot and read it back; return its info, with its
+        `sequence`, and `wrote_seconds` until it was on the disk.
 
         Raises WorkspaceError or CheckpointError; the retained checkpoints still stand then, at least the newest two.
         """
         info = {"run": unit.run, "phase": unit.phase, "lease": self.lease.to_dict(), **info}
-        disk, size = self.pool.disk, len(payload) + (1 << 13)
+        disk, size = self.pool.disk, len(state) + (1 << 13)
 
         def store(path: Path, sequence: int) -> dict:
-            return write_container(disk, path, {**info, "sequence": sequence}, payload)
+            return write_container(disk, path, {**info, "sequence": sequence}, state)
 
         return self._write(unit, keep, store, size, writer_rank(info["lease"]))
 

@@ -1,6 +1,6 @@
 """Staging buffer: the in-memory copy of a state, reused by every save, which a child process can read.
 
-The buffer is an anonymous file in memory, mapped by both processes: payloads never pass a pipe. Its pages stay, so
+The buffer is an anonymous file in memory, mapped by both processes: states never pass a pipe. Its pages stay, so
 every save is one copy at the speed of memory; the pages of the first save are allocated beforehand, in the background.
 States on a CUDA device are copied into the same pages, pinned.
 """

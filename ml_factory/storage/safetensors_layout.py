@@ -10,16 +10,18 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ml_factory.errors import CheckpointError
+from ml_factory.storage.safetensors_header import join_header
 
-_NAMES = {
-    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64", "i8": "I64",
-    "f2": "F16", "f4": "F32", "f8": "F64",
+# Name in NumPy and torch -> name in the file, of the types that each of the three has.
+DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
-_ALIGN = 64
 _BLOCK = 1 << 19  # bytes, a good part of a core's own cache
 
 
@@ -34,14 +36,13 @@ class TensorEntry:
     Parameters
     ----------
     data : flat and contiguous NumPy array, or torch tensor on a CUDA device; not copied yet.
-    shape : as written to the file.
-    path : position in the state, such as ['opt']['step'].
+    dtype, shape : as written to the file; "uint8" for raw bytes.
     floats : "" or the dtype whose values must all be finite (`data` may hold it as raw bytes).
     """
 
     data: object
+    dtype: str
     shape: tuple[int, ...]
-    path: str
     floats: str = ""
 
     @property
@@ -54,32 +55,29 @@ class Layout:
 
     Parameters
     ----------
-    entries : name -> array.
+    entries : name -> array; a name is the array's position in the state, such as ['opt']['step'].
 
     Attributes: `size`, bytes of the file.
     """
 
     def __init__(self, entries: dict[str, TensorEntry]):
         # Wide items first, so that each array stands at a multiple of its item; the format allows no holes.
-        order = sorted(entries, key=lambda name: -_itemsize(entries[name]))
-        table, offset, positions = {}, 0, []
-        for name in order:
-            entry = entries[name]
-            end = offset + _bytes(entry)
-            dtype = "U8" if entry.on_device else _NAMES[entry.data.dtype.str[1:]]
-            table[name] = {"dtype": dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
-            positions.append((entry, offset, end))
-            offset = end
-        text = json.dumps(table, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % _ALIGN)
-        self._head = len(text).to_bytes(8, "little") + text
-        self._positions = [(entry, len(self._head) + start, len(self._head) + end) for entry, start, end in positions]
-        self.size = len(self._head) + offset
+        order = sorted(entries, key=lambda name: -np.dtype(entries[name].dtype).itemsize)
+        ends = list(accumulate((entries[name].data.nbytes for name in order), initial=0))
+        spans = dict(zip(order, pairwise(ends), strict=True))
+        table = {
+            name: {"dtype": DTYPES[entries[name].dtype], "shape": entries[name].shape, "data_offsets": span}
+            for name, span in spans.items()
+        }
+        self._head = join_header(json.dumps(table, separators=(",", ":")).encode())
+        first = len(self._head)
+        self._positions = [(name, entries[name], first + start, first + end) for name, (start, end) in spans.items()]
+        self.size = first + ends[-1]
 
     @property
     def on_device(self) -> bool:
         """True when an array is still on an accelerator, so that pinned pages are faster."""
-        return any(entry.on_device for entry, *_ in self._positions)
+        return any(entry.on_device for _, entry, *_ in self._positions)
 
     def fill(self, buffer: memoryview) -> None:
         """Copy every array into the first `size` bytes of the buffer.
@@ -89,40 +87,32 @@ class Layout:
         """
         buffer[: len(self._head)] = self._head
         flat, bad = np.frombuffer(buffer, np.uint8), []
-        for entry, start, end in self._positions:
+        for name, entry, start, end in self._positions:
             if not entry.on_device and not _copy(entry, flat[start:end]):
-                bad.append(entry.path)
+                bad.append(name)
         bad += list(self._from_device(buffer))
         if bad:
             raise NonFiniteError(
                 "This state is not saved: a weight or an optimizer tensor is not finite",
-                where=min(bad), got=f"NaN or infinity in {len(bad)} of {len(self._positions)} arrays",
+                where=f"state{min(bad)}", got=f"NaN or infinity in {len(bad)} of {len(self._positions)} arrays",
                 next_step="go on from the last checkpoint, which is from before; lower lr if it comes again",
             )  # fmt: skip
 
     def _from_device(self, buffer: memoryview) -> Iterator[str]:
-        """Queue every device copy, wait once; yield the paths of arrays that are not finite."""
-        positions = [(entry, start, end) for entry, start, end in self._positions if entry.on_device]
+        """Queue every device copy, wait once; yield the names of arrays that are not finite."""
+        positions = [position for position in self._positions if position[1].on_device]
         if not positions:
             return
         torch = sys.modules["torch"]
-        for entry, start, end in positions:
+        for _, entry, start, end in positions:
             if end > start:
                 target = torch.frombuffer(buffer, dtype=torch.uint8, count=end - start, offset=start)
                 target.copy_(entry.data.view(torch.uint8), non_blocking=True)
-        checked = [(entry.path, torch.isfinite(entry.data).all()) for entry, *_ in positions if entry.floats]
+        checked = [(name, torch.isfinite(entry.data).all()) for name, entry, *_ in positions if entry.floats]
         finite = torch.stack([check.to(checked[0][1].device) for _, check in checked]).tolist() if checked else []
-        for device in {entry.data.device for entry, *_ in positions}:
+        for device in {entry.data.device for _, entry, *_ in positions}:
             torch.cuda.synchronize(device)
-        yield from (path for (path, _), ok in zip(checked, finite, strict=True) if not ok)
-
-
-def _itemsize(entry: TensorEntry) -> int:
-    return entry.data.element_size() if entry.on_device else entry.data.itemsize
-
-
-def _bytes(entry: TensorEntry) -> int:
-    return entry.data.numel() * entry.data.element_size() if entry.on_device else entry.data.nbytes
+        yield from (name for (name, _), ok in zip(checked, finite, strict=True) if not ok)
 
 
 def _copy(entry: TensorEntry, target: np.ndarray) -> bool:

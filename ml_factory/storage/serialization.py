@@ -1,7 +1,8 @@
 """Nested state to bytes and back, exactly: arrays in safetensors, the tree around them in JSON, no pickle.
 
-One safetensors file holds each array under a running number, and under `tree` the JSON with the position of each. In
-that JSON a list is a list of the state, and an object is always a tag: {"dict": {...}}, {"array": ["3", "<f4"]}.
+One safetensors file holds each array under its position in the state, such as ['network']['0.weight'], and under `tree`
+the JSON of the state. In it a list is a list of the state, and an object is always a tag: {"dict": {...}},
+{"array": ["['loss']", "<f4", [2, 3]]}. Files of earlier versions number the arrays.
 Reading runs no code: every type named in a file is looked up in a fixed list.
 """
 
@@ -20,15 +21,14 @@ from safetensors.numpy import load
 from ml_factory.errors import CheckpointError
 from ml_factory.lazy_module import import_module
 from ml_factory.storage.atomic_files import read_file, write_bytes_atomic
-from ml_factory.storage.safetensors_layout import Layout, TensorEntry
+from ml_factory.storage.safetensors_layout import DTYPES, Layout, TensorEntry
 
 VERSION = 1
 _TREE = "tree"
 _MAX_DEPTH = 100
 _PLAIN_DTYPE = re.compile(r"[<>|]([biufcmM])(\d{1,2})(\[\d*[A-Za-zμ]{1,7}\])?|[<>|][US]\d{1,9}")
 # Dtypes that safetensors and NumPy both have; others are stored as raw bytes with their dtype's name.
-_NATIVE_TENSORS = {"bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"}
-_RAW_TENSORS = {"uint16", "uint32", "uint64", "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
+_TENSORS = {*DTYPES, "bfloat16", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"}
 _MUST_BE_FINITE = {"float16", "bfloat16", "float32", "float64"}
 # Arrays below these names are trained parameters; other arrays (forecasts, features) may hold NaN.
 _TRAINED = re.compile(r"\['(network|model|module|weights|params|parameters|optimizer|ema|coef|state_dict)'\]")
@@ -54,7 +54,7 @@ def plan_layout(state: dict, *, finite: bool = False) -> Layout:
         entries = {name: replace(blob, floats="") for name, blob in entries.items()}
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
     encoded = np.frombuffer(text.encode(), np.uint8)
-    return Layout({**entries, _TREE: TensorEntry(encoded, encoded.shape, _TREE)})
+    return Layout({**entries, _TREE: TensorEntry(encoded, "uint8", encoded.shape)})
 
 
 def encode_state(state: dict) -> bytes:
@@ -155,34 +155,33 @@ def _pack_array(array: np.ndarray, path: str, entries: dict[str, TensorEntry]) -
     """
     if not _PLAIN_DTYPE.fullmatch(array.dtype.str) or array.dtype.itemsize == 0:
         raise _unsupported_type(path, f"an array of dtype {array.dtype}")
-    flat = np.ascontiguousarray(array).reshape(-1)
-    native = array.dtype.kind in "biuf" and array.dtype.itemsize <= 8 and array.dtype.isnative
-    if not native:
-        flat = np.frombuffer(flat.tobytes(), np.uint8)
-    floats = array.dtype.name if native and array.dtype.kind == "f" and _TRAINED.search(path) else ""
-    stored = flat.reshape(array.shape) if native else flat
-    return [_add_entry(stored, path, entries, floats), array.dtype.str, list(array.shape)]
+    flat, shape, name = np.ascontiguousarray(array).reshape(-1), list(array.shape), array.dtype.name
+    if name not in DTYPES or not array.dtype.isnative:
+        flat, name = np.frombuffer(flat.tobytes(), np.uint8), ""
+    floats = name if name in _MUST_BE_FINITE and _TRAINED.search(path) else ""
+    return [_add_entry(flat, path, entries, name, shape, floats), array.dtype.str, shape]
 
 
 def _pack_tensor(tensor, path: str, entries: dict[str, TensorEntry]) -> list:
-    name = str(tensor.dtype).removeprefix("torch.")
-    torch = sys.modules["torch"]
-    if name not in _NATIVE_TENSORS | _RAW_TENSORS or tensor.layout is not torch.strided:
+    name, shape, torch = str(tensor.dtype).removeprefix("torch."), list(tensor.shape), sys.modules["torch"]
+    if name not in _TENSORS or tensor.layout is not torch.strided:
         raise _unsupported_type(path, f"a tensor of {name}, {tensor.layout}")
     floats = name if name in _MUST_BE_FINITE and "mask" not in path.rpartition("[")[2] else ""
-    if tensor.device.type == "cuda":  # stays on the device until it is copied into pinned pages
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        entry = str(len(entries))
-        entries[entry] = TensorEntry(flat, (flat.numel() * flat.element_size(),), path, floats)
-        return [entry, name, list(tensor.shape)]
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    array = flat.numpy().reshape(tuple(tensor.shape)) if name in _NATIVE_TENSORS else flat.view(torch.uint8).numpy()
-    return [_add_entry(array, path, entries, floats), name, list(tensor.shape)]
+    on_device = tensor.device.type == "cuda"  # stays on the device until it is copied into pinned pages
+    flat = (tensor if on_device else tensor.cpu()).detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    data = flat if on_device else flat.view(torch.uint8).numpy()
+    return [_add_entry(data, path, entries, name if name in DTYPES else "", shape, floats), name, shape]
 
 
-def _add_entry(array: np.ndarray, path: str, entries: dict[str, TensorEntry], floats: str = "") -> str:
-    name = str(len(entries))
-    entries[name] = TensorEntry(array.reshape(-1), tuple(array.shape), path, floats)
+def _add_entry(
+    data, path: str, entries: dict[str, TensorEntry], dtype: str = "", shape: list[int] = (), floats: str = ""
+) -> str:
+    """Add an array or a device tensor under its position in the state; return that name.
+
+    dtype, shape : as other readers see the values; raw bytes without a dtype.
+    """
+    name = path.removeprefix("state")
+    entries[name] = TensorEntry(data, dtype or "uint8", tuple(shape) if dtype else (data.nbytes,), floats)
     return name
 
 
@@ -192,27 +191,9 @@ def _unpack(node: object, arrays: dict[str, np.ndarray]) -> object:
     if not isinstance(node, dict):
         return node
     [(tag, value)] = node.items()
-    if tag == "dict":
-        return {key: _unpack(item, arrays) for key, item in value.items()}
-    if tag == "items":
-        return {_unpack(key, arrays): _unpack(item, arrays) for key, item in value}
-    if tag == "tuple":
-        return tuple(_unpack(item, arrays) for item in value)
-    if tag == "int":
-        return int(value, 16)
-    if tag == "float":
-        return struct.unpack(">d", bytes.fromhex(value))[0]
-    if tag == "bytes":
-        return arrays[value].tobytes()
-    if tag == "bytearray":
-        return bytearray(arrays[value].tobytes())
-    if tag == "array":
-        return _unpack_array(value, arrays)
-    if tag == "scalar":
-        return _unpack_array(value, arrays)[()]
-    if tag == "tensor":
-        return _unpack_tensor(value, arrays)
-    raise CheckpointError("A state holds an unknown kind of value", got=repr(tag), next_step="update ml_factory")
+    if tag not in _DECODERS:
+        raise CheckpointError("A state holds an unknown kind of value", got=repr(tag), next_step="update ml_factory")
+    return _DECODERS[tag](value, arrays)
 
 
 def _unpack_array(value: list, arrays: dict[str, np.ndarray]) -> np.ndarray:
@@ -224,7 +205,7 @@ def _unpack_array(value: list, arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 def _unpack_tensor(value: list, arrays: dict[str, np.ndarray]):
     name, dtype, shape = value
-    if dtype not in _NATIVE_TENSORS | _RAW_TENSORS:
+    if dtype not in _TENSORS:
         raise CheckpointError("A state holds a tensor of an unknown kind", got=dtype)
     try:
         torch = import_module("torch")
@@ -247,6 +228,20 @@ def _check_shape(shape: list) -> tuple[int, ...]:
     if any(type(size) is not int or size < 0 for size in shape):
         raise ValueError(f"a shape of {shape}")
     return tuple(shape)
+
+
+_DECODERS = {
+    "dict": lambda value, arrays: {key: _unpack(item, arrays) for key, item in value.items()},
+    "items": lambda value, arrays: {_unpack(key, arrays): _unpack(item, arrays) for key, item in value},
+    "tuple": lambda value, arrays: tuple(_unpack(item, arrays) for item in value),
+    "int": lambda value, arrays: int(value, 16),
+    "float": lambda value, arrays: struct.unpack(">d", bytes.fromhex(value))[0],
+    "bytes": lambda value, arrays: arrays[value].tobytes(),
+    "bytearray": lambda value, arrays: bytearray(arrays[value].tobytes()),
+    "array": _unpack_array,
+    "scalar": lambda value, arrays: _unpack_array(value, arrays)[()],
+    "tensor": _unpack_tensor,
+}
 
 
 def _unsupported_type(path: str, got: str) -> CheckpointError:

@@ -13,6 +13,7 @@ from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
+from ml_factory.storage.serialization import decode_state, encode_state
 
 UNIT = Unit("run", "train_lstm")
 
@@ -323,11 +324,11 @@ def test_what_a_later_session_saved_is_newer_whatever_the_numbers(machines):
     for number in range(4):
         one.slots.write(UNIT, 3, {"lease": {"session": "one", "fence": 1}, "metrics": {}}, b"old %d" % number)
     elsewhere = Slots(Pool(two.folder.with_name("elsewhere")), WriterId("two"))
-    saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, b"new")
+    saved = elsewhere.write(UNIT, 3, {"lease": {"session": "two", "fence": 2}, "metrics": {}}, encode_state({"x": 2}))
     assert saved["sequence"] == 1
     one.slots.copy_in(UNIT, 3, saved["path"])
-    info, payload, _ = one.slots.latest_valid(UNIT, bytes)
-    assert payload == b"new" and info["lease"]["fence"] == 2
+    info, state, _ = one.slots.latest_valid(UNIT, decode_state)
+    assert state == {"x": 2} and info["lease"]["fence"] == 2
 
 
 def test_a_training_that_was_taken_over_ends_at_its_next_save(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """One pool of slots for everything in a workspace: bounded, shared, never deleted from."""
 
 import errno
+import json
 import random
 import shutil
 import threading
@@ -8,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
 from xxhash import xxh3_128
 
 from ml_factory.checkpoints import file_format, slot_pool
@@ -16,6 +20,7 @@ from ml_factory.checkpoints.slot_pool import Pool, Unit, WriterId
 from ml_factory.checkpoints.slots import Slots
 from ml_factory.errors import CheckpointError, WorkspaceError
 from ml_factory.storage.atomic_files import Disk
+from ml_factory.storage.serialization import decode_state, encode_state
 
 MODELS = ("xgboost", "lightgbm", "catboost", "linear", "lstm", "tcn", "patchtst", "itransformer", "tft")
 
@@ -274,15 +279,63 @@ def test_a_checkpoint_copied_between_pools_is_the_same_bytes(tmp_path):
 
 
 def test_content_is_hashed_alike_in_pieces_and_whole(tmp_path, monkeypatch):
-    """By hand: XXH3 of everything before the footer."""
+    """By hand: XXH3 of everything before the seal's 40 bytes."""
     monkeypatch.setattr(file_format, "_CHUNK", 300)
     disk, info = Disk(), {"sequence": 1}
-    for size in (0, 1, 235, 236, 237, 936, 20_000):  # the header and its info take 64 bytes
-        payload = random.Random(size).randbytes(size)
-        saved = file_format.write_container(disk, tmp_path / "a", info, payload)
+    for size in (0, 1, 235, 236, 237, 936, 20_000):
+        given = {"a": random.Random(size).randbytes(size)}
+        saved = file_format.write_container(disk, tmp_path / "a", info, encode_state(given))
         content = (tmp_path / "a").read_bytes()[:-40]
         by_hand = xxh3_128(content).hexdigest()
         into = bytearray()
         assert saved["hash"] == by_hand == file_format.read_container(disk, tmp_path / "a", into)["hash"]
-        assert into == payload and content.endswith(payload)
+        assert into[:-40] == content and decode_state(into) == given
+        assert decode_state((tmp_path / "a").read_bytes()) == given
         assert file_format.copy_container(disk, tmp_path / "b", disk, tmp_path / "a")["hash"] == by_hand
+
+
+def test_another_reader_of_safetensors_finds_the_state_and_its_description(tmp_path):
+    weights = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    given = {
+        "network": {"0.weight": weights, "0.bias": weights[0].double()},
+        "p": [np.arange(6, dtype=np.uint16).reshape(2, 3), np.float32(2.5), "text"],
+        3: {"it's": np.zeros((0, 4))},
+    }
+    with written(tmp_path) as manager:
+        saved = manager.save_checkpoint("fold_1", given, force=True, metrics={"val_loss": 0.25, "best": np.inf})
+    expected = {
+        "['network']['0.weight']": weights.numpy(), "['network']['0.bias']": weights[0].double().numpy(),
+        "['p'][0]": given["p"][0], "['p'][1]": np.array(2.5, np.float32), """[3]["it's"]""": given[3]["it's"],
+    }  # fmt: skip
+    arrays = load_file(saved["path"])
+    assert set(arrays) == {*expected, "tree", "__seal__"}
+    for name, array in expected.items():
+        assert arrays[name].dtype == array.dtype and np.array_equal(arrays[name], array), name
+    with safe_open(saved["path"], "pt") as file:
+        assert torch.equal(file.get_tensor("['network']['0.weight']"), weights)
+        described = file.metadata()
+    assert [described[key] for key in ("format", "run", "phase", "sequence", "saved_at")] == [
+        "ml_factory.checkpoint/4", "r", "fold_1", "1", saved["saved_at"],
+    ]  # fmt: skip
+    assert json.loads(described["metrics"])["val_loss"] == 0.25
+    with open(saved["path"], "rb") as file:
+        assert (8 + int.from_bytes(file.read(8), "little")) % 64 == 0
+
+
+def test_a_file_overwritten_in_place_and_cut_at_any_byte_fails_and_names_its_owner(tmp_path):
+    disk, path = Disk(), tmp_path / "slot"
+    first = file_format.write_container(disk, path, {"run": "a", "sequence": 1}, encode_state(state(1, 300)))
+    old = path.read_bytes()
+    file_format.write_container(disk, path, {"run": "b", "sequence": 2}, encode_state(state(2, 300)))
+    new = path.read_bytes()
+    described = new.index(b"}") + 1  # the end of the metadata
+    assert len(old) == len(new) == first["bytes"]
+    for cut in range(len(new)):
+        for content in (new[:cut], new[:cut] + old[cut:], new[:cut] + bytes([new[cut] ^ 1]) + new[cut + 1 :]):
+            if content in (old, new):
+                continue
+            path.write_bytes(content)
+            with pytest.raises(CheckpointError):
+                file_format.read_container(disk, path)
+            if cut >= described and len(content) == len(new):
+                assert file_format.read_header(disk, path).info == {"run": "b", "sequence": 2}

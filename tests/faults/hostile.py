@@ -69,12 +69,13 @@ def damages(data: bytes) -> dict[str, bytes]:
 
 
 def oversized_containers(data: bytes) -> dict[str, bytes]:
-    """Return slots whose header states sizes that no machine has."""
+    """Return slots that state sizes that no machine has, and slots of other versions."""
     huge = (1 << 62).to_bytes(8, "little")
     return {
-        "huge payload": data[:16] + huge + data[24:],
-        "huge info": data[:12] + b"\xff\xff\xff\xff" + data[16:],
-        "a later version": data[:8] + (99).to_bytes(4, "little") + data[12:],
+        "huge file": data[:-16] + huge + data[-8:],
+        "huge header": huge + data[8:],
+        "a later version": data.replace(b"checkpoint/4", b"checkpoint/99", 1),
+        "an earlier version": b"mlfckpt\n" + (3).to_bytes(4, "little") + data,
     }
 
 

@@ -41,7 +41,7 @@ def broken_read_container(disk, path, into=None):
         data = bytearray(found.size)
         disk.read(file, memoryview(data), 0)
         disk.close(file)
-        into += data[found.start : found.start + found.payload]
+        into += data
     return {**found.info, "bytes": found.size, "hash": found.hash}
 
 

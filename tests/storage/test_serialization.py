@@ -227,6 +227,11 @@ def test_hostile_trees_are_refused(tree):
         decode_state(with_tree(tree))
 
 
+def test_arrays_under_numbers_as_earlier_versions_wrote_them_are_read():
+    data = with_tree('{"version":1,"state":{"dict":{"a":{"array":["0","<f4",[1]]}}}}')
+    assert same(decode_state(data), {"a": np.zeros(1, np.float32)})
+
+
 def test_a_later_version_is_named():
     with pytest.raises(CheckpointError, match=r"later version.*version 2.*update"):
         decode_state(with_tree('{"version":2,"state":{"dict":{}}}'))
