@@ -3,7 +3,7 @@ sums.
 
 M nodes of all trees, T trees, K classes. On float32 rows every decision is the library's: a threshold becomes the
 largest float32 that is not above it, missing values take the side the node names, and leaves are added in float64 in
-the order of the trees. `compile_trees` returns None for a node of an unknown kind.
+the order of the trees. The text may come from anywhere: `compile_trees` refuses what is not a tree.
 """
 
 import math
@@ -15,10 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from ml_factory.errors import CheckpointError
+
 ROWS = 64  # rows walked together: their features, nodes and scores fit the L1 cache
 SHARE = 4096  # rows below which a second thread costs more than it gives
 _ZERO = np.float32(1e-35)  # LightGBM reads anything smaller as 0
 _CATEGORICAL, _DEFAULT_LEFT = 1, 2
+_MOST_FEATURES = 2**24
 _NONE, _NAN = 0, 2  # kinds of missing value; 1 is a zero that counts as missing
 _FIELD = re.compile(r"^(\w+)=(.*)$", re.MULTILINE)
 
@@ -43,7 +46,12 @@ class CompiledTrees:
     classes: int
 
     def add_to(self, score_NK: np.ndarray, x_NF: np.ndarray, threads: int = 1) -> None:
-        """Add every tree's leaf to the rows' scores (float64, C order), tree after tree."""
+        """Add every tree's leaf to the rows' scores (float64, C order), tree after tree.
+
+        Raises CheckpointError where a tree splits on a column that the rows do not have.
+        """
+        if len(self.code_M) and self.code_M.max() >> 1 >= max(x_NF.shape[1], 1):
+            raise _not_a_tree("a split on a column beyond the last", int(self.code_M.max() >> 1), x_NF.shape[1] - 1)
         trees = (self.code_M, self.threshold_M, self.child_M, self.value_M, self.root_T, self.depth_T)
         parts = min(threads, len(x_NF) // SHARE)
         if parts <= 1:
@@ -62,13 +70,14 @@ class CompiledTrees:
         return score_NK
 
 
-def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees | None:
-    """Compile the `Tree=` sections of a LightGBM model's text, one at least; None where one holds an unknown kind of
-    node.
+def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees:
+    """Compile the `Tree=` sections of a LightGBM model's text, one at least.
+
+    Raises CheckpointError where a section is not a tree of numeric splits.
     """
+    if not trees:
+        raise _not_a_tree("no tree in it", "none", "one at least")
     read = [_read(text) for text in trees]
-    if any(tree is None for tree in read):
-        return None
     counts = [len(tree[0]) for tree in read]
     root_T = (np.cumsum(counts) - counts).astype(np.int64)
     code_M, threshold_M, child_M, value_M = (
@@ -81,24 +90,40 @@ def compile_trees(trees: Sequence[str], classes: int) -> CompiledTrees | None:
     )  # fmt: skip
 
 
-def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int] | None:
+def _read(text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """Parse one tree: code, threshold, child and value of its nodes, children counted from its root; and its depth."""
     fields = dict(_FIELD.findall(text))
-    if int(fields.get("num_cat", 0)) or int(fields.get("is_linear", 0)):
-        return None
-    value = np.array(fields["leaf_value"].split(), dtype=np.float64)
-    if len(value) == 1:
-        return np.array([1]), np.array([np.inf]), np.array([0]), value, 0
-    feature, decision, left, right = (
-        np.array(fields[name].split(), dtype=np.int64)
-        for name in ("split_feature", "decision_type", "left_child", "right_child")
-    )
+    try:
+        unknown = int(fields.get("num_cat", 0)) or int(fields.get("is_linear", 0))
+        value = np.array(fields["leaf_value"].split(), dtype=np.float64)
+        if len(value) == 1 and not unknown:
+            return np.array([1]), np.array([np.inf]), np.array([0]), value, 0
+        feature, decision, left, right = (
+            np.array(fields[name].split(), dtype=np.int64)
+            for name in ("split_feature", "decision_type", "left_child", "right_child")
+        )
+        threshold = _as_float32(np.array(fields["threshold"].split(), dtype=np.float64))
+    except (KeyError, ValueError, OverflowError) as error:
+        raise _not_a_tree("a field is missing or no number", error) from error
     missing = decision >> 2 & 3
-    if (decision & _CATEGORICAL).any() or not np.isin(missing, (_NONE, _NAN)).all():
-        return None
-    threshold = _as_float32(np.array(fields["threshold"].split(), dtype=np.float64))
+    if unknown or (decision & _CATEGORICAL).any() or not np.isin(missing, (_NONE, _NAN)).all():
+        raise _not_a_tree("a node of another kind", "categories, linear leaves or zeros as missing", "numeric splits")
+    sizes = {len(part) for part in (feature, decision, left, right, threshold)}
+    children = np.sort(np.concatenate([left, right]))
+    nodes = np.r_[-len(value) : 0, 1 : len(value) - 1]  # every leaf and every inner node but the root, each once
+    if sizes != {len(value) - 1} or not np.array_equal(children, nodes):
+        raise _not_a_tree("nodes that are missing, or reached twice", f"{sorted(sizes)} nodes, {len(value)} leaves")
+    if feature.min() < 0 or feature.max() > _MOST_FEATURES:
+        raise _not_a_tree("a split on no column", int(feature.min()), f"0 to {_MOST_FEATURES}")
     nan_left = np.where(missing == _NAN, (decision & _DEFAULT_LEFT) > 0, threshold >= 0)
     return _laid_out(feature << 1 | nan_left, threshold, left, right, value)
+
+
+def _not_a_tree(what: str, got: object, wanted: object = None) -> CheckpointError:
+    return CheckpointError(
+        f"This LightGBM model is damaged or not one of ours: {what}", got=str(got)[:100], wanted=wanted,
+        next_step="train again with fresh=True, or restore the artifact from a copy",
+    )  # fmt: skip
 
 
 def _as_float32(threshold: np.ndarray) -> np.ndarray:

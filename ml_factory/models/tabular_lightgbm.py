@@ -42,17 +42,12 @@ class LightGBM(Tabular):
         return lgb.Booster(model_str=bytes(part["text"]).decode()).model_to_string(num_iteration=-1).encode()
 
     def _read(self, fitted):
-        text = ModelText.split(bytes(fitted).decode())
-        return compile_trees(text.trees, classes=3) or lgb.Booster(model_str=bytes(fitted).decode())
+        return compile_trees(ModelText.split(bytes(fitted).decode(errors="replace")).trees, classes=3)
 
     def _predict(self, x):
-        if isinstance(self._predictor, lgb.Booster):
-            return self._predictor.predict(x, num_threads=self.settings.thread_count)
         return self._predictor.probabilities(x, self.settings.thread_count)
 
     def _scores(self, x):
-        if isinstance(self._predictor, lgb.Booster):
-            return self._predictor.predict(x, raw_score=True, num_threads=self.settings.thread_count)
         scores = np.zeros((len(x), 3))
         self._predictor.add_to(scores, x, self.settings.thread_count)
         return scores
