@@ -10,6 +10,7 @@ import typer
 
 from ml_factory.cli_output import StderrHandler
 from ml_factory.commands import data, machine, notebooks, training
+from ml_factory.commands.expand_options import expand_options
 from ml_factory.errors import FactoryError, SettingsError
 from ml_factory.interrupt import Interrupted, interruptible, resume_line
 from ml_factory.redaction import RedactedStream
@@ -25,7 +26,7 @@ VERBS = (
     machine.tracking, notebooks.run, notebooks.suite,
 )  # fmt: skip
 for verb in VERBS:
-    app.command(verb.__name__.replace("_", "-"))(verb)
+    app.command(verb.__name__.replace("_", "-"))(expand_options(verb))
 
 
 def main() -> None:

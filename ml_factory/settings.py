@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Any
 
 from ml_factory.argument_checks import check_horizon, check_seed
 from ml_factory.code_fingerprint import closure, package_files, source_hash, source_hashes
 from ml_factory.data.validation import BarSpec
 from ml_factory.datasets.preprocessing import check_steps
-from ml_factory.errors import SettingsError
+from ml_factory.errors import FactoryError, SettingsError, did_you_mean
 from ml_factory.features.build import FeatureSpec
 from ml_factory.models.registry import own_settings, signature_of, spec_of
 from ml_factory.storage.atomic_files import fingerprint, to_json_value
@@ -89,6 +89,34 @@ class DataSpec:
     def to_dict(self) -> dict:
         """Return the settings as JSON values, without `searched` where there is none."""
         return {name: value for name, value in asdict(self).items() if value or name != "searched"}
+
+
+def with_values(spec: Any, given: Mapping[str, Any], above: str = "--set ") -> Any:
+    """Return a settings dataclass with other values, by name, or by dotted name of a nested one.
+
+    A dotted name below a field of pairs is one pair of it, such as "forced.ESM4" of a `RollSpec`.
+    Raises SettingsError for an unknown name or an unfit value; `above` begins the place in its message.
+    """
+    nested: dict[str, dict[str, Any]] = {}
+    for name, value in given.items():
+        first, _, rest = name.partition(".")
+        nested.setdefault(first, {})[rest] = value
+    changed = {}
+    for name, values in nested.items():
+        if name not in vars(spec):
+            step = did_you_mean(name, vars(spec))
+            raise SettingsError("There is no such setting", where=f"{above}{name}", got=name, next_step=step)
+        current = getattr(spec, name)
+        if is_dataclass(current):
+            changed[name] = with_values(current, values, f"{above}{name}.")
+        else:
+            changed[name] = values.get("", tuple(values.items()))
+    try:
+        return replace(spec, **changed)
+    except FactoryError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SettingsError("These settings cannot be used", where=f"{above}{', '.join(changed)}", got=error) from None
 
 
 def certified_code() -> str:

@@ -1,5 +1,6 @@
 """Calls between what a user calls and what is done: few enough to follow by hand."""
 
+import ast
 import os
 import traceback
 from pathlib import Path
@@ -9,6 +10,7 @@ from ml_factory.data.synthetic import ensure_demo_market
 from ml_factory.training import estimator
 
 LIBRARY = Path(pipeline.__file__).parent
+ROOT = LIBRARY.parent
 
 
 def library_frames(first: str) -> list[tuple[str, str]]:
@@ -43,3 +45,19 @@ def test_prepare_reaches_the_written_certificate_in_seven_frames(tmp_path, monke
     pipeline.prepare(workspace, "DEMO", (5,))
     written = [frames for frames in stacks if ("leakage/certificate.py", "write_certificate") in frames]
     assert written and max(map(len, written)) <= 7
+
+
+def arguments_of(function: ast.FunctionDef) -> int:
+    found = function.args
+    every = [*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg]
+    return len([one for one in every if one is not None and one.arg not in ("self", "cls")])
+
+
+def test_public_calls_take_at_most_ten_arguments():
+    long = {}
+    for path in sorted([*LIBRARY.rglob("*.py"), *(ROOT / "utils").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            public = isinstance(node, ast.FunctionDef) and (node.name == "__init__" or not node.name.startswith("_"))
+            if public and arguments_of(node) > 10:
+                long[f"{path.relative_to(ROOT)}:{node.name}"] = arguments_of(node)
+    assert set(long) <= {"ml_factory/checkpoints/manager.py:__init__"}, long

@@ -23,6 +23,7 @@ from rich.console import Console
 from ml_factory import __main__, cli_output, commands, notebook_suite
 from ml_factory.data.io import write_bars
 from ml_factory.data.synthetic import synthetic_bars
+from ml_factory.datasets.store import Store
 from ml_factory.errors import FactoryError
 from ml_factory.evaluation.baselines import BASELINES
 from ml_factory.progress import phase
@@ -495,6 +496,76 @@ def test_cross_validation_searches_in_every_fold(call, prepared):
     assert len(table) == 2 and all(row["k_up"] > 0 and row["sigma_span"] > 1 for row in table)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", 'model = "gru"\nhorizon = 6\nquick = true\n[set]\nbatch_size = 32\n', ["--horizon", 5]),
+        ("a.json", '{"model": "gru", "horizon": 5, "quick": true, "set": {"batch_size": 32}}', []),
+    ],
+)
+def test_options_of_a_file_are_defaults_that_typed_options_replace(name, text, words, call, prepared, monkeypatch):
+    given = {}
+
+    def record(place, symbol, horizon, model, **named):
+        given.update(named, horizon=horizon, model=model)
+        raise Reached("recorded")
+
+    monkeypatch.setattr(commands.training, "pipeline", SimpleNamespace(train=record))
+    path = prepared.root.parent / name
+    path.write_text(text)
+    sets = ["--set", "dropout=0.2"]
+    code, _, err = call("train", "--workspace", prepared.root, "--config", path, *words, *sets)
+    assert code == 1 and "recorded" in err
+    assert given["horizon"] == 5 and given["model"] == "gru" and given["quick"] is True and given["seed"] == 0
+    assert given["model_settings"] == {"batch_size": 32, "dropout": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("modle = 'gru'", 2, "did you mean 'model'?"),
+        ("config = 'b.toml'", 2, "There is no such option"),
+        ("model = {lstm = 1}", 2, "Only `set` is a table"),
+        ("set = 3", 2, "Only `set` is a table"),
+        ("model = ", 2, "These settings cannot be read"),
+        (None, 1, "No such file"),
+    ],
+)
+def test_a_file_of_options_that_cannot_be_used_is_refused_in_one_line(text, code, message, call, tmp_path):
+    path = tmp_path / "a.toml"
+    if text is not None:
+        path.write_text(text)
+    got, out, err = call("train", "--workspace", tmp_path / "w", "--config", path)
+    line = one_line(got, out, err)
+    assert got == code and message in line and "a.toml" in line
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("labels.k_upp=1.2", "did you mean 'k_up'?"), ("label.k_up=1.2", "did you mean 'labels'?"),
+        ("labels=1.2", "There is no such setting"), ("labels.k_up=-1", "k_up"), ("splits.train=abc", "train"),
+        ("features.frames=5", "frames"), ("preprocess=robust", "There is no such step"),
+        ("tick=abc", "tick"), ("calendar=cmee", "did you mean 'cme'"), ("calendar.x=1", "calendar"),
+        ("roll.days=3", "--roll volume"),
+    ],
+)  # fmt: skip
+def test_prepare_refuses_settings_that_cannot_be_used_in_one_line(setting, message, call, prepared):
+    before = Store.current(prepared.processed("DEMO")).fingerprint
+    code, out, err = call("prepare", "--workspace", prepared.root, "--horizon", 5, "--set", setting)
+    assert code == 2 and message in one_line(code, out, err)
+    assert Store.current(prepared.processed("DEMO")).fingerprint == before
+
+
+def test_prepare_takes_every_setting_of_data(call, prepared):
+    words = ("prepare", "--workspace", prepared.root, "--horizon", 5, "--json")
+    sets = ("--set", "labels.k_up=1.5", "--set", "splits.train=0.6", "--set", "features.frames=[15]")
+    code, _, err = call(*words, *sets)
+    assert code == 0, err
+    settings = Store.current(prepared.processed("DEMO")).facts["settings"]
+    assert (settings["labels"]["k_up"], settings["splits"]["train"], settings["features"]["frames"]) == (1.5, 0.6, [15])
+
+
 def contracts_csv(path: Path) -> Path:
     """Two contracts of one walk over six days; the later one trades more from the fourth day on."""
     near = synthetic_bars(12, "null", seed=3, start="2024-03-04").reset_index()
@@ -510,17 +581,17 @@ def test_a_roll_can_be_forced_and_told_where_to_begin(call, tmp_path):
     file = contracts_csv(tmp_path / "es.csv")
     words = ("prepare", "--workspace", tmp_path / "place", "--symbol", "ES", "--data", file, "--horizon", 5)
     for wrong, output in (
-        (("--roll-at", "ESM4=2024-03-06T15:00Z"), "add --roll volume"),
-        (("--roll", "volume", "--roll-at", "ESM4"), "--roll-at ESH4=2013-12-18T15:00Z"),
-        (("--roll", "volume", "--roll-months", "3,x"), "numbers from 1 to 12"),
-        (("--roll", "volume", "--roll-at", "ESM4=2024-03-06T15:00"), "with its zone"),
+        (("--set", "roll.forced.ESM4=2024-03-06T15:00Z"), "add --roll volume"),
+        (("--roll", "volume", "--set", "roll.forced=ESM4"), "[--set roll.by, forced]"),
+        (("--roll", "volume", "--set", "roll.months=[3,13]"), "numbers from 1 to 12"),
+        (("--roll", "volume", "--set", "roll.forced.ESM4=2024-03-06T15:00"), "with its zone"),
     ):
         code, out, err = call(*words, *wrong)
         assert code == 2 and output in one_line(code, out, err)
-    code, out, err = call(
-        *words, "--roll", "volume", "--adjust", "none", "--roll-first", "ESH4", "--roll-months", "3,6",
-        "--roll-at", "ESM4=2024-03-06T15:00Z", "--json",
-    )  # fmt: skip
+    config = tmp_path / "es.toml"
+    config.write_text('roll = "volume"\nhorizon = 5\n[set.roll]\nfirst = "ESH4"\nforced.ESM4 = 2024-03-06T15:00:00Z\n')
+    sets = ("--set", "roll.months=[3,6]")  # adds to the file's
+    code, out, err = call(*words[:-2], "--config", config, "--adjust", "none", *sets, "--json")
     assert code == 0, err
     bars = pd.read_parquet(Workspace(tmp_path / "place").raw_bars("ES")).set_index("timestamp")
     rolls = bars.index[bars["contract"].diff() != 0]

@@ -65,7 +65,7 @@ workflows.open_run workflows.fold_schemes workflows.folds workflows.fold_scores 
 workflows.predict workflows.explain workflows.export workflows.stack workflows.audit_training workflows.audit_models
 workflows.audit workflows.cost_model workflows.plan workflows.report
 pipeline notebook_parameters notebook notebook_suite doctor cli_output interrupt
-commands.options commands.data commands.training commands.notebooks commands.machine
+commands.expand_options commands.options commands.data commands.training commands.notebooks commands.machine
 __main__
 """
 MAP = MAP_TEXT.split()

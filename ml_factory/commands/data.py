@@ -1,151 +1,124 @@
 """Verbs that prepare data and prove it: prepare, audit."""
 
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, DEMO, LABEL_KINDS
+from ml_factory.argument_checks import BARS, CALENDARS, DEFAULT_HORIZONS, LABEL_KINDS
 from ml_factory.cli_output import phases, print_json, print_result
-from ml_factory.commands.options import (
-    Columns,
-    Data,
-    Decimal,
-    Folder,
-    Json,
-    Minutes,
-    SkipBad,
-    Stamp,
-    Stamped,
-    Strict,
-    Symbol,
-    Zone,
-    check_prepared,
-    check_raw,
-    checked_workspace,
-    columns_of,
-    pairs_of,
-)
+from ml_factory.commands.options import BarFile, Market, check_prepared, check_raw, settings_of
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 
 pipeline = LazyModule("ml_factory.pipeline")
-bars_of, contracts = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
-features_of, labels_of = LazyModule("ml_factory.features.build"), LazyModule("ml_factory.targets.labels")
-settings_of_data = LazyModule("ml_factory.settings")
+validation, rolls = LazyModule("ml_factory.data.validation"), LazyModule("ml_factory.data.rolls")
+settings_module = LazyModule("ml_factory.settings")
+
+
+@dataclass(frozen=True)
+class BaseBars:
+    """Base bars"""
+
+    calendar: Annotated[str | None, Option(help="One of " + ", ".join(CALENDARS) + "; empty: by symbol.")] = None
+    tick: Annotated[float | None, Option(help="Price step; empty: by symbol.")] = None
+    roll: Annotated[str | None, Option(help="Join the contracts in --data: volume or date.")] = None
+    adjust: Annotated[str | None, Option(help="Prices at a roll: ratio (default), difference or none.")] = None
+    bars: Annotated[str | None, Option(help="Base bars by: " + ", ".join(BARS) + ".")] = None
+    bar_size: Annotated[float | None, Option(help="Amount per bar; empty: from the first 20 sessions.")] = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels"""
+
+    target: Annotated[str, Option(help="Kind of labels: " + ", ".join(LABEL_KINDS) + ".")] = LABEL_KINDS[0]
+    primary: Annotated[str, Option(help="Primary side of --target meta: the sign of this column.")] = ""
+    span: Annotated[bool, Option("--span", help="Labels and windows go on over session ends and holes.")] = False
+    search: Annotated[bool, Option("--search", help="Search barriers, then prepare with them.")] = False
+    searched: Annotated[list[str] | None, Option(help="Barriers found before, such as h20-v1.")] = None
+
+    def __post_init__(self) -> None:
+        if self.search and self.target != LABEL_KINDS[0]:
+            raise SettingsError(
+                "Only barriers are searched for", where="--target", got=self.target, wanted=LABEL_KINDS[0]
+            )
+        if self.search and self.searched:
+            raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
+                                next_step="leave one of them out")  # fmt: skip
+
+
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", help="NAME=VALUE of DataSpec or RollSpec, such as labels.k_up=1.2 or roll.months=[3,6]. "
+           "Several times; it wins over the other options."),
+]  # fmt: skip
 
 
 def prepare(
-    workspace: Folder = "",
-    symbol: Symbol = DEMO,
-    data: Data = None,
-    horizon: Annotated[list[int] | None, typer.Option("--horizon", help="May be given several times.")] = None,
-    stamp: Stamped = Stamp.start,
-    zone: Zone = None,
-    minutes: Minutes = None,
-    decimal: Decimal = None,
-    calendar: Annotated[str | None, typer.Option(help="One of " + ", ".join(CALENDARS) + "; empty: by symbol.")] = None,
-    tick: Annotated[float | None, typer.Option(help="Price step; empty: by symbol.")] = None,
-    roll: Annotated[str | None, typer.Option(help="Join the contracts in --data: volume or date.")] = None,
-    adjust: Annotated[str, typer.Option(help="Prices at a roll: ratio, difference or none.")] = "ratio",
-    roll_at: Annotated[list[str] | None, typer.Option(help="Force one: ESH4=2013-12-18T15:00Z. Several times.")] = None,
-    roll_first: Annotated[str | None, typer.Option(help="Contract to begin with; empty: the first session's.")] = None,
-    roll_months: Annotated[str | None, typer.Option(help="Delivery months, such as 3,6,9,12.")] = None,
-    expiry: Annotated[list[str] | None, typer.Option(help="Last day of a contract: CLZ4=2024-11-20.")] = None,
-    strict: Strict = False,
-    skip_bad: SkipBad = False,
-    columns: Columns = None,
-    searched: Annotated[list[str] | None, typer.Option(help="Barriers found before, such as h20-v1.")] = None,
-    search: Annotated[bool, typer.Option("--search", help="Search barriers, then prepare with them.")] = False,
-    target: Annotated[str, typer.Option(help="Kind of labels: " + ", ".join(LABEL_KINDS) + ".")] = LABEL_KINDS[0],
-    primary: Annotated[str, typer.Option(help="Primary side of --target meta: the sign of this column.")] = "",
-    primary_least: Annotated[float, typer.Option(help="It bets where the column is so far from 0.")] = 0.0,
-    against: Annotated[bool, typer.Option("--against", help="It bets on the other side.")] = False,
-    span: Annotated[bool, typer.Option("--span", help="Labels and windows go on over session ends and holes.")] = False,
-    by: Annotated[str | None, typer.Option("--bars", help="Base bars by: " + ", ".join(BARS) + ".")] = None,
-    bar_size: Annotated[float | None, typer.Option(help="Amount per bar; empty: from the first 20 sessions.")] = None,
-    as_json: Json = False,
+    market: Market,
+    file: BarFile,
+    base: BaseBars,
+    labels: Labels,
+    horizon: Annotated[list[int] | None, Option(help="Several times; empty: 5, 10, 15, 20.")] = None,
+    setting: Settings = None,
 ) -> None:
     """Bars to features, labels and splits. Example: `python -m ml_factory prepare --data MES.csv --symbol MES`"""
-    horizons, found = tuple(horizon or DEFAULT_HORIZONS), []
-    place = checked_workspace(workspace, symbol, horizons, data=data)
-    _check_search(search, searched, target)
-    if data is None:
+    symbol, horizons, found = market.symbol, tuple(horizon or DEFAULT_HORIZONS), []
+    place = market.check(horizons, data=file.data)
+    if file.data is None:
         check_raw(place, symbol)
-    with phases(as_json, what=f"preparing {symbol}"):
-        bars = bars_of.BarSpec(
-            minutes=minutes, stamp=stamp.value, zone=zone, decimal=decimal, strict=strict, skip_bad=skip_bad,
-            columns=columns_of(columns),
-        )  # fmt: skip
-        features = features_of.FeatureSpec(bars=by, bar_size=bar_size, spans=span)
-        bets = {"primary": primary, "primary_least": primary_least, "against": against}
-        labels = labels_of.LabelSpec(kind=target, session_end="span" if span else "session", **bets)
-        settings = settings_of_data.DataSpec(bars=bars, features=features, calendar=calendar, tick=tick, labels=labels)
-        rolled = roll_of(roll, adjust, roll_at, roll_first, roll_months, expiry)
+    with phases(market.as_json, what=f"preparing {symbol}"):
+        settings, roll = _specs(file, base, labels, settings_of(setting))
         result = pipeline.prepare(
-            place, symbol, horizons, data=data, settings=settings, roll=rolled, searched=searched or ()
+            place, symbol, horizons, data=file.data, settings=settings, roll=roll, searched=labels.searched or ()
         )
-        if search:
+        if labels.search:
             found = [pipeline.search_barriers(place, symbol, one) for one in dict.fromkeys(horizons)]
-            settings = settings if data is None else replace(settings, bars=bars_of.BarSpec(strict=strict))
+            if file.data is not None:
+                settings = replace(settings, bars=validation.BarSpec(strict=file.strict))
             result = pipeline.prepare(place, symbol, horizons, settings=settings, searched=[one.path for one in found])
-    if as_json:
+    if market.as_json:
         print_json(result.to_dict() | ({"search": [one.to_dict() for one in found]} if found else {}))
     else:
         print("\n".join(one.summary() for one in (*found, result)))
 
 
-def _check_search(search: bool, searched: list[str] | None, target: str) -> None:
-    """Raise SettingsError for a search of anything but barriers, or where barriers are given too."""
-    if search and target != LABEL_KINDS[0]:
-        raise SettingsError("Only barriers are searched for", where="--target", got=target, wanted=LABEL_KINDS[0])
-    if search and searched:
-        raise SettingsError("Barriers are either searched or given", where="--search", got="--searched too",
-                            next_step="leave one of them out")  # fmt: skip
+def _specs(
+    file: BarFile, base: BaseBars, labels: Labels, given: Mapping[str, Any]
+) -> tuple["settings_module.DataSpec", "rolls.RollSpec | None"]:
+    """Return the settings of the data and of the roll: those of the options, and over them those by dotted name."""
+    of_options = {f"bars.{name}": value for name, value in file.fields().items()} | {
+        "features.bars": base.bars, "features.bar_size": base.bar_size, "features.spans": labels.span,
+        "labels.kind": labels.target, "labels.primary": labels.primary,
+        "labels.session_end": "span" if labels.span else None,
+        "calendar": base.calendar, "tick": base.tick, "roll.by": base.roll, "roll.adjust": base.adjust,
+    }  # fmt: skip
+    values = {name: value for name, value in of_options.items() if value is not None} | given
+    of_roll = {name: values.pop(name) for name in list(values) if name.startswith("roll.")}
+    spec = settings_module.with_values(settings_module.DataSpec(), values)
+    if of_roll and "roll.by" not in of_roll:
+        raise SettingsError(
+            "Nothing is to be rolled", where=next(iter(of_roll)), next_step="add --roll volume or --roll date"
+        )
+    of_roll = {name.removeprefix("roll."): value for name, value in of_roll.items()}
+    return spec, settings_module.with_values(rolls.RollSpec(), of_roll, "--set roll.") if of_roll else None
 
 
 def audit(
-    workspace: Folder = "",
-    symbol: Symbol = DEMO,
-    horizon: Annotated[list[int] | None, typer.Option("--horizon", help="Several times; empty: all prepared.")] = None,
-    cuts: Annotated[int | None, typer.Option(help="Number of cuts; empty: 50, the full form.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore earlier proofs.")] = False,
-    model: Annotated[
-        list[str] | None, typer.Option("--model", help="Trained on a sample; empty: xgboost, lstm.")
-    ] = None,
-    as_json: Json = False,
+    market: Market,
+    horizon: Annotated[list[int] | None, Option(help="Several times; empty: all prepared.")] = None,
+    cuts: Annotated[int | None, Option(help="Number of cuts; empty: 50, the full form.")] = None,
+    fresh: Annotated[bool, Option("--fresh", help="Ignore earlier proofs.")] = False,
+    model: Annotated[list[str] | None, Option("--model", help="Trained on a sample; empty: xgboost, lstm.")] = None,
 ) -> None:
     """Prove that nothing looks ahead; exit code 1 on a leak. Example: `python -m ml_factory audit --symbol MES`"""
-    place = checked_workspace(workspace, symbol, horizon or (), models=model or ())
-    check_prepared(place, symbol)
-    with phases(as_json, what=f"proving {symbol}"):
-        result = pipeline.audit(place, symbol, horizon, cuts=cuts, fresh=fresh, models=model)
-    print_result(result, as_json)
+    place = market.check(horizon or (), models=model or ())
+    check_prepared(place, market.symbol)
+    with phases(market.as_json, what=f"proving {market.symbol}"):
+        result = pipeline.audit(place, market.symbol, horizon, cuts=cuts, fresh=fresh, models=model)
+    print_result(result, market.as_json)
     if not result.passed:
         raise typer.Exit(1)
-
-
-def roll_of(
-    by: str | None, adjust: str, at: list[str] | None, first: str | None, months: str | None, expiry: list[str] | None
-) -> "contracts.RollSpec | None":
-    """Return the roll settings. Raises SettingsError for details without --roll."""
-    details = {"--roll-at": at, "--roll-first": first, "--roll-months": months, "--expiry": expiry}
-    given = [name for name, value in details.items() if value]
-    if by is None:
-        if given:
-            raise SettingsError("Nothing is to be rolled", where=given[0], next_step="add --roll volume or --roll date")
-        return None
-    try:
-        held = tuple(int(month) for month in months.split(",")) if months else None
-    except ValueError:
-        held = (0,)
-    if held is not None and not all(1 <= month <= 12 for month in held):
-        raise SettingsError(
-            "No such delivery months", where="--roll-months", got=repr(months), wanted="numbers from 1 to 12",
-            next_step="--roll-months 3,6,9,12",
-        )  # fmt: skip
-    forced = pairs_of(at or [], "--roll-at", "ESH4=2013-12-18T15:00Z")
-    expiries = pairs_of(expiry or [], "--expiry", "CLZ4=2024-11-20")
-    return contracts.RollSpec(
-        by=by, adjust=adjust, months=held, expiries=tuple(expiries.items()), first=first, forced=tuple(forced.items())
-    )

@@ -9,9 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ml_factory import __version__
-from ml_factory.argument_checks import DEMO
 from ml_factory.cli_output import print_json, working
-from ml_factory.commands.options import Folder, Json, Symbol
+from ml_factory.commands.options import Market, Place
 from ml_factory.errors import SettingsError
 from ml_factory.lazy_module import LazyModule
 from ml_factory.storage.workspace import Workspace, check_symbol
@@ -19,10 +18,10 @@ from ml_factory.storage.workspace import Workspace, check_symbol
 doctor_of, recovery = LazyModule("ml_factory.doctor"), LazyModule("ml_factory.tracking.restore")
 
 
-def doctor(workspace: Folder = "", as_json: Json = False) -> None:
+def doctor(place: Place) -> None:
     """Check this machine and this workspace. Example: `python -m ml_factory doctor`"""
-    checks = doctor_of.examine(Workspace(workspace))
-    if as_json:
+    checks = doctor_of.examine(Workspace(place.workspace))
+    if place.as_json:
         print_json({check.name: {"value": check.value, "good": check.good, "advice": check.advice} for check in checks})
     else:
         table = Table("", "what", "here", "next step", title=f"ml_factory {__version__}")
@@ -36,18 +35,16 @@ def doctor(workspace: Folder = "", as_json: Json = False) -> None:
 def tracking(
     action: Annotated[str, typer.Argument(help="replay: upload the whole local record of a run to W&B.")],
     run: Annotated[str, typer.Option("--run", help="A folder under results/SYMBOL, as `train` names it.")],
-    workspace: Folder = "",
-    symbol: Symbol = DEMO,
+    market: Market,
     offline: Annotated[bool, typer.Option("--offline", help="Leave a folder for `wandb sync` instead.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Upload a run's record to W&B. Example: `python -m ml_factory tracking replay --symbol MES --run RUN`"""
     if action != "replay":
         raise SettingsError("Unknown action", where="tracking", got=action, wanted="replay")
-    folder = Workspace(workspace).results / check_symbol(symbol) / Path(run).name / "log"
-    with working("uploading to W&B", as_json):
+    folder = Workspace(market.workspace).results / check_symbol(market.symbol) / Path(run).name / "log"
+    with working("uploading to W&B", market.as_json):
         sent = recovery.replay(folder, mirror="offline" if offline else "auto")
-    if as_json:
+    if market.as_json:
         print_json(sent)
     else:
         print(f"{sent['steps']} steps of {sent['run']} uploaded to W&B, {sent['mode']}: {sent['folder']}")

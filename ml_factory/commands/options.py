@@ -1,13 +1,15 @@
-"""Shared options of the verbs, and the checks that run before heavy imports."""
+"""Options that several verbs share, as dataclasses, and the checks that run before heavy imports."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
-from ml_factory.argument_checks import DEMO, check_file, check_horizon, check_seed
+from ml_factory.argument_checks import DEMO, check_file, check_horizon, check_seed, quick_from_environment
+from ml_factory.cli_output import status_printer
 from ml_factory.errors import NotPreparedError, SettingsError
 from ml_factory.models.registry import available_models, spec_of
 from ml_factory.models.setting_names import read_value
@@ -22,66 +24,100 @@ class Stamp(StrEnum):
 
 PREPARED = "current.json"  # of data/processed/{symbol}/
 
-Folder = Annotated[str, typer.Option("--workspace", help="Folder of the workspace; empty: the default.")]
-Symbol = Annotated[
-    str, typer.Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
-]
-Horizon = Annotated[int, typer.Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
-Model = Annotated[str, typer.Option("--model", help="One of " + ", ".join(available_models()) + ".")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same data, same result.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Limit training (never data or labels).")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Open a new run; the old one stays.")]
-RunOption = Annotated[str, typer.Option("--run", help="Resume the run with this id, or fail with the reason.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the facts as JSON on standard output.")]
-Data = Annotated[str | None, typer.Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")]
-Stamped = Annotated[Stamp, typer.Option("--stamp", help="Whether the bars of --data are stamped at start or end.")]
-Uncertified = Annotated[bool, typer.Option("--uncertified", help="Accept data not proved free of look-ahead.")]
-Minutes = Annotated[
-    int | None, typer.Option("--minutes", help="Length of the bars, such as 5; empty: as the file has it.")
-]
-Zone = Annotated[str | None, typer.Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")]
-Decimal = Annotated[str | None, typer.Option("--decimal", help="Decimal mark of text prices, . or ,")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse what is otherwise only reported.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be bars, and list them.")]
+Horizon = Annotated[int, Option("--horizon", help="Bars of the 5-minute frame until the vertical barrier.")]
+Model = Annotated[str, Option("--model", help="One of " + ", ".join(available_models()) + ".")]
+Models = Annotated[list[str] | None, Option("--model", help="Several times; empty: all.")]
+Folds = Annotated[int, Option("--folds", help="Number of test blocks, or of blocks to combine.")]
+Seed = Annotated[int, Option("--seed", help="Same seed, same data, same result.")]
+Quick = Annotated[bool, Option("--quick", help="Limit training (never data or labels).")]
+Fresh = Annotated[bool, Option("--fresh", help="Open a new run; the old one stays.")]
+Run = Annotated[str, Option("--run", help="Id of the run whose model; empty: the newest.")]
 Setting = Annotated[
-    list[str] | None, typer.Option("--set", help="NAME=VALUE of the model, such as batch_size=64. Several times.")
-]
-SettingOfOne = Annotated[
-    list[str] | None, typer.Option("--set", help="MODEL.NAME=VALUE of one model, or NAME=VALUE of every network.")
-]
-Columns = Annotated[
-    list[str] | None, typer.Option("--columns", help="Names in --data: close=Schluss,open=Start. Several times.")
+    list[str] | None,
+    Option("--set", help="NAME=VALUE, or MODEL.NAME=VALUE of one of several, such as batch_size=64. Several times."),
 ]
 
 
-def columns_of(texts: Sequence[str] | None) -> tuple[tuple[str, str], ...]:
-    """Parse (ours, theirs) from texts such as "close=Schluss,open=Start". Raises SettingsError for another text."""
-    parts = [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
-    return tuple(
-        (ours.strip(), theirs.strip()) for ours, theirs in pairs_of(parts, "--columns", "close=Schluss").items()
-    )
+@dataclass(frozen=True)
+class Place:
+    """Workspace and output"""
+
+    workspace: Annotated[str, Option("--workspace", help="Folder of the workspace; empty: the default.")] = ""
+    as_json: Annotated[bool, Option("--json", help="Print the facts as JSON on standard output.")] = False
 
 
-def checked_workspace(
-    workspace: str, symbol: str, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0,
-    data: str | None = None,
-) -> Workspace:  # fmt: skip
-    """Return the workspace after cheap checks of the arguments. Raises SettingsError, BarsError, WorkspaceError.
+@dataclass(frozen=True)
+class Market(Place):
+    """Workspace, market and output"""
 
-    models : names; "stack" is accepted.
-    data : a file that must exist.
-    """
-    place = Workspace(workspace)
-    check_symbol(symbol)
-    for horizon in horizons:
-        check_horizon(horizon)
-    for model in models:
-        if model != "stack":
-            spec_of(model)
-    check_seed(seed)
-    if data is not None and "://" not in data:
-        check_file(Path(data).expanduser())
-    return place
+    symbol: Annotated[
+        str, Option("--symbol", help=f"Market, as in data/raw/SYMBOL_1m.parquet; {DEMO} is synthetic.")
+    ] = DEMO
+
+    def check(
+        self, horizons: Sequence[int] = (), *, models: Sequence[str] = (), seed: int = 0, data: str | None = None
+    ) -> Workspace:
+        """Return the workspace after cheap checks of the arguments. Raises SettingsError, BarsError, WorkspaceError.
+
+        models : names; "stack" is accepted.
+        data : a file that must exist.
+        """
+        place = Workspace(self.workspace)
+        check_symbol(self.symbol)
+        for horizon in horizons:
+            check_horizon(horizon)
+        for model in models:
+            if model != "stack":
+                spec_of(model)
+        check_seed(seed)
+        if data is not None and "://" not in data:
+            check_file(Path(data).expanduser())
+        return place
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Run and model"""
+
+    seed: Seed = 0
+    quick: Quick = False
+    fresh: Fresh = False
+    uncertified: Annotated[bool, Option("--uncertified", help="Accept data not proved free of look-ahead.")] = False
+    run: Annotated[str, Option("--run", help="Resume the run with this id, or fail with the reason.")] = ""
+    setting: Setting = None
+
+    def options(self, as_json: bool) -> dict[str, Any]:
+        """Return the keyword arguments of a pipeline function, without the model's settings."""
+        return {
+            "seed": self.seed, "quick": quick_from_environment(self.quick), "fresh": self.fresh, "run": self.run,
+            "uncertified": self.uncertified, "on_status": status_printer(as_json),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BarFile:
+    """File of bars"""
+
+    data: Annotated[str | None, Option("--data", help="Parquet or CSV with bars; also gs://bucket/file.")] = None
+    stamp: Annotated[Stamp, Option("--stamp", help="Whether bars are stamped at start or end.")] = Stamp.start
+    zone: Annotated[str | None, Option("--zone", help="Zone of naive timestamps, such as America/Chicago.")] = None
+    minutes: Annotated[int | None, Option("--minutes", help="Length of a bar; empty: as the file has it.")] = None
+    decimal: Annotated[str | None, Option("--decimal", help="Decimal mark of text prices, . or ,")] = None
+    strict: Annotated[bool, Option("--strict", help="Refuse what is otherwise only reported.")] = False
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out rows that cannot be bars, and list them.")] = False
+    columns: Annotated[
+        list[str] | None, Option("--columns", help="Names in --data: close=Schluss,open=Start. Several times.")
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a `BarSpec`. Raises SettingsError for columns that are not NAME=NAME."""
+        parts = [part.strip() for text in self.columns or () for part in text.split(",") if part.strip()]
+        pairs = pairs_of(parts, "--columns", "close=Schluss")
+        return {
+            "minutes": self.minutes, "stamp": self.stamp.value, "zone": self.zone, "decimal": self.decimal,
+            "strict": self.strict, "skip_bad": self.skip_bad,
+            "columns": tuple((ours.strip(), theirs.strip()) for ours, theirs in pairs.items()),
+        }  # fmt: skip
 
 
 def check_raw(workspace: Workspace, symbol: str) -> None:

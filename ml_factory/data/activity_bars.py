@@ -116,8 +116,8 @@ class ActivityStream(BarFeed):
         amount = np.empty(len(start))
         fill_flow(columns[0], columns[3], columns[4], runs, KINDS.index(self.kind), self._bucket, amount)
         done = fill_bars(
-            start, columns, amount, runs, *self._weights, *self._bounds, self.market.bars_since, self._bar_ns,
-            self._bucket, times, prices, marks,
+            start, columns, amount, runs, self._weights, self._bounds, self.market.bars_since, self._bar_ns,
+            self._bucket, (times, prices, marks),
         )  # fmt: skip
         times, prices, marks = (part[:, :done].copy() for part in (times, prices, marks))
         volume, chain = prices[4] if self.market.has_volume else None, prices[5] if rolled else None
@@ -248,14 +248,13 @@ def fill_flow(opens, close, volume, runs, kind, state, amount):
 
 
 @njit(cache=True, nogil=True)
-def fill_bars(
-    start, bars, amount, runs, by_bar, by_minute, least, most, since, bar_ns, state, times, prices, marks
-):  # fmt: skip
+def fill_bars(start, bars, amount, runs, weights, bounds, since, bar_ns, state, made):
     """Fill the columns of times, prices and marks from 0 on, as `fill_buckets`; return the number of finished bars.
 
-    The threshold is minutes * |mean|, between `least` and `most`. Both averages are updated with every finished bar, by
-    the weights `by_bar` and `by_minute` (0: constant); minutes of a bar that is never finished are ignored.
+    The threshold is minutes * |mean|, within `bounds`. Both averages are updated with every finished bar, by the
+    `weights` of a bar and of a minute (0: constant); minutes of a bar that is never finished are ignored.
     """
+    (by_bar, by_minute), (least, most), (times, prices, marks) = weights, bounds, made
     opens, highs, lows, closes, volumes, chain = bars
     now, done = state[0], 0
     for r in range(len(runs)):

@@ -52,6 +52,11 @@ class RollSpec:
                 raise SettingsError("No such roll", where=field, got=repr(got), next_step=did_you_mean(got, options))
         if self.days_before < 0:
             raise SettingsError("A roll comes before the end", where="days_before", got=self.days_before, wanted=">= 0")
+        if self.months is not None and not all(month in range(1, 13) for month in self.months):
+            raise SettingsError(
+                "No such delivery months", where="months", got=repr(self.months), wanted="numbers from 1 to 12",
+                next_step="give for example (3, 6, 9, 12)",
+            )  # fmt: skip
         for name, moment in self.forced:
             if pd.Timestamp(moment).tz is None:
                 step = f"write it with its zone, such as {moment}+00:00"

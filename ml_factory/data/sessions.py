@@ -11,6 +11,7 @@ no edge of a session but a pause that explains a silence. Before November 2012 t
 15:30, which is not modelled. Holidays and early closes by product group: `data.holidays`.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -77,7 +78,7 @@ class MarketSpec:
         if self.calendar not in TRADING_HOURS:
             hint = did_you_mean(self.calendar, TRADING_HOURS)
             raise SettingsError("Unknown trading calendar", where="calendar", got=repr(self.calendar), next_step=hint)
-        if self.tick is not None and not (np.isfinite(self.tick) and self.tick > 0):
+        if self.tick is not None and not (isinstance(self.tick, int | float) and 0 < self.tick < math.inf):
             raise SettingsError("A tick is a positive price step", where="tick", got=self.tick, wanted="> 0 or None")
         if self.hole_minutes < 1:
             raise SettingsError("A hole lasts minutes", where="hole_minutes", got=self.hole_minutes, wanted=">= 1")

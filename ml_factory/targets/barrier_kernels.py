@@ -21,11 +21,17 @@ _SHARES = 6  # 2**6 bars in a block of shares
 
 
 @njit(cache=True, nogil=True)
-def barrier_prices(open_, high, low, close, segment, span, k_up, k_down, horizon, tick, cost_ticks, rounds, up, down):
-    """Compute upper and lower barrier prices into up, down (float64[N]), NaN before `span` returns of the volatility.
+def barrier_prices(bars, segment, span, multiples, horizon, tick, cost_ticks, rounds, prices):
+    """Compute upper and lower barrier prices, NaN before `span` returns of the volatility.
 
+    bars : open, high, low, close, each float64[N]
+    multiples : k_up, k_down
     rounds : outwards to the tick, on rows whose own bar is on it (a back-adjusted bar is not)
+    prices : upper, lower, each float64[N], written
     """
+    open_, high, low, close = bars
+    k_up, k_down = multiples
+    up, down = prices
     n = len(close)
     decay, root = 1.0 - 2.0 / (span + 1.0), math.sqrt(horizon)
     per_tick = 1.0 / tick if rounds and tick > 0.0 else 0.0
@@ -154,20 +160,21 @@ def _exit_excursions(barrier, price, open_, high, low, up, down, best, worst):
 
 
 @njit(cache=True, nogil=True)
-def scan(
-    open_, high, low, close, entry, end, up, down, slack, horizon, f_open, f_high, f_low, f_first, f_stop,
-    barrier, exit_bar, ret, mae, mfe,
-):  # fmt: skip
+def scan(bars, entry, end, prices, slack, horizon, minute_bars, exits):
     """Find the exit of the rows `entry` on the bars entry + 1 to `end`, both int64[R], end > entry.
 
     Parameters
     ----------
-    up, down : float64[N], barrier prices of every bar; infinite where there are none
-    f_* : the minute bars, and int64[N] where those of each bar begin and stop; both empty where there are none
-    barrier : int8[R], written; SESSION where `end` comes before entry + horizon
-    exit_bar : int64[R], written
-    ret, mae, mfe : float64[R], written; log returns of a long position
+    bars : open, high, low, close, each float64[N]
+    prices : upper and lower barrier of every bar, each float64[N]; infinite where there are none
+    minute_bars : open, high, low, and int64[N] where those of each bar begin and stop; both empty where there are none
+    exits : written, R values each: barrier int8, SESSION where `end` comes before entry + horizon; exit bar int64; ret,
+        mae, mfe float64, log returns of a long position
     """
+    open_, high, low, close = bars
+    up, down = prices
+    f_open, f_high, f_low, f_first, f_stop = minute_bars
+    barrier, exit_bar, ret, mae, mfe = exits
     count = len(entry)
     blocks, begins = block_extremes(high, low)
     after, j, top, bottom = -1, 0, 0.0, 0.0

@@ -82,9 +82,8 @@ def simulate_exits(
     barrier, exit_bar = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64)
     ret, mae, mfe = (np.empty(len(entry)) for _ in range(3))
     scan(
-        base.open, base.high, base.low, base.close, entry, end, up, down, float(market.tick or 0.0) * SLACK,
-        int(horizon), finer.open, finer.high, finer.low, first, stop,
-        barrier, exit_bar, ret, mae, mfe,
+        (base.open, base.high, base.low, base.close), entry, end, (up, down), float(market.tick or 0.0) * SLACK,
+        int(horizon), (finer.open, finer.high, finer.low, first, stop), (barrier, exit_bar, ret, mae, mfe),
     )  # fmt: skip
     return LabelPaths(entry, exit_bar, last, barrier, ret, mae, mfe)
 

@@ -175,8 +175,8 @@ def barriers_of(base: Frame, spec: LabelSpec, market: MarketSpec) -> tuple[np.nd
     """Return upper and lower barrier prices float64[N] of every row, NaN where the volatility is not known yet."""
     up, down = np.empty(len(base)), np.empty(len(base))
     barrier_prices(
-        base.open, base.high, base.low, base.close, base.segment, int(spec.sigma_span), float(spec.k_up),
-        float(spec.k_down), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks), spec.round_to_tick,
-        up, down,
+        (base.open, base.high, base.low, base.close), base.segment, int(spec.sigma_span),
+        (float(spec.k_up), float(spec.k_down)), int(spec.horizon), float(market.tick or 0.0), float(spec.cost_ticks),
+        spec.round_to_tick, (up, down),
     )  # fmt: skip
     return up, down

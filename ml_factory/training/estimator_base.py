@@ -16,7 +16,7 @@ from ml_factory.seeding import derive_seed
 from ml_factory.training.batches import BatchLoader, Part
 from ml_factory.training.device import Device
 from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import fit
+from ml_factory.training.loop import Validation, fit
 from ml_factory.training.spec import TrainSpec
 
 
@@ -89,7 +89,7 @@ class Neural:
 
         return fit(
             self.network, len(feed), feed, self._loss, spec, device,
-            identity=identity, validate=validate if held else None, from_start=offset is not None,
+            identity=identity, validation=Validation(validate, from_start=offset is not None) if held else None,
             callbacks=callbacks, checkpoints=checkpoints,
         )  # fmt: skip
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,19 @@ from ml_factory.training.state import TrainingRun
 Batch = Callable[[np.ndarray], Any]
 
 
+@dataclass(frozen=True)
+class Validation:
+    """Validation after every epoch, by which the best one is chosen.
+
+    loss : function that returns the mean loss on the validation rows.
+    from_start : True where the untrained network, as epoch 0, is a candidate for the best epoch and starts the count of
+        `patience`.
+    """
+
+    loss: Callable[[], float]
+    from_start: bool = False
+
+
 def fit(
     network: nn.Module,
     rows: int,
@@ -39,8 +53,7 @@ def fit(
     device: Device,
     *,
     identity: Mapping,
-    validate: Callable[[], float] | None = None,
-    from_start: bool = False,
+    validation: Validation | None = None,
     callbacks: Sequence[Callable] = (),
     checkpoints: Any = None,
 ) -> FitResult:
@@ -49,16 +62,13 @@ def fit(
     batch : function from int64 positions to the inputs of `loss`, on the device; its `prefetch(positions)`, if any, is
         called with each next part of a step.
     loss : (network, batch) -> (sum, weight); one step descends on their ratio over all its parts.
-    validate : function that returns the mean loss on the validation rows.
-    from_start : True where the untrained network, as epoch 0, is a candidate for the best epoch and starts the count of
-        `patience`.
     identity : values that a checkpoint must match to be resumed: "model", "settings", "data".
     Raises FactoryError where loss or gradient is not finite twice, or an epoch's validation loss is not.
     """
     with pinned(device), device.training():
         network.train()
         run, result = TrainingRun(device.to_device(network), rows, spec, device, identity), FitResult()
-        saver = _start_or_resume(run, result, checkpoints, callbacks, validate if from_start else None)
+        saver = _start_or_resume(run, result, checkpoints, callbacks, validation)
         meter = ProgressMeter(run)
         total, before = (steps * run.order.batch for steps in (run.order.steps_until(spec.epochs), run.step))
         with phase("training", total, start=before) as moved:
@@ -78,7 +88,7 @@ def fit(
                         meter.log_if_due(saver.due_in())
                     saver.step()
                 # ------------------------------------------------------ the epoch's losses, its checkpoint, callbacks
-                metrics = _end_epoch(run, validate, began)
+                metrics = _end_epoch(run, validation, began)
                 saver.save_after_epoch(metrics)
                 device.recompiles.end_first_cycle()
                 for callback in callbacks:
@@ -88,15 +98,15 @@ def fit(
 
 
 def _start_or_resume(
-    run: TrainingRun, result: FitResult, checkpoints: Any, callbacks: Sequence[Callable], validate: Callable | None
+    run: TrainingRun, result: FitResult, checkpoints: Any, callbacks: Sequence[Callable], validation: Validation | None
 ) -> "_Saver":
-    """Restore the last checkpoint, if there is one; else evaluate the untrained network where `validate` is given."""
+    """Restore the last checkpoint, if there is one; else evaluate the untrained network where `validation` asks so."""
     saver = _Saver(run, checkpoints)
     if saver.resume():
         result.resumed_from, result.resumed_step = len(run.memory.history), run.step
         replay_history(callbacks, run.memory.history)
-    elif validate is not None:
-        _evaluate_untrained(run, validate)
+    elif validation is not None and validation.from_start:
+        _evaluate_untrained(run, validation)
     return saver
 
 
@@ -167,10 +177,10 @@ def _halve_or_raise(run: TrainingRun, error: RuntimeError | MemoryError) -> None
         raise error
 
 
-def _evaluate_untrained(run: TrainingRun, validate: Callable[[], float]) -> None:
+def _evaluate_untrained(run: TrainingRun, validation: Validation) -> None:
     """Record the untrained network as the best one so far."""
     with run.evaluation_mode():
-        run.memory.best_loss, run.memory.best_weights = _finite(validate(), 0), run.weights()
+        run.memory.best_loss, run.memory.best_weights = _finite(validation.loss(), 0), run.weights()
     run.snapshot()
 
 
@@ -185,12 +195,12 @@ def _finite(val_loss: float, epoch: int) -> float:
     return val_loss
 
 
-def _end_epoch(run: TrainingRun, validate: Callable[[], float] | None, began: float) -> dict:
+def _end_epoch(run: TrainingRun, validation: Validation | None, began: float) -> dict:
     """Record the losses of the epoch that just ended; keep the best weights. Returns the metrics."""
     memory, (loss_sum, weight) = run.memory, run.totals.tolist()
     epoch, spec = run.epoch, run.spec
     with run.evaluation_mode():
-        val_loss = _finite(validate(), epoch) if validate is not None else None
+        val_loss = _finite(validation.loss(), epoch) if validation is not None else None
         best = val_loss is not None and val_loss < memory.best_loss
         if best or (val_loss is None and run.average is not None and epoch == spec.epochs):
             memory.best_weights = run.weights()

@@ -58,7 +58,7 @@ def test_a_stride_sees_what_steps_see(width, jump):
     up, down = bars[3] * np.exp(width * ups), bars[3] * np.exp(-width * downs)
     none = (np.empty(0, np.int64), np.empty(0, np.int64))
     found = np.empty(len(entry), np.int8), np.empty(len(entry), np.int64), *np.empty((3, len(entry)))
-    scan(*bars, entry, end, up, down, 0.0, horizon, *bars[:3], *none, *found)
+    scan(tuple(bars), entry, end, (up, down), 0.0, horizon, (*bars[:3], *none), found)
     for r, i in enumerate(entry):
         barrier, j, price, worst, best = stepped(bars, i, end[r], up[i], down[i])
         name = BARRIERS[found[0][r]]

@@ -15,7 +15,7 @@ from ml_factory.training.batches import BatchLoader
 from ml_factory.training.device import pick
 from ml_factory.training.distributed import Processes
 from ml_factory.training.evaluate import mean_loss
-from ml_factory.training.loop import fit
+from ml_factory.training.loop import Validation, fit
 from ml_factory.training.optim import AdamW, total_norm
 from ml_factory.training.spec import TrainSpec
 from tests.training.test_state import CPU, IDENTITY, ROWS, Kept, flat, small, weighted
@@ -78,7 +78,9 @@ def judged(device) -> dict:
     _, y, w = batch(np.arange(ROWS))
     feed = BatchLoader(device, [batch(np.arange(ROWS))[0].numpy()[:19], y.numpy()[:19], w.numpy()[:19]])
     held = lambda: mean_loss(network, feed, weighted, device, 4)  # noqa: E731
-    result = fit(network, ROWS, batch, weighted, TrainSpec(**SPEC), device, identity=IDENTITY, validate=held)
+    result = fit(
+        network, ROWS, batch, weighted, TrainSpec(**SPEC), device, identity=IDENTITY, validation=Validation(held)
+    )
     return {"val_losses": [row["val_loss"] for row in result.history], "best": result.best_epoch}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from ml_factory.errors import FactoryError
 from ml_factory.storage.serialization import encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import fit, take_step
+from ml_factory.training.loop import Validation, fit, take_step
 from ml_factory.training.optim import rate
 from ml_factory.training.sampler import Order
 from ml_factory.training.spec import TrainSpec
@@ -89,7 +89,7 @@ def test_the_best_epochs_weights_come_back():
         return next(losses)
 
     spec = TrainSpec(epochs=5, batch=5, lr=0.1, patience=2)
-    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validate=validate)
+    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     assert result.best_epoch == 2 and result.stopped_early and len(result.history) == 4
     assert torch.equal(network.weight, weights[1]) and not torch.equal(network.weight, weights[3])
     assert not network.training
@@ -105,7 +105,7 @@ def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
         return next(losses)
 
     spec = TrainSpec(epochs=5, batch=5, lr=0.1, patience=2)
-    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validate=validate)
+    result = fit(network, 10, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     assert result.best_epoch == 2 and result.stopped_early and len(result.history) == 4
     assert torch.equal(network.weight, weights[1]) and not torch.equal(weights[1], weights[2])
 
@@ -114,7 +114,7 @@ def test_best_epoch_of_equal_losses_is_the_first_and_patience_counts_from_it():
 def test_an_epoch_that_cannot_be_judged_ends_the_run(loss):
     saves = EarlyStoppingState()
     with pytest.raises(FactoryError, match=rf"validation rows is not finite \[epoch 2\].*got {loss}"):
-        run(TrainSpec(epochs=3, batch=5), validate=iter([1.0, loss]).__next__, checkpoints=saves)
+        run(TrainSpec(epochs=3, batch=5), validation=Validation(iter([1.0, loss]).__next__), checkpoints=saves)
     assert [step for step, _, _ in saves.saves] == [2]
 
 

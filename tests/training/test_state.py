@@ -10,7 +10,7 @@ from torch import nn
 from ml_factory.errors import CheckpointError, FactoryError
 from ml_factory.storage.serialization import decode_state, encode_state
 from ml_factory.training.device import Device
-from ml_factory.training.loop import fit, take_step
+from ml_factory.training.loop import Validation, fit, take_step
 from ml_factory.training.optim import total_norm
 from ml_factory.training.spec import TrainSpec
 from ml_factory.training.state import TrainingRun
@@ -207,7 +207,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_in_mid_epoch(name, killed_at):
 def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
     """Best after the first of four, killed in the third: patience and the best weights go on where they were."""
     losses, spec = (1.0, 2.0, 3.0, 4.0), TrainSpec(epochs=4, batch=16, patience=3, save_seconds=0.0)
-    expected, whole = trained(spec, validate=iter(losses).__next__)
+    expected, whole = trained(spec, validation=Validation(iter(losses).__next__))
     kept, calls = Kept(), []
 
     def killing(net, batch):
@@ -217,8 +217,8 @@ def test_a_run_killed_behind_its_best_epoch_ends_with_that_epochs_weights():
         return weighted(net, batch)
 
     with pytest.raises(KeyboardInterrupt):
-        trained(spec, loss=killing, validate=iter(losses).__next__, checkpoints=kept)
-    network, again = trained(spec, validate=iter(losses[2:]).__next__, checkpoints=kept)
+        trained(spec, loss=killing, validation=Validation(iter(losses).__next__), checkpoints=kept)
+    network, again = trained(spec, validation=Validation(iter(losses[2:]).__next__), checkpoints=kept)
     assert again.resumed_step == 7 and again.best_epoch == whole.best_epoch == 1
     assert torch.equal(flat(network), flat(expected)) and not torch.equal(flat(network), flat(trained(spec)[0]))
 
@@ -257,7 +257,7 @@ def test_a_save_in_mid_epoch_carries_the_last_verdict():
 
     losses = iter([0.5, 0.25, 0.75])
     spec = TrainSpec(epochs=3, batch=16, save_seconds=0.0)
-    trained(spec, validate=lambda: next(losses), checkpoints=Saved())
+    trained(spec, validation=Validation(lambda: next(losses)), checkpoints=Saved())
     assert heard[1] is heard[2] is None
     assert [heard[step]["val_loss"] for step in range(3, 10)] == [0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.75]
     assert set(heard[4]) == {"train_loss", "val_loss", "seconds"}
@@ -272,7 +272,7 @@ def test_averaged_weights_are_judged_and_kept():
         return 1.0 / len(seen)
 
     spec = TrainSpec(epochs=3, batch=16, ema=0.9, lr=0.1)
-    fit(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validate=validate)
+    fit(network, ROWS, batch, loss, spec, CPU, identity=IDENTITY, validation=Validation(validate))
     last, _ = trained(TrainSpec(epochs=3, batch=16, lr=0.1))
     weights = []
     follower, batch, loss = small()

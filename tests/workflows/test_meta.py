@@ -113,7 +113,7 @@ def test_mistakes_are_one_clear_line(prepared: Workspace, call):
     for more, said in (
         ((), "--primary"),
         (("--primary", "macd_12_62"), "did you mean 'macd_12_26'"),
-        (("--primary", COLUMN, "--primary-least", -1), "primary_least"),
+        (("--primary", COLUMN, "--set", "labels.primary_least=-1"), "primary_least"),
         (("--primary", COLUMN, "--search"), "Only barriers are searched for"),
     ):
         code, _, err = call(*words, *more)
