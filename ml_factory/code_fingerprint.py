@@ -1,4 +1,4 @@
-"""Identity of the code of a computation: the sources it uses, and their hashes.
+"""Identity of the code of a computation: hashes of the library's files that it uses, and of the user's code.
 
 A file counts by its code: comments, docstrings and blank lines do not make another run (docs/decisions, "identity").
 The closure of some files is all of the package that they import, and so on, except packages that compute nothing: the
@@ -6,17 +6,28 @@ storage of a checkpoint or the drawing of a plot does not change a number.
 """
 
 import ast
+import dis
 import hashlib
+import inspect
 import io
 import subprocess
+import sys
+import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import CodeType, FunctionType
+
+import numpy as np
 
 from ml_factory.storage.atomic_files import disk_errors, fingerprint
 
 PACKAGE = Path(__file__).resolve().parent
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 # Modules that no result depends on, as paths from the package's root, without ".py".
 COMPUTES_NOTHING = (
     "storage", "checkpoints", "tracking", "errors", "progress", "numba_cache", "code_fingerprint", "settings",
@@ -146,3 +157,102 @@ def _file_of(dotted: object) -> list[str]:
     top, _, rest = str(dotted).partition(".")
     name = f"{rest.replace('.', '/')}.py"
     return [name] if top == PACKAGE.name and rest and (PACKAGE / name).is_file() else []
+
+
+def user_code_hash(*values: object) -> str:
+    """Return 64 hex digits that change with these values of a user: a function, a class, settings.
+
+    Covers the functions of a class, its plain values, and whatever user code these read: classes and functions of a
+    notebook or of user modules, closures, constants. Installed libraries, and this one, count by name: a run records
+    their versions and sources elsewhere.
+    """
+    seen: dict[int, str] = {}
+    return fingerprint([_describe(value, seen) for value in values])
+
+
+def _describe(value: object, seen: dict[int, str]) -> object:
+    """Convert a value to JSON values; a class or function that was met before to its name alone."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return [_describe(one, seen) for one in value]
+    if isinstance(value, dict):
+        return [[_describe(key, seen), _describe(one, seen)] for key, one in value.items()]
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, hashlib.sha256(np.ascontiguousarray(value)).hexdigest()]
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    if callable(value) and not isinstance(value, type):
+        value = inspect.unwrap(value)
+    if isinstance(value, property):
+        return [_describe(one, seen) for one in (value.fget, value.fset, value.fdel)]
+    if not isinstance(value, type | FunctionType):
+        return f"a {type(value).__module__}.{type(value).__qualname__}"
+    name = f"{value.__module__}.{value.__qualname__}"
+    if id(value) in seen:
+        return name
+    seen[id(value)] = name
+    return [name, *(_of_class(value, seen) if isinstance(value, type) else _of_function(value, seen))]
+
+
+def _of_class(kind: type, seen: dict[int, str]) -> Iterator[object]:
+    """Yield the bases, the members, and the default factories of a dataclass."""
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names or kind.__module__.startswith("torch"):
+        return
+    for base in kind.__bases__:
+        yield _describe(base, seen)
+    for name, value in vars(kind).items():
+        if not name.startswith("__") or isinstance(value, FunctionType):
+            yield [name, _describe(value, seen)]
+    if is_dataclass(kind):
+        for item in fields(kind):
+            yield [
+                item.name,
+                [_describe(one, seen) for one in (item.default, item.default_factory) if one is not MISSING],
+            ]
+
+
+def _of_function(function: FunctionType, seen: dict[int, str]) -> Iterator[object]:
+    """Yield the source of a user's function and what it reads; of any other function its closure.
+
+    The first function of all is the user's, also where it is installed.
+    """
+    yield [_describe(cell.cell_contents, seen) for cell in function.__closure__ or () if _filled(cell)]
+    if len(seen) > 1 and not is_the_users(function):
+        return
+    yield _source(function)
+    yield _describe([*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())], seen)
+    for name in sorted(referenced_globals(function.__code__) & function.__globals__.keys()):
+        yield [name, _describe(function.__globals__[name], seen)]
+
+
+def _filled(cell) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:  # a name that is bound later
+        return False
+    return True
+
+
+def _source(function: FunctionType) -> str:
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed into a bare interpreter
+        return function.__code__.co_code.hex()
+
+
+def referenced_globals(code: CodeType) -> set[str]:
+    """Return the globals that this code reads, and the functions inside it."""
+    return {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def is_the_users(function: FunctionType) -> bool:
+    """Return whether the function is user code: neither installed nor this library's."""
+    return not function.__code__.co_filename.startswith(_INSTALLED)

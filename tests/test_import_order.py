@@ -25,7 +25,7 @@ checkpoints.mount_slots checkpoints.uploader checkpoints.stop_signals checkpoint
 checkpoints.manager
 tracking.run_log tracking.log_upload tracking.wandb_process tracking.run_snapshot tracking.artifact_versions
 tracking.wandb_sync tracking.tracker tracking.restore
-argument_checks
+argument_checks code_fingerprint
 data.holidays data.sessions data.report data.prefix_hash data.parsing data.outliers data.gaps data.time_zone_check
 data.level_shifts data.quality data.contract_codes data.rolls data.validation data.bad_rows data.append_check
 data.io data.synthetic data.bar_kernels data.resample data.bar_stream data.activity_bars
@@ -46,7 +46,7 @@ leakage.custom_feature_check leakage.spec leakage.progress_file leakage.proof le
 models.base models.clock_offset models.tabular_data models.lightgbm_predict models.tabular models.tabular_xgboost
 models.tabular_lightgbm models.tabular_catboost models.logistic_regression models.importances models.onednn_linear
 models.heads models.layers models.recurrent_layers models.sequence models.transformer models.tft_layers models.tft
-models.multi_timeframe_network models.contract_checks models.source_hash models.setting_names models.registry
+models.multi_timeframe_network models.contract_checks models.setting_names models.registry
 training.spec training.losses training.sampler training.optim training.averaging training.precision
 training.distributed training.malloc_tuning training.recompiles training.device training.recompute training.batches
 training.state training.evaluate training.progress_line training.loop training.estimator_base training.estimator
@@ -55,7 +55,7 @@ evaluation.baselines evaluation.intervals evaluation.deciles evaluation.metrics 
 evaluation.metrics_table evaluation.calibration evaluation.plot_style evaluation.data_plots evaluation.plots
 evaluation.attention_plots evaluation.html_report
 ensemble.out_of_fold ensemble.stacking
-code_fingerprint settings run_folder
+settings run_folder
 inference.bundle inference.predict inference.split_times
 workflows.prepared_dataset workflows.result_summaries workflows.results workflows.unit_checkpoints
 workflows.run_status workflows.restore_run workflows.append workflows.prove workflows.inspect_data workflows.load

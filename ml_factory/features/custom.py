@@ -9,21 +9,20 @@ returns one number a bar. `memory` is the number of bars on which a value may de
 compares; the feature is proved again on the user's own bars when they are prepared and audited.
 """
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from types import FunctionType
 from typing import Any, TypeVar, overload
 
 import numpy as np
 import pandas as pd
 
+from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.data.resample import Frame
 from ml_factory.errors import LookAheadError, SettingsError, did_you_mean
-from ml_factory.features.stateless_copy import clone_isolated, referenced_globals
+from ml_factory.features.stateless_copy import clone_isolated
 from ml_factory.seeding import generator
 
 Function = TypeVar("Function", bound=Callable[[Frame], np.ndarray])
@@ -38,7 +37,7 @@ class CustomFeature:
     name : column name
     function : bars -> values
     memory : bars on which a value may depend
-    signature : hash of its source and of the plain values it reads from outside
+    signature : hash of its source, and of what it reads from outside
     original : the function as registered
     """
 
@@ -96,7 +95,7 @@ def fresh_instances() -> Iterator[None]:
     """Replace every feature by a copy without state from earlier calls, for the duration of the block.
 
     A function that returns cached values cannot be distinguished from one that looks back: it has seen the future of
-    every cut. (`features.isolation` defines what is copied.)
+    every cut. (`features.stateless_copy` defines what is copied.)
     """
     called = dict(_FEATURES)
     _FEATURES.update({name: replace(made, function=clone_isolated(made.original)) for name, made in called.items()})
@@ -297,35 +296,8 @@ def _read_only(bars: Frame) -> Frame:
 
 def _signature(function: Callable, memory: int) -> str:
     try:
-        source = inspect.getsource(function)
+        inspect.getsource(function)
     except (OSError, TypeError) as error:
         step = "define the function with def in a file or a notebook cell"
         raise SettingsError("The source of a feature cannot be read", where=str(function), next_step=step) from error
-    parts = [f"{memory}\n{source}", *(f"{name}={_as_text(value)}" for name, value in _outside_values(function))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
-
-
-def _outside_values(function: Callable) -> Iterator[tuple[str, object]]:
-    """Yield values that a function reads besides its arguments, by name: defaults, closure, globals."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType):
-        return
-    yield "defaults", (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    yield from ((name, cell.cell_contents) for name, cell in zip(
-        function.__code__.co_freevars, function.__closure__ or (), strict=True
-    ))  # fmt: skip
-    read = referenced_globals(function.__code__)
-    yield from ((name, function.__globals__[name]) for name in sorted(read & function.__globals__.keys()))
-
-
-def _as_text(value: object) -> str:
-    """Return a plain value as text, a function as its source, of anything else its type."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_as_text, value))})"
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{value.shape}{hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()}"
-    if isinstance(value, FunctionType) and value.__module__ == "__main__":
-        return inspect.getsource(value)
-    return type(value).__qualname__
+    return user_code_hash(function, memory)[:12]

@@ -5,17 +5,12 @@ functions it calls. Files and packages that it writes to are shared.
 """
 
 import copy
-import dis
 import functools
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 
-PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_INSTALLED = (str(PACKAGE), *(sysconfig.get_paths()[name] for name in _LIBRARIES))
+from ml_factory.code_fingerprint import is_the_users, referenced_globals
 
 
 def clone_isolated(function: Callable) -> Callable:
@@ -72,20 +67,3 @@ class _FunctionCloner:
             with suppress(ValueError):  # nothing in it yet
                 copies.cell_contents = self.of(cell.cell_contents)
         return self.copies[id(cell)]
-
-
-def referenced_globals(code: CodeType) -> set[str]:
-    """Return the globals that this code reads, and the functions inside it."""
-    return {step.argval for part in _codes(code) for step in dis.get_instructions(part) if step.opname == "LOAD_GLOBAL"}
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def is_the_users(function: FunctionType) -> bool:
-    """Return whether the function is user code: neither installed nor this library's."""
-    return not function.__code__.co_filename.startswith(_INSTALLED)

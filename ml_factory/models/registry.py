@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import CheckpointError, MissingPackageError, SettingsError, did_you_mean
 from ml_factory.lazy_module import import_module
 from ml_factory.models.base import Estimator
 from ml_factory.models.setting_names import block_settings, network_settings
-from ml_factory.models.source_hash import signature
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
         wanted = "a class with a dataclass `Spec`, whose fields have defaults (it may have none)"
         raise SettingsError("Cannot register this model", where="network", got=repr(network), wanted=wanted)
     before = _SPECS.get(name)
-    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, signature(network))
+    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, user_code_hash(network, network.Spec))
     try:
         if check:
             check_model(name)

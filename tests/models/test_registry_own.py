@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from ml_factory.code_fingerprint import user_code_hash
 from ml_factory.errors import SettingsError
 from ml_factory.models import registry
 from ml_factory.models.multi_timeframe_network import several_frames
 from ml_factory.models.registry import available_models, build_model, check_model, load_model, register_model, spec_of
 from ml_factory.models.sequence import GRU, LSTM
-from ml_factory.models.source_hash import signature
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _behind(layer: type) -> type:
     ids=["the network behind", "a number closed over", "a layer beside it"],
 )
 def test_what_a_network_is_built_from_makes_another_run(one, other):
-    assert signature(one()) == signature(one()) != signature(other())
+    assert user_code_hash(one()) == user_code_hash(one()) != user_code_hash(other())
 
 
 def test_names_that_cannot_be_are_refused():
