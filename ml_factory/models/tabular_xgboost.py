@@ -1,11 +1,10 @@
 """XGBoost (Chen and Guestrin 2016) by histograms, in blocks."""
 
-import json
-
 import numpy as np
 import xgboost as xgb
 
 from ml_factory.models.tabular import BlockTrainer, BoosterSpec, Tabular
+from ml_factory.models.xgboost_trees import booster_of, merge_trees, trees_of
 
 _METRIC = "mlogloss"
 _BASE = 0.5  # a given base score keeps the first block from estimating one that later blocks would not
@@ -30,10 +29,10 @@ class XGBoost(Tabular):
         return _Trainer(spec, bins, "cuda" if self._on_gpu(spec) else "cpu", offsets)
 
     def _grown(self, part, rounds):
-        return merge_boosters([_booster(bytes(block), self.settings.thread_count) for block in part["blocks"]], rounds)
+        return merge_trees(part["blocks"], rounds)
 
     def _read(self, fitted):
-        return _booster(fitted, self.settings.thread_count)
+        return booster_of(fitted, self.n_features, self.settings.thread_count)
 
     def _predict(self, x):
         return self._predictor.inplace_predict(x)
@@ -79,7 +78,7 @@ class _Trainer(BlockTrainer):
         for margin, offset in zip(self.margins, offsets, strict=True):
             if offset is not None:
                 margin += offset.astype(np.float32)
-        self.blocks: list[bytes] = []
+        self.blocks: list[dict[str, np.ndarray]] = []
 
     def grow(self, first, until, seed):
         losses: dict = {}
@@ -93,17 +92,18 @@ class _Trainer(BlockTrainer):
             verbose_eval=False,
         )
         self._take_margins(booster)
-        self.blocks.append(bytes(booster.save_raw("ubj")))
+        self.blocks.append(trees_of(booster))
         return losses["train"][_METRIC], losses.get("valid", {}).get(_METRIC, [])
 
     def part(self):
         return {"blocks": list(self.blocks)}
 
     def restore(self, part, rounds):
-        self.blocks = [bytes(block) for block in part["blocks"]]
+        self.blocks = [dict(block) for block in part["blocks"]]
+        features = self.evals[0][0].num_col()
         for block in self.blocks:
             self._start_from_margins()
-            self._take_margins(_booster(block, self.params["nthread"], self.params["device"]))
+            self._take_margins(booster_of(block, features, self.params["nthread"], self.params["device"]))
 
     def _start_from_margins(self) -> None:
         for (matrix, _), margin in zip(self.evals, self.margins, strict=True):
@@ -113,35 +113,4 @@ class _Trainer(BlockTrainer):
         self.margins = [booster.predict(matrix, output_margin=True) for matrix, _ in self.evals]
 
     def model(self, rounds):
-        return merge_boosters([_booster(block, self.params["nthread"]) for block in self.blocks], rounds)
-
-
-def merge_boosters(blocks: list[xgb.Booster], rounds: int) -> bytes:
-    """Merge the first rounds of boosters, each started from the scores of those before, into one model (UBJSON).
-
-    XGBoost has no call for it; its JSON schema (doc/model.schema) is open: trees, the class of each, and the first tree
-    of each round. Numbers in it are the shortest that give the same float32 again.
-    """
-    whole, trees, classes, begins = None, [], [], [0]
-    for block in blocks:
-        model = json.loads(bytes(block.save_raw("json")))
-        part = model["learner"]["gradient_booster"]["model"]
-        for first, last in zip(part["iteration_indptr"], part["iteration_indptr"][1:], strict=False):
-            if len(begins) > rounds:
-                break
-            trees += part["trees"][first:last]
-            classes += part["tree_info"][first:last]
-            begins.append(len(trees))
-        whole = whole or model
-    for number, tree in enumerate(trees):
-        tree["id"] = number
-    inner = whole["learner"]["gradient_booster"]["model"]
-    inner.update(trees=trees, tree_info=classes, iteration_indptr=begins)
-    inner["gbtree_model_param"]["num_trees"] = str(len(trees))
-    return bytes(xgb.Booster(model_file=bytearray(json.dumps(whole).encode())).save_raw("ubj"))
-
-
-def _booster(raw: bytes, threads: int, device: str = "cpu") -> xgb.Booster:
-    booster = xgb.Booster(model_file=bytearray(raw))
-    booster.set_param({"nthread": threads, "device": device})
-    return booster
+        return merge_trees(self.blocks, rounds)
