@@ -173,11 +173,12 @@ def register_model(name: str, network: type | None = None, *, family: str = "adv
     if family not in ("sequence", "advanced"):
         step = did_you_mean(family, ("sequence", "advanced"))
         raise SettingsError("Cannot register this model", where="family", got=repr(family), next_step=step)
-    if not (isinstance(network, type) and isinstance(getattr(network, "Spec", None), type)):
+    settings = getattr(network, "Spec", None)
+    if not (isinstance(network, type) and isinstance(settings, type)):
         wanted = "a class with a dataclass `Spec`, whose fields have defaults (it may have none)"
         raise SettingsError("Cannot register this model", where="network", got=repr(network), wanted=wanted)
     before = _SPECS.get(name)
-    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, user_code_hash(network, network.Spec))
+    _SPECS[name] = ModelSpec(name, family, _NEURAL, network, user_code_hash(network, settings))
     try:
         if check:
             check_model(name)
