@@ -4,7 +4,7 @@ import importlib
 from dataclasses import dataclass
 
 from ml_factory.checkpoints.compute_session import hours_remaining
-from ml_factory.cpu_count import cores
+from ml_factory.hardware import cores
 from ml_factory.inference.bundle import library_versions
 from ml_factory.lazy_module import EXTRAS, missing_package
 from ml_factory.storage.file_access import MountTimeout, free_bytes, names

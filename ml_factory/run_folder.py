@@ -11,8 +11,8 @@ from pathlib import Path
 from ml_factory.checkpoints.compute_session import Session
 from ml_factory.checkpoints.manager import CheckpointManager
 from ml_factory.code_fingerprint import commit
-from ml_factory.cpu_count import cores
 from ml_factory.errors import SettingsError
+from ml_factory.hardware import cores
 from ml_factory.models.base import environment
 from ml_factory.models.registry import spec_of
 from ml_factory.settings import RunSpec

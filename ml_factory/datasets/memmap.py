@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ml_factory.cpu_count import cores
+from ml_factory.hardware import cores
 from ml_factory.storage import atomic_files, file_access, mount_table
 
 BLOCK_BYTES = 8 << 20

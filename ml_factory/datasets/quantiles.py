@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numba import njit
 
-from ml_factory.cpu_count import cores
+from ml_factory.hardware import cores
 
 SAMPLE_ROWS = 65_536
 FEW_ROWS = 16_384  # fewer than this are sorted as they are

@@ -19,8 +19,9 @@ from scipy.optimize import minimize
 
 from ml_factory.errors import SettingsError, did_you_mean
 from ml_factory.evaluation.baselines import class_shares
-from ml_factory.evaluation.calibration import log_probabilities, softmax
+from ml_factory.evaluation.calibration import log_probabilities
 from ml_factory.evaluation.metrics import checked_rows
+from ml_factory.models.class_scores import softmax
 
 
 @dataclass(frozen=True)

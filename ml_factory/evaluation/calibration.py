@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.intervals import Interval, gain_interval
 from ml_factory.evaluation.metrics import CLASS_NAMES, CLASSES, checked_rows
+from ml_factory.models.class_scores import softmax
 
 SMALLEST = 1e-12  # floor of probabilities, so that their logarithm is finite
 ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temperature
@@ -18,12 +19,6 @@ ABSENT = -1e5  # log-probability of an impossible class: 0 at every allowed temp
 def log_probabilities(p_N3) -> np.ndarray:
     """Return log p, float64 (N, 3), with p floored at 1e-12."""
     return np.log(np.clip(np.asarray(p_N3, dtype=np.float64), SMALLEST, 1.0))
-
-
-def softmax(z_N3: np.ndarray) -> np.ndarray:
-    """Return the softmax of each row, without overflow."""
-    e = np.exp(z_N3 - z_N3.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
 
 
 @dataclass(frozen=True)

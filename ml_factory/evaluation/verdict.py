@@ -79,8 +79,8 @@ class ModelVerdict:
     @property
     def numbers(self) -> str:
         """Gain over the best baseline, directional gain (nats per row, 95 % intervals), rows and effective rows."""
-        gain = f"gain over {self.best_baseline} {_with_bounds(self.gain_best, self.gain_best_low, self.gain_best_high)}"
-        side = f", directional gain {_with_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
+        gain = f"gain over {self.best_baseline} {with_bounds(self.gain_best, self.gain_best_low, self.gain_best_high)}"
+        side = f", directional gain {with_bounds(self.direction_gain, self.direction_low, self.direction_high)}"
         return f"{gain}{'' if self.kind == 'meta' else side}; {self.rows:,} rows, {self.effective_rows:,.0f} effective"
 
     def _parts_sentence(self) -> str:
@@ -187,5 +187,6 @@ def missing_classes(parts: Mapping[str, np.ndarray], classes: Mapping[str, int])
     return "; ".join(f"no {part} row is {' or '.join(names)}" for part, names in absent.items() if names)
 
 
-def _with_bounds(value: float, low: float, high: float) -> str:
+def with_bounds(value: float, low: float, high: float) -> str:
+    """Format a value with the bounds of its interval."""
     return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from ml_factory.argument_checks import BARS
-from ml_factory.cpu_count import cores
 from ml_factory.data.activity_bars import KINDS, base_and_frames, with_bar_size
 from ml_factory.data.resample import Frame, asof_rows, roll_adjusted, stretches_between_rolls
 from ml_factory.data.sessions import MarketSpec
@@ -28,6 +27,7 @@ from ml_factory.features import (
 )
 from ml_factory.features.engine import Family, FrameFeatures, columns, gather_rows
 from ml_factory.features.multi_timeframe import column_at, frame_name, staleness
+from ml_factory.hardware import cores
 from ml_factory.progress import phase
 
 FAMILIES: dict[str, Family] = {

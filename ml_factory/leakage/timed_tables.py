@@ -1,6 +1,6 @@
 """Tables of rows with the moment from which each is final, and the differences of two builds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -83,6 +83,14 @@ class Leak:
 
     def to_dict(self) -> dict:
         return asdict(self)
+
+
+def one_per_column(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
+    """Return the leaks, each part and column once: the first that names it."""
+    first: dict[tuple[str, str], Leak] = {}
+    for leak in leaks:
+        first.setdefault((leak.part, leak.column), leak)
+    return tuple(first.values())
 
 
 def table_of_labels(labels: pd.DataFrame) -> Table:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.modules import rnn as kernels  # torch_xla puts a GRU of its own in the place of `nn.GRU`, on every device
 
 
-class LSTM(kernels.LSTM):
+class LSTMLayer(kernels.LSTM):
     """`nn.LSTM`, batch first: the same weights by the same names, and the same outputs on every device."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):
@@ -22,7 +22,7 @@ class LSTM(kernels.LSTM):
         return scanned(self, x_BTF, state) if x_BTF.device.type == "xla" else super().forward(x_BTF, state)
 
 
-class GRU(kernels.GRU):
+class GRULayer(kernels.GRU):
     """`nn.GRU`, batch first: the same weights by the same names, and the same outputs on every device."""
 
     def __init__(self, features: int, hidden: int, layers: int = 1, dropout: float = 0.0):

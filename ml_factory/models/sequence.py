@@ -48,7 +48,7 @@ class _Recurrent(nn.Module):
 class LSTM(_Recurrent):
     """Long short-term memory (Hochreiter and Schmidhuber 1997; forget gate: Gers et al. 2000)."""
 
-    layers = recurrent_layers.LSTM
+    layers = recurrent_layers.LSTMLayer
 
     def __init__(self, features: int, lookback: int, task: Task, spec: RecurrentSpec):
         super().__init__(features, lookback, task, spec)
@@ -68,7 +68,7 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent unit (Cho et al. 2014; reset after the product, as cuDNN has it): like the LSTM, one state."""
 
-    layers = recurrent_layers.GRU
+    layers = recurrent_layers.GRULayer
 
 
 @dataclass(frozen=True)

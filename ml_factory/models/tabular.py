@@ -7,19 +7,17 @@ goes on computes again to the same bits. CatBoost keeps its generator in a snaps
 the checkpoint as bytes. The linear model draws nothing.
 """
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ml_factory.cpu_count import cores
 from ml_factory.errors import FactoryError, SettingsError
+from ml_factory.hardware import cores, gpu_present
 from ml_factory.models.base import (
     Estimator,
     FitResult,
@@ -34,7 +32,8 @@ from ml_factory.models.base import (
     union,
     with_model,
 )
-from ml_factory.models.clock_offset import ClockOffset, check_offset, mean_log_loss, softmax
+from ml_factory.models.class_scores import mean_log_loss, softmax
+from ml_factory.models.clock_offset import ClockOffset, check_offset
 from ml_factory.models.tabular_data import BinnedData, Rows, apply_class_weights, check_class_weight, matrix, to_rows
 from ml_factory.progress import phase
 from ml_factory.seeding import derive_seed
@@ -121,12 +120,6 @@ class BoosterSpec(BlockSpec):
                 raise SettingsError("Cannot train with this", where=name, got=getattr(self, name), wanted="in (0, 1]")
         if self.device not in DEVICES:
             raise SettingsError("Cannot train with this", where="device", got=repr(self.device), wanted=DEVICES)
-
-
-def gpu_present(devices: Path = Path("/dev")) -> bool:
-    """Return True where this process sees an NVIDIA GPU; no library is loaded for the check."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    return first not in ("", "-1") and any(devices.glob("nvidia[0-9]*"))
 
 
 class BlockTrainer(ABC):

@@ -94,10 +94,10 @@ class TFT(nn.Module):
             self.static = VariableSelection(len(spec.static), D, 0, *drops)
             self.contexts = nn.ModuleList(GRN(D, D, dropout=spec.dropout) for _ in range(2 + 2 * spec.layers))
         self.past = VariableSelection(features, D, context, *drops)
-        self.encoder = recurrent_layers.LSTM(D, D, spec.layers, spec.dropout)
+        self.encoder = recurrent_layers.LSTMLayer(D, D, spec.layers, spec.dropout)
         if steps:
             self.future = VariableSelection(max(len(spec.known), 1), D, context, *drops)
-            self.decoder = recurrent_layers.LSTM(D, D, spec.layers, spec.dropout)
+            self.decoder = recurrent_layers.LSTMLayer(D, D, spec.layers, spec.dropout)
             self.register_buffer("ahead_S1", torch.arange(1, steps + 1)[:, None] / steps, persistent=False)
         self.drop = nn.Dropout(spec.dropout)
         self.local = GatedSkip(D, D)

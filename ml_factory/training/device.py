@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ml_factory.cpu_count import cores
 from ml_factory.errors import SettingsError
+from ml_factory.hardware import cores
 from ml_factory.models.base import environment
 from ml_factory.storage.compile_cache import compile_cache_folder
 from ml_factory.training.distributed import Processes, join

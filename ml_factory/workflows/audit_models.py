@@ -11,7 +11,7 @@ from ml_factory.evaluation.metrics import PROBABILITIES
 from ml_factory.inference.bundle import Bundle
 from ml_factory.inference.predict import predict_features
 from ml_factory.leakage.artifact_comparison import Tamper, apply_tamper, compare_frames, compare_states, difference
-from ml_factory.leakage.timed_tables import ROWS, Leak
+from ml_factory.leakage.timed_tables import ROWS, Leak, one_per_column
 from ml_factory.models.registry import spec_of
 from ml_factory.progress import phase
 from ml_factory.run_folder import open_run
@@ -21,7 +21,6 @@ from ml_factory.storage.workspace import Workspace
 from ml_factory.workflows.audit_artifacts import Findings
 from ml_factory.workflows.audit_training import (
     BLIND,
-    one_per_column,
     small_run_spec,
     temporary_workspace,
     with_disturbed_labels,

@@ -5,7 +5,7 @@ first result passes through `tamper` and is compared with the second, and with r
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from ml_factory.leakage.artifact_comparison import (
 from ml_factory.leakage.fitted import purge_violations
 from ml_factory.leakage.independent_baselines import last_move_shares, mean_log_loss, prior_shares, restrict_to_classes
 from ml_factory.leakage.pipeline_under_test import Split
-from ml_factory.leakage.timed_tables import Leak
+from ml_factory.leakage.timed_tables import Leak, one_per_column
 from ml_factory.run_folder import open_checkpoints, open_run
 from ml_factory.settings import RunSpec, run_spec
 from ml_factory.storage.workspace import Workspace
@@ -337,8 +337,3 @@ def check_baselines(data: Dataset, tamper: Tamper | None, findings: Findings) ->
 def _unequal(part: str, name: str, got: object, wanted: np.ndarray, reference: str) -> list[Leak]:
     unequal = unequal_rows(np.asarray(got), np.asarray(wanted))
     return [difference(part, name, len(unequal), f"row {unequal[0]}", reference)] if len(unequal) else []
-
-
-def one_per_column(leaks: Sequence[Leak]) -> list[Leak]:
-    """The leaks, each column once: the first that names it."""
-    return list({(leak.part, leak.column): leak for leak in reversed(leaks)}.values())[::-1]

@@ -33,7 +33,7 @@ from ml_factory.leakage.prefix_builds import EARLIER, PrefixBuild, build_on_pref
 from ml_factory.leakage.progress_file import ProofProgress, saved_horizons
 from ml_factory.leakage.proof import Proof, prove
 from ml_factory.leakage.spec import QUICK, ProofSpec
-from ml_factory.leakage.timed_tables import Leak, Table, table_of_frame, table_of_labels
+from ml_factory.leakage.timed_tables import Leak, Table, one_per_column, table_of_frame, table_of_labels
 from ml_factory.settings import DataSpec, certified_code
 from ml_factory.storage.atomic_files import fingerprint, to_json_value
 from ml_factory.targets.labels import LabelSpec
@@ -115,14 +115,6 @@ def horizons_to_prove(store: Store, horizons: Sequence[int]) -> Sequence[int]:
     """Return the horizons of an interrupted proof where it includes these, else these horizons."""
     unfinished = saved_horizons(progress_path(store.folder.parent, store.fingerprint))
     return unfinished if set(horizons) <= set(unfinished) <= set(store.horizons) else horizons
-
-
-def one_per_column(leaks: Sequence[Leak]) -> tuple[Leak, ...]:
-    """The leaks, each part and column once: the first that names it."""
-    first: dict[tuple[str, str], Leak] = {}
-    for leak in leaks:
-        first.setdefault((leak.part, leak.column), leak)
-    return tuple(first.values())
 
 
 def _open_progress(unfinished: Path, decided: Mapping, horizons: Sequence[int]) -> ProofProgress:

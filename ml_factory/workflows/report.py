@@ -291,17 +291,17 @@ def runs(found: Mapping[str, Artifact]) -> Section:
 def summary_cards(evaluated: TestPredictions, *, two_sided: bool = True) -> dict[str, object]:
     """Return the cards below the title, those of the chosen model: label -> value, or (value, note)."""
     one, loss = evaluated.headline, evaluated.metrics["log_loss"]
-    side = {"directional gain": _with_bounds(one.direction_gain, one.direction_low, one.direction_high)}
+    side = {"directional gain": _gain_card(one.direction_gain, one.direction_low, one.direction_high)}
     return {
         "best on validation rows" if len(evaluated.verdicts) > 1 else "model": (evaluated.chosen, one.status),
-        f"gain over {one.best_baseline}": _with_bounds(one.gain_best, one.gain_best_low, one.gain_best_high),
+        f"gain over {one.best_baseline}": _gain_card(one.gain_best, one.gain_best_low, one.gain_best_high),
         **(side if two_sided else {}),
         "log loss": (f"{loss[evaluated.chosen]:.4f}", f"{one.best_baseline} {loss[one.best_baseline]:.4f}"),
         "test rows": (one.rows, f"{one.effective_rows:,.0f} effective"),
     }
 
 
-def _with_bounds(value: float, low: float, high: float) -> tuple[str, str]:
+def _gain_card(value: float, low: float, high: float) -> tuple[str, str]:
     return f"{value:+.4f}", f"{low:+.4f} to {high:+.4f}"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from ml_factory.evaluation.verdict import ModelVerdict
+from ml_factory.evaluation.verdict import ModelVerdict, with_bounds
 
 
 def warning_lines(result: Any) -> list[str]:
@@ -27,8 +27,8 @@ def verdict_lines(verdict: ModelVerdict | None) -> list[str]:
     """Return the last lines of a summary: the verdict in a sentence, and four numbers."""
     if verdict is None:
         return []
-    best = _with_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
-    side = _with_bounds(verdict.direction_gain, verdict.direction_low, verdict.direction_high)
+    best = with_bounds(verdict.gain_best, verdict.gain_best_low, verdict.gain_best_high)
+    side = with_bounds(verdict.direction_gain, verdict.direction_low, verdict.direction_high)
     return [
         verdict.sentence,
         f"  gain over the best baseline  {best}  {verdict.best_baseline}",
@@ -52,7 +52,3 @@ def calibration_lines(metrics: pd.DataFrame, calibration: pd.DataFrame | None, n
     pairs = zip(rows["class"], rows["predicted"], rows["observed"], strict=True)
     shares = ", ".join(f"{side} {predicted:.3f}/{observed:.3f}" for side, predicted, observed in pairs)
     return [f"  calibration error            {plain:.4f} (debiased {debiased:.4f})", f"  predicted/observed  {shares}"]
-
-
-def _with_bounds(value: float, low: float, high: float) -> str:
-    return f"{value:+.4f} ({low:+.4f} to {high:+.4f})"

@@ -19,12 +19,12 @@ import numpy as np
 from llvmlite.binding import get_host_cpu_name
 from numba.core import caching
 
-from ml_factory.cpu_count import cores
 from ml_factory.data.resample import base_frame
 from ml_factory.data.sessions import market_for
 from ml_factory.data.synthetic import SyntheticSpec, synthetic_market
 from ml_factory.datasets.scaling import RobustScaler
 from ml_factory.features.build import FeatureSpec, build_features
+from ml_factory.hardware import cores
 from ml_factory.progress import phase
 from ml_factory.storage.atomic_files import fingerprint
 from ml_factory.storage.locks import file_lock

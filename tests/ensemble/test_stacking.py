@@ -9,8 +9,8 @@ from scipy.optimize import minimize
 from ml_factory.ensemble.stacking import Stack, equal_pool
 from ml_factory.errors import SettingsError
 from ml_factory.evaluation.baselines import class_shares
-from ml_factory.evaluation.calibration import softmax
 from ml_factory.evaluation.metrics import row_log_loss
+from ml_factory.models.class_scores import softmax
 
 
 def market(n: int, seed: int):

@@ -5,7 +5,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from ml_factory.errors import SettingsError
-from ml_factory.models.logistic_regression import Linear, Scale, softmax
+from ml_factory.models.class_scores import softmax
+from ml_factory.models.logistic_regression import Linear, Scale
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from torch import nn
 from ml_factory.models import recurrent_layers
 
 B, T, F, H = 4, 11, 5, 7
-KINDS = [(recurrent_layers.LSTM, nn.LSTM), (recurrent_layers.GRU, nn.GRU)]
+KINDS = [(recurrent_layers.LSTMLayer, nn.LSTM), (recurrent_layers.GRULayer, nn.GRU)]
 
 
 def layers_of(ours, theirs, layers):
@@ -50,8 +50,8 @@ def test_gradients_of_the_scan_are_torchs(ours, theirs):
 
 
 def test_dropout_stands_between_layers_in_training_only():
-    own, x_BTF = recurrent_layers.LSTM(F, H, 2, dropout=0.5), torch.randn(B, T, F)
-    first, second = recurrent_layers.LSTM(F, H), recurrent_layers.LSTM(H, H)
+    own, x_BTF = recurrent_layers.LSTMLayer(F, H, 2, dropout=0.5), torch.randn(B, T, F)
+    first, second = recurrent_layers.LSTMLayer(F, H), recurrent_layers.LSTMLayer(H, H)
     for number, layer in enumerate((first, second)):
         layer.load_state_dict({f"{name}_l0": getattr(own, f"{name}_l{number}").data for name in recurrent_layers.NAMES})
     torch.manual_seed(1)

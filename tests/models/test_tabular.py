@@ -9,6 +9,7 @@ import pytest
 import xgboost as xgb
 
 from ml_factory.errors import CheckpointError, FactoryError, SettingsError
+from ml_factory.hardware import gpu_present
 from ml_factory.models import tabular, tabular_catboost
 from ml_factory.models.registry import build_model, spec_of
 from ml_factory.models.tabular import BoosterSpec, patience_end
@@ -279,12 +280,12 @@ def test_a_gpu_is_taken_where_there_is_one_and_marked(monkeypatch):
 def test_a_gpu_is_there_when_its_device_file_is_and_it_is_not_hidden(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()  # a driver without a card
-    assert not tabular.gpu_present(tmp_path)
+    assert not gpu_present(tmp_path)
     (tmp_path / "nvidia0").touch()
-    assert tabular.gpu_present(tmp_path)
+    assert gpu_present(tmp_path)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert not tabular.gpu_present(tmp_path)
+        assert not gpu_present(tmp_path)
 
 
 @pytest.mark.parametrize("name", BOOSTERS)
